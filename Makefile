@@ -1,0 +1,59 @@
+# make demo    a swarm on this machine: bootstrap and volunteers, one killed, one late; then a table and a report
+# make test    all tests
+# make check   style and types
+# make clean   removes what the other three made
+#
+# The first three create .venv and install what pyproject.toml and constraints.txt name, once, and again only when
+# one of the two files has changed. Nothing is installed outside .venv.
+
+PYTHON ?= python3
+# Further words for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_FLAGS ?=
+# Further words for the demo, such as: make demo DEMO_FLAGS="--peers 3 --seconds 90 --json -"
+DEMO_FLAGS ?=
+# Further words for pytest, such as: make test TEST_FLAGS="-x -k merge"
+TEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+PURE_TESTS := tests/outer tests/codec tests/protocol
+# Folders, not module names: a file that no test imports counts as uncovered.
+PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
+
+.PHONY: demo test pure check format clean install
+.DEFAULT_GOAL := demo
+
+demo: $(STAMP)
+	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
+
+# The pure rooms first: they take seconds, and every line and branch of them is covered.
+test: pure
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
+
+pure: $(STAMP)
+	$(BIN)/python -m pytest $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(STAMP)
+
+# An install that was cut off leaves no stamp, so the next make begins it again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,240 @@
+"""`p2p-diloco`: reads the command line, runs one command, and turns every error into one sentence and an exit code.
+
+Nothing heavy is imported here: help and `status` answer at once, without torch and hivemind.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
+from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
+from p2p_diloco.invite import SCHEME
+from p2p_diloco.settings import split_arguments
+
+STOPPED = 130
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_HELP = """Train one language model on many machines that never wait for each other.
+
+A flag wins over the environment (P2P_DILOCO_PORT=31337), the environment over a file (@peer.toml), a file over the
+default. What all peers agree on is in run.toml; `new` and `bootstrap` take changes as --outer.momentum 0.7."""
+
+_PEER_DEFAULTS = PeerFlags()
+_SETTINGS_DEFAULTS = SettingsFlags()
+
+KeyFlag = Annotated[Path | None, Parameter(help="organiser's key; organiser.key beside the run file if not named")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (this process's own if none is given) and return its exit code."""
+    try:
+        return run_command(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:
+        # Whoever read our output has read enough; the interpreter must not try to flush it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _report(error)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line; errors come as exceptions.
+
+    Raises:
+        P2PDilocoError: what is wrong and what to do.
+    """
+    rest, files, overrides = split_arguments(arguments)
+    around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ))
+    app = make_app(around)
+    try:
+        command, bound, *_ = app.parse_args(_invite_first(rest), print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ConfigError(_sentence(str(error))) from None
+    code = command(*bound.args, **bound.kwargs)
+    return code if isinstance(code, int) else 0
+
+
+def make_app(around: Surroundings) -> App:
+    """Return all commands, for a command line with these surroundings."""
+    app = App(name="p2p-diloco", help=_HELP, version=_version, help_format="plaintext")
+
+    @app.command
+    def new(
+        path: Path = Path("run.toml"),
+        /,
+        *,
+        name: str | None = None,
+        organiser_key: KeyFlag = None,
+    ) -> int:
+        """Write a new run, and make the key that signs it.
+
+        Parameters
+        ----------
+        path
+            file to write
+        name
+            of the run, for people
+        """
+        from p2p_diloco.cli.new import make_run
+
+        return make_run(path, name=name, key_path=organiser_key, around=around)
+
+    @app.command
+    def bootstrap(
+        run: str,
+        /,
+        *,
+        organiser_key: KeyFlag = None,
+        flags: PeerFlags = _PEER_DEFAULTS,
+        settings: SettingsFlags = _SETTINGS_DEFAULTS,
+    ) -> int:
+        """Found a run and introduce its peers to each other; prints the whole join command first.
+
+        Parameters
+        ----------
+        run
+            run.toml, or the invite of a run that somebody founded already
+        """
+        from p2p_diloco.cli.bootstrap import run_bootstrap
+
+        return run_bootstrap(run, key_path=organiser_key, settings=settings, flags=flags, around=around)
+
+    @app.command
+    def join(
+        invite: str | None = None,
+        /,
+        *,
+        found: Path | None = None,
+        organiser_key: KeyFlag = None,
+        flags: PeerFlags = _PEER_DEFAULTS,
+        settings: SettingsFlags = _SETTINGS_DEFAULTS,
+    ) -> int:
+        """Train along with a run; all that peers agree on comes with the invite.
+
+        Parameters
+        ----------
+        invite
+            the line that begins with p2pdiloco://
+        found
+            instead of an invite: the run.toml of a run to found
+        """
+        from p2p_diloco.cli.join import run_join
+
+        return run_join(
+            invite,
+            found=found,
+            key_path=organiser_key,
+            settings=settings,
+            flags=flags,
+            around=around,
+        )
+
+    @app.command
+    def status(
+        *, json: Annotated[bool, Parameter(negative=())] = False, settings: SettingsFlags = _SETTINGS_DEFAULTS
+    ) -> int:
+        """Show what the peer of a state directory last said.
+
+        Parameters
+        ----------
+        json
+            print it as JSON
+        """
+        from p2p_diloco.cli.status import show_status
+
+        return show_status(settings_of(settings, around).state_directory, as_json=json)
+
+    @app.command
+    def demo(
+        *,
+        peers: int = 4,
+        seconds: float = 150.0,
+        model: str = "tiny",
+        data: str | None = None,
+        json: str | None = None,
+        report: Path = Path("demo-report"),
+        with_lone: Annotated[bool, Parameter(negative=())] = False,
+    ) -> int:
+        """Train in a swarm on this machine: one peer is killed, one comes late, the bootstrap is killed.
+
+        Parameters
+        ----------
+        peers
+            volunteers, the late one among them
+        seconds
+            of training
+        model
+            tiny or small
+        data
+            text to train on: a file, a folder or a glob
+        json
+            file for the figures, or - for standard output
+        report
+            folder for report.html
+        with_lone
+            train one island alone beside the swarm, for comparison
+        """
+        from p2p_diloco.cli.demo import run_demo
+        from p2p_diloco.cli.demo_plan import DemoOptions
+
+        options = DemoOptions(
+            peers=peers, seconds=seconds, model=model, data=data, json=json, report=report, with_lone=with_lone
+        )
+        return run_demo(options, around)
+
+    return app
+
+
+def _invite_first(words: Sequence[str]) -> list[str]:
+    """Put an invite right behind its command, lest a flag with many values swallow it."""
+    invites = [word for word in words[1:] if word.strip().lower().startswith(f"{SCHEME}://")]
+    return [*words[:1], *invites, *(word for word in words[1:] if word not in invites)]
+
+
+def _version() -> str:
+    return importlib.metadata.version("p2p-diloco")
+
+
+def _sentence(text: str) -> str:
+    """Put a parser's complaint the way that ours read."""
+    line = " ".join(text.split()).rstrip(".")
+    return f"{line[:1].lower()}{line[1:]}; see p2p-diloco --help"
+
+
+def _report(error: Exception) -> int:
+    known = _known_error(error)
+    if known is not None:
+        _print_error(str(known))
+        return known.exit_code
+    traceback.print_exception(error)
+    _print_error(f"something that should not happen: {type(error).__name__}: {error}; please report it")
+    return P2PDilocoError.exit_code
+
+
+def _known_error(error: BaseException) -> P2PDilocoError | None:
+    """Return the first error that says who must act, also from within a group."""
+    if isinstance(error, P2PDilocoError):
+        return error
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return StateError(
+            f"cannot write {error.filename or 'to the disk'}: {error.strerror}; free some space, or choose another "
+            "place with --state-directory"
+        )
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for inner in error.exceptions if (known := _known_error(inner)) is not None), None)
+    return None
+
+
+def _print_error(text: str) -> None:
+    print(f"p2p-diloco: error: {text}", file=sys.stderr)

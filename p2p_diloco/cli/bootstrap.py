@@ -1,0 +1,48 @@
+"""`p2p-diloco bootstrap`: found a run and introduce its peers to each other, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
+from p2p_diloco.cli.new import KEY_FILE
+from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
+from p2p_diloco.invite import SCHEME, parse_invite
+from p2p_diloco.key_file import read_key_file
+from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.run_file import read_run_toml
+from p2p_diloco.signing import SigningKey
+
+
+def signed_run(path: Path, key_path: Path | None, around: Surroundings) -> tuple[SignedManifest, SigningKey]:
+    """Read the run at `path` and sign it with its organiser's key, which lies beside it unless named.
+
+    Raises:
+        ConfigError: the file or the key is missing or wrong.
+    """
+    manifest = read_run_toml(path, around.overrides)
+    key = read_key_file(key_path or path.with_name(KEY_FILE))
+    return manifest.sign(key), key
+
+
+def request_bootstrap(
+    run: str, *, key_path: Path | None, settings: SettingsFlags, flags: PeerFlags, around: Surroundings
+) -> PeerRequest:
+    """Read all that a bootstrap peer needs; `run` is a run file, or the invite of a run that has a founder.
+
+    Raises:
+        ConfigError: something does not fit.
+    """
+    if run.lower().startswith(f"{SCHEME}://"):
+        return PeerRequest(settings=settings_of(settings, around), flags=flags, invite=parse_invite(run), trains=False)
+    own = settings_of(settings, around.without_overrides())
+    signed, key = signed_run(Path(run), key_path, around)
+    return PeerRequest(settings=own, flags=flags, signed_manifest=signed, organiser_key=key, trains=False)
+
+
+def run_bootstrap(
+    run: str, *, key_path: Path | None, settings: SettingsFlags, flags: PeerFlags, around: Surroundings
+) -> int:
+    """Run a bootstrap peer; return the exit code."""
+    request = request_bootstrap(run, key_path=key_path, settings=settings, flags=flags, around=around)
+    return run_requested_peer(request)

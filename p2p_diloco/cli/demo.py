@@ -1,0 +1,146 @@
+"""`p2p-diloco demo`: a swarm on this machine that loses a volunteer and its bootstrap, gains one late, and goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
+from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, DemoPlan, plan_demo
+from p2p_diloco.cli.demo_report import PEER_COLUMNS, demo_report, figure_rows, peer_rows, verdict_line
+from p2p_diloco.cli.demo_result import DemoResult, Traces, judge_demo
+from p2p_diloco.cli.demo_swarm import DemoStory, DemoSwarm, RunFiles
+from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.cli.new import KEY_FILE
+from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
+from p2p_diloco.key_file import create_key_file
+from p2p_diloco.run_file import draft_manifest, write_run_toml
+from p2p_diloco.watch.event_log import EVENTS_FILE, read_events
+from p2p_diloco.watch.report import write_report
+from p2p_diloco.watch.status_file import STATUS_FILE, read_status
+
+STANDARD_OUTPUT = "-"
+_LOG_WIDTH = 120
+
+
+def run_demo(options: DemoOptions, around: Surroundings) -> int:
+    """Run the demo; return 0 only when it kept all promises.
+
+    Raises:
+        ConfigError: an option does not fit, or the text is too short.
+        StateError: the report, the figures or a temporary file cannot be written.
+        P2PDilocoError: a process ended that should not have.
+    """
+    if around.files or around.overrides:
+        given = str(around.files[0]) if around.files else f"--{next(iter(around.overrides))}"
+        raise ConfigError(f"the demo makes its own run and takes no {given}; try: p2p-diloco new")
+    plan_demo(options, now_seconds=time.time())
+    _check_outputs(options)
+    # With figures on standard output, people read the other one.
+    stream = sys.stderr if options.json == STANDARD_OUTPUT else sys.stdout
+    say = partial(print, file=stream, flush=True)
+    say("measuring the text")
+    baseline_loss = _bigram_entropy(options.data)
+    with ChildProcesses() as children:
+        plan = plan_demo(options, now_seconds=time.time())
+        try:
+            swarm = DemoSwarm(plan, children=children, clock=time, say=say, run_files=_write_runs(plan, children))
+            story = swarm.run()
+        except P2PDilocoError:
+            _keep_outputs(options.report, children, plan)
+            raise
+        traces = {name: _traces(children.folder(name), started) for name, started in story.started.items()}
+        result = judge_demo(plan, story, traces, baseline_loss=baseline_loss)
+        if result.failures:
+            _keep_outputs(options.report, children, plan)
+    path = write_report(options.report, demo_report(plan, story, traces, result))
+    print_result(plan, story, traces, result, stream)
+    say(f"report: {path}")
+    _write_figures(options.json, result)
+    return P2PDilocoError.exit_code if result.failures else 0
+
+
+def print_result(
+    plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], result: DemoResult, stream: TextIO
+) -> None:
+    """Print the tables and the verdict."""
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    peers = Table(*PEER_COLUMNS, box=None, header_style="dim", pad_edge=False)
+    for row in peer_rows(plan, story, traces):
+        peers.add_row(*row)
+    figures = Table(box=None, show_header=False, pad_edge=False)
+    for what, figure in figure_rows(result):
+        figures.add_row(what, figure)
+    console.print()
+    console.print(peers)
+    console.print()
+    console.print(figures)
+    console.print()
+    console.print(verdict_line(result), style="red" if result.failures else "green", soft_wrap=True)
+
+
+def _bigram_entropy(data: str | None) -> float:
+    from p2p_diloco.island.data import bigram_entropy, open_corpus
+
+    return bigram_entropy(open_corpus(data))
+
+
+def _write_runs(plan: DemoPlan, children: ChildProcesses) -> RunFiles:
+    folder = children.folder("runs")
+    files = RunFiles(swarm=folder / "run.toml", lone=folder / "lone.toml")
+    key = create_key_file(folder / KEY_FILE)
+    for path, values in ((files.swarm, plan.manifest_values()), (files.lone, plan.lone_values())):
+        if plan.options.data is not None:
+            values["data.path"] = plan.options.data
+        manifest = draft_manifest(organiser=key.peer, now_seconds=plan.clock_start, name="demo", values=values)
+        write_run_toml(path, manifest)
+    return files
+
+
+def _traces(folder: Path, started: float) -> Traces:
+    return Traces(status=read_status(folder), events=read_events(folder), started=started)
+
+
+def _check_outputs(options: DemoOptions) -> None:
+    """See that report and figures can be written before minutes are spent."""
+    try:
+        options.report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"cannot make the folder {options.report}: {error.strerror}; name another with --report"
+        ) from None
+    if options.json not in (None, STANDARD_OUTPUT) and not Path(str(options.json)).parent.is_dir():
+        raise ConfigError(f"there is no folder {Path(str(options.json)).parent} for --json")
+
+
+def _write_figures(target: str | None, result: DemoResult) -> None:
+    if target is None:
+        return
+    text = json.dumps(result.document(), indent=2, allow_nan=False) + "\n"
+    if target == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"cannot write {target}: {error.strerror}; name another file with --json") from None
+
+
+def _keep_outputs(report: Path, children: ChildProcesses, plan: DemoPlan) -> None:
+    """Keep what the processes left behind, for whoever wants to know why."""
+    for name in (BOOTSTRAP, *plan.peers, LONE):
+        for path in (children.folder(name) / file for file in (OUTPUT_FILE, EVENTS_FILE, STATUS_FILE)):
+            if path.exists():
+                (report / "logs" / name).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, report / "logs" / name / path.name)

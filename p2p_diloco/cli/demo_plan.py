@@ -1,0 +1,142 @@
+"""What the demo does and when; all of it known before the first process starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+
+BOOTSTRAP = "bootstrap"
+LONE = "lone"
+MIN_PEERS, MAX_PEERS = 3, 64
+MIN_SECONDS = 40.0
+FRAGMENTS = 2
+
+_ROUND_SECONDS = {"tiny": 2.0, "small": 10.0}
+_LATE_SHARE, _KILL_SHARE, _BOOTSTRAP_SHARE = 0.25, 0.45, 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """As typed.
+
+    Attributes:
+        peers: volunteers, the late one among them; the bootstrap comes on top.
+        seconds: of training, from the first round to the last.
+        model: built-in size.
+        data: text to train on; None for the standard library's source.
+        json: file for the figures, "-" for standard output.
+        report: folder for the report.
+        with_lone: train one island alone beside the swarm.
+    """
+
+    peers: int = 4
+    seconds: float = 150.0
+    model: str = "tiny"
+    data: str | None = None
+    json: str | None = None
+    report: Path = Path("demo-report")
+    with_lone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """The demo's timeline; times in seconds since round 0 begins.
+
+    Attributes:
+        options: what it follows from.
+        clock_start: when round 0 begins, Unix seconds.
+        round_seconds: length of a round.
+        num_rounds: rounds of the whole demo, whole cycles.
+        early: names of the peers that are there from the start.
+        late: name of the one that comes later.
+        victim: name of the one that is killed.
+        late_at: when `late` starts.
+        kill_at: when `victim` is killed.
+        bootstrap_kill_at: when the bootstrap is.
+    """
+
+    options: DemoOptions
+    clock_start: float
+    round_seconds: float
+    num_rounds: int
+    early: tuple[str, ...]
+    late: str
+    victim: str
+    late_at: float
+    kill_at: float
+    bootstrap_kill_at: float
+
+    @property
+    def last_round(self) -> int:
+        """Round after which all stop."""
+        return self.num_rounds - 1
+
+    @property
+    def end_at(self) -> float:
+        """When the last round is over."""
+        return self.num_rounds * self.round_seconds
+
+    @property
+    def evaluate_seconds(self) -> float:
+        """Between two measurements: enough for a curve, without eating the training."""
+        return min(max(self.end_at / 12, 4.0), 15.0)
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """All volunteers."""
+        return (*self.early, self.late)
+
+    def manifest_values(self) -> dict[str, Any]:
+        """Return what the demo's run says differently from the defaults, by dotted key."""
+        values: dict[str, Any] = {
+            "model.size": self.options.model,
+            "rounds.clock_start": self.clock_start,
+            "rounds.round_seconds": self.round_seconds,
+            "rounds.fragments": FRAGMENTS,
+            "rounds.planned_cycles": max(1, self.num_rounds // FRAGMENTS),
+        }
+        return values
+
+    def lone_values(self) -> dict[str, Any]:
+        """Return the same for the island that trains alone: with these, outer steps leave its own path as it is.
+
+        A step of 1 without momentum, over vectors that lose nothing, moves the anchor to where the island was.
+        """
+        alone = {"outer.momentum": 0.0, "codec.contribution": "float32", "codec.entry": "float32"}
+        return {**self.manifest_values(), **alone}
+
+
+def plan_demo(options: DemoOptions, *, now_seconds: float) -> DemoPlan:
+    """Lay out the demo that begins now.
+
+    Raises:
+        ConfigError: too few or too many peers, too little time, or no such model.
+    """
+    if not MIN_PEERS <= options.peers <= MAX_PEERS:
+        raise ConfigError(
+            f"--peers is {options.peers}; expected {MIN_PEERS} to {MAX_PEERS}: one is killed and one comes late"
+        )
+    if not (math.isfinite(options.seconds) and options.seconds >= MIN_SECONDS):
+        raise ConfigError(f"--seconds is {options.seconds:g}; expected at least {MIN_SECONDS:g}")
+    if options.model not in _ROUND_SECONDS:
+        raise ConfigError(f"--model is {options.model!r}; the demo knows {' and '.join(_ROUND_SECONDS)}")
+    round_seconds = _ROUND_SECONDS[options.model]
+    cycles = max(1, int(options.seconds / (round_seconds * FRAGMENTS)))
+    names = tuple(f"peer-{number}" for number in range(1, options.peers + 1))
+    return DemoPlan(
+        options=options,
+        # Until then the processes import, find each other and found the run.
+        clock_start=float(round(now_seconds + 10.0 + 2.5 * options.peers)),
+        round_seconds=round_seconds,
+        num_rounds=cycles * FRAGMENTS,
+        early=names[:-1],
+        late=names[-1],
+        victim=names[1],
+        late_at=_LATE_SHARE * options.seconds,
+        kill_at=_KILL_SHARE * options.seconds,
+        bootstrap_kill_at=_BOOTSTRAP_SHARE * options.seconds,
+    )

@@ -1,0 +1,82 @@
+"""Flags that commands share: every setting of a machine, by the name that it has in files and in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from p2p_diloco.settings import PeerSettings, load_settings
+
+_SETTINGS = Group("This machine", help="Or P2P_DILOCO_PORT and so on in the environment, or a file: @peer.toml.")
+
+
+def _setting(name: str, *, many: bool = False) -> Parameter:
+    description = PeerSettings.model_fields[name].description
+    return Parameter(help=description, group=_SETTINGS, consume_multiple=many, negative=())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFlags:
+    """As typed; `settings.py` checks them, so that flag, variable and file get the same words."""
+
+    device: Annotated[str | None, _setting("device")] = None
+    threads: Annotated[str | None, _setting("threads")] = None
+    data: Annotated[str | None, _setting("data")] = None
+    state_directory: Annotated[str | None, _setting("state_directory")] = None
+    identity_path: Annotated[str | None, _setting("identity_path")] = None
+    port: Annotated[str | None, _setting("port")] = None
+    public_name: Annotated[str | None, _setting("public_name")] = None
+    host_maddrs: Annotated[tuple[str, ...] | None, _setting("host_maddrs", many=True)] = None
+    announce_maddrs: Annotated[tuple[str, ...] | None, _setting("announce_maddrs", many=True)] = None
+    initial_peers: Annotated[tuple[str, ...] | None, _setting("initial_peers", many=True)] = None
+    dial_out_only: Annotated[bool | None, _setting("dial_out_only")] = None
+    max_disk_gib: Annotated[str | None, _setting("max_disk_gib")] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the flags that were typed."""
+        values = {slot.name: getattr(self, slot.name) for slot in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFlags:
+    """How long a peer runs and how often it measures."""
+
+    until_round: Annotated[int | None, Parameter(help="stop after this round, all peers with the same bytes")] = None
+    evaluate_seconds: Annotated[float, Parameter(help="between two measurements of the held-out loss")] = 30.0
+    with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a command line brings beside its flags.
+
+    Attributes:
+        files: given as `@file.toml`.
+        overrides: given as `--section.key value`.
+        environment: variables.
+    """
+
+    files: tuple[Path, ...] = ()
+    overrides: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+    def without_overrides(self) -> Surroundings:
+        """Return the same for a command that has used the overrides itself."""
+        return replace(self, overrides={})
+
+
+def settings_of(flags: SettingsFlags, around: Surroundings) -> PeerSettings:
+    """Put the layers together; a dotted override is agreed by all peers, so here it is an error that says so.
+
+    Raises:
+        ConfigError: an unknown key, a value that does not fit, or a contradiction.
+    """
+    typed = {**flags.given(), **around.overrides}
+    return load_settings(flags=typed, environment=around.environment, files=around.files)

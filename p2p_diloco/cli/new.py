@@ -1,0 +1,46 @@
+"""`p2p-diloco new`: write `run.toml` and make the key that signs it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import PeerId
+from p2p_diloco.key_file import create_key_file, read_key_file
+from p2p_diloco.run_file import draft_manifest, write_run_toml
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.toml_document import Document, read_toml
+
+KEY_FILE = "organiser.key"
+
+
+def make_run(path: Path, *, name: str | None, key_path: Path | None, around: Surroundings) -> int:
+    """Write a new run to `path`; an organiser's key that is there already signs this run too.
+
+    Raises:
+        ConfigError: there is a run at `path`, or a key or a value does not fit.
+        StateError: the folder cannot be written.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
+    key_path = key_path or path.with_name(KEY_FILE)
+    values: Document = {}
+    for file in around.files:
+        values |= read_toml(file)
+    values |= around.overrides
+    is_new_key = not key_path.exists()
+    # The values are checked before a key is made, so that a typo leaves nothing behind.
+    draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=name or path.stem, values=values)
+    key = create_key_file(key_path) if is_new_key else read_key_file(key_path)
+    manifest = draft_manifest(organiser=key.peer, now_seconds=time.time(), name=name or path.stem, values=values)
+    write_run_toml(path, manifest)
+    print(f"wrote {path}; edit it before the first peer joins")
+    print(f"{'wrote' if is_new_key else 'uses'} {key_path}; it signs the run, so keep it secret and keep a copy")
+    print(f"next: p2p-diloco bootstrap {path}")
+    return 0
+
+
+def _anybody() -> PeerId:
+    return SigningKey(bytes(32)).peer

@@ -1,0 +1,116 @@
+"""What a running peer shows: files for other programs, a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.watch.event_log import PeerEvent, append_event
+from p2p_diloco.watch.status_file import PeerStatus, write_status
+from p2p_diloco.watch.table import status_line, status_table
+
+# The status line says these already.
+_QUIET_TOPICS = frozenset({"round", "evaluation"})
+_QUIET_SECONDS = 30.0
+
+
+class PeerOutput:
+    """Observes one peer. Enter before it runs, so that the terminal is put right whatever happens.
+
+    A disk that fills up while the peer runs is said once; training goes on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        announces_invite: bool,
+        stream: TextIO | None = None,
+        now_seconds: Callable[[], float] = time.time,
+    ) -> None:
+        """Make the output of the peer whose state lies in `folder`.
+
+        Args:
+            folder: state directory.
+            announces_invite: nothing is printed before the join command, so that it is the first line.
+            stream: where to print; standard output if not named.
+            now_seconds: Unix time.
+        """
+        self._folder = folder
+        self._stream = stream or sys.stdout
+        self._console = Console(file=self._stream, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._waiting: list[str] | None = [] if announces_invite else None
+        self._now_seconds = now_seconds
+        self._said: tuple[int, str] | None = None
+        self._said_at = 0.0
+        self._complained = False
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._release()
+
+    def listening(self, invite: str) -> None:
+        """Print the whole join command, once, as the first line."""
+        self._print_now(f'p2p-diloco join "{invite}"')
+        self._release()
+
+    def status(self, status: PeerStatus) -> None:
+        """Keep and show a status."""
+        self._keep(lambda: write_status(self._folder, status))
+        if self._live is not None:
+            self._live.update(status_table(status), refresh=True)
+            return
+        said, now = (status.round, status.phase), self._now_seconds()
+        if said != self._said or now - self._said_at >= _QUIET_SECONDS:
+            self._said, self._said_at = said, now
+            self.say(status_line(status))
+
+    def event(self, event: PeerEvent) -> None:
+        """Keep and show an event."""
+        self._keep(lambda: append_event(self._folder, event))
+        if event.topic not in _QUIET_TOPICS:
+            self.say(f"{event.topic}: {event.text}")
+
+    def say(self, text: str) -> None:
+        """Print one line with the time of day, above the table if there is one."""
+        line = f"{time.strftime('%H:%M:%S', time.localtime(self._now_seconds()))} {text}"
+        if self._waiting is not None:
+            self._waiting.append(line)
+        else:
+            self._print_now(line)
+
+    def _print_now(self, line: str) -> None:
+        self._console.print(line)
+        self._stream.flush()
+
+    def _release(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        for line in waiting or ():
+            self._print_now(line)
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StateError as error:
+            if not self._complained:
+                self._complained = True
+                self.say(f"{error}; training goes on")
+        else:
+            self._complained = False

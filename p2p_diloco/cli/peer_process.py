@@ -1,0 +1,152 @@
+"""One peer as a process: its loop, its signals, its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2p_diloco.cli.flags import PeerFlags
+from p2p_diloco.cli.parent import end_with_parent
+from p2p_diloco.cli.peer_output import PeerOutput
+from p2p_diloco.errors import StateError
+from p2p_diloco.invite import Invite
+from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.settings import PeerSettings
+from p2p_diloco.signing import SigningKey
+
+if TYPE_CHECKING:
+    from p2p_diloco.trainer.peer import PeerPlan
+    from p2p_diloco.trainer.stop import StopRequest
+
+STOPPED = 130
+_HARD_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRequest:
+    """What a command asks for; at least one of `invite` and `signed_manifest` is there.
+
+    Attributes:
+        settings: of this machine.
+        flags: how long it runs and how often it measures.
+        invite: of the run to join.
+        signed_manifest: of the run to found.
+        organiser_key: signs the founding roster.
+        trains: a bootstrap peer does not.
+    """
+
+    settings: PeerSettings
+    flags: PeerFlags
+    invite: Invite | None = None
+    signed_manifest: SignedManifest | None = None
+    organiser_key: SigningKey | None = None
+    trains: bool = True
+
+
+def run_requested_peer(request: PeerRequest) -> int:
+    """Run until told to stop, or until the last round; return the exit code.
+
+    Raises:
+        P2PDilocoError: what makes it impossible to go on.
+    """
+    if request.flags.with_parent:
+        end_with_parent()
+    check_folder(request.settings.state_directory)
+    if request.settings.threads is not None:
+        # Read once, when torch is imported.
+        os.environ.setdefault("OMP_NUM_THREADS", str(request.settings.threads))
+    import uvloop
+
+    from p2p_diloco.trainer.peer import PeerPlan
+
+    plan = PeerPlan(
+        settings=request.settings,
+        invite=request.invite,
+        signed_manifest=request.signed_manifest,
+        organiser_key=request.organiser_key,
+        trains=request.trains,
+        until_round=request.flags.until_round,
+        evaluate_seconds=request.flags.evaluate_seconds,
+    )
+    output = PeerOutput(request.settings.state_directory, announces_invite=plan.organiser_key is not None)
+    with output:
+        return uvloop.run(_run(plan, output))
+
+
+def check_folder(folder: Path) -> None:
+    """Make the state directory and see that it can be written, before anything takes long.
+
+    Raises:
+        StateError: it cannot.
+    """
+    probe = folder / f".probe.{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe.write_bytes(bytes(4096))
+    except OSError as error:
+        raise StateError(
+            f"cannot write to the state directory {folder}: {error.strerror}; free some space, or choose another "
+            "place with --state-directory"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+async def _run(plan: PeerPlan, output: PeerOutput) -> int:
+    from p2p_diloco.trainer.peer import run_peer
+    from p2p_diloco.trainer.stop import StopRequest
+
+    stop = StopRequest()
+    loop = asyncio.get_running_loop()
+    interrupts = Interrupts(
+        stop, say=output.say, exit_within=lambda seconds: loop.call_later(seconds, os._exit, STOPPED)
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupts.interrupt)
+    await run_peer(plan, output, stop)
+    return interrupts.exit_code
+
+
+class Interrupts:
+    """Ctrl-C once: say good-bye, save, leave. Twice: stop now."""
+
+    def __init__(
+        self, stop: StopRequest, *, say: Callable[[str], None], exit_within: Callable[[float], object]
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            stop: what to ask.
+            say: prints a line.
+            exit_within: ends this process after so many seconds, whatever hangs.
+        """
+        self._count = 0
+        self._stop = stop
+        self._say = say
+        self._exit_within = exit_within
+
+    @property
+    def exit_code(self) -> int:
+        """How a peer ends that was asked so often."""
+        return STOPPED if self._count > 1 else 0
+
+    def interrupt(self) -> None:
+        """Take one Ctrl-C."""
+        self._count += 1
+        if self._count == 1:
+            self._say("leaving after this round; Ctrl-C again stops at once")
+            self._stop.leave()
+        elif self._count == 2:
+            self._say("stopping")
+            self._stop.stop_now()
+            self._exit_within(_HARD_STOP_SECONDS)
+        else:
+            self._exit_within(0.0)

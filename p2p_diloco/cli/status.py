@@ -1,0 +1,57 @@
+"""`p2p-diloco status`: what the peer of a state directory last said, in a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.watch.table import status_table
+from p2p_diloco.watch.wording import format_seconds
+
+_SILENT_SECONDS = 60.0
+
+
+def show_status(folder: Path, *, as_json: bool) -> int:
+    """Print the status in `folder`.
+
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be understood.
+    """
+    status = read_status(folder)
+    if status is None:
+        path = folder / STATUS_FILE
+        if path.exists():
+            raise ConfigError(f"{path} cannot be read; was it written by another version?")
+        raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+    age_seconds = max(0.0, time.time() - status.updated)
+    running = is_running(status, age_seconds)
+    if as_json:
+        document = {"running": running, "seconds_since_update": round(age_seconds, 3), **status_document(status)}
+        print(json.dumps(document, indent=2))
+        return 0
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(status_table(status))
+    if not running:
+        console.print(f"this peer is not running; it said this {format_seconds(age_seconds)} ago")
+    if status.invite:
+        console.print(f'p2p-diloco join "{status.invite}"', soft_wrap=True)
+    return 0
+
+
+def is_running(status: PeerStatus, age_seconds: float) -> bool:
+    """Say whether the process that wrote `status` lives; an old status is not believed, its number may be reused."""
+    if status.pid <= 0 or age_seconds > _SILENT_SECONDS:
+        return False
+    try:
+        os.kill(status.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,82 @@
+"""The upper half of float32: two bytes per parameter, eight significant bits, the whole range of float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from p2p_diloco.codec.checks import (
+    bytes_of_size,
+    contiguous_vector,
+    refuse_non_finite_frame,
+    refuse_non_finite_update,
+)
+from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.interface import Codec, Encoded, Vector
+from p2p_diloco.codec.rounding import RoundingBits
+
+# 128 KiB of float32: source and scratch stay in a core's second-level cache.
+_CHUNK_ELEMENTS = 1 << 15
+_MAGNITUDE = np.uint16(0x7FFF)
+_INFINITY = np.uint16(0x7F80)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bfloat16Codec(Codec):
+    """Little-endian bfloat16. A finite value that would round to infinity becomes the largest finite one."""
+
+    name: str = "bfloat16"
+    block_elements: int = 1
+
+    def encoded_bytes(self, elements: int) -> int:
+        """Return the exact size of an encoded vector: 2 bytes per element."""
+        return 2 * elements
+
+    def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
+        """Round to eight significant bits; see `Codec.encode`.
+
+        The addition of 16 random bits below the cut makes stochastic rounding exactly unbiased.
+        """
+        vector_N = contiguous_vector(vector_N)
+        refuse_non_finite_update(vector_N)
+        bits_N = vector_N.view(np.uint32)
+        noise = None if rounding_seed is None else RoundingBits(rounding_seed)
+        encoded_N = np.empty(vector_N.size, dtype="<u2")
+        for start in range(0, vector_N.size, _CHUNK_ELEMENTS):
+            chunk = slice(start, start + _CHUNK_ELEMENTS)
+            encoded_N[chunk] = _round_off(bits_N[chunk], noise)
+        return encoded_N.tobytes()
+
+    def decode(self, encoded: Encoded, elements: int) -> Vector:
+        """Widen to float32, which is exact; see `Codec.decode`."""
+        bits_N = self._received_bits(encoded, elements)
+        widened_N = bits_N.astype(np.uint32)
+        widened_N <<= 16
+        vector_N = widened_N.view(np.float32)
+        refuse_non_finite_frame(self.name, vector_N)
+        return vector_N
+
+    def squared_norm(self, encoded: Encoded, elements: int) -> float:
+        """Return the exact squared norm; see `Codec.squared_norm`."""
+        self.decode(encoded, elements)
+        return squared_norm_of_bfloat16(self._received_bits(encoded, elements))
+
+    def _received_bits(self, encoded: Encoded, elements: int) -> npt.NDArray[np.uint16]:
+        return bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements)).view("<u2")
+
+
+def _round_off(bits_N: npt.NDArray[np.uint32], noise: RoundingBits | None) -> npt.NDArray[np.uint16]:
+    """Cut the lower halves off after adding what rounds: half a unit (ties to even), or random bits."""
+    rounded_N = bits_N >> 16
+    if noise is None:
+        rounded_N &= 1
+        rounded_N += 0x7FFF
+    else:
+        rounded_N[:] = noise.draw(bits_N.size)
+    rounded_N += bits_N
+    rounded_N >>= 16
+    upper_N = rounded_N.astype(np.uint16)
+    upper_N -= (upper_N & _MAGNITUDE) == _INFINITY
+    return upper_N

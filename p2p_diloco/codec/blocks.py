@@ -1,0 +1,214 @@
+"""Small integer codes with one scale per block of 64: what int8 and int4 share.
+
+Layout, B = ceil(N / 64): B bfloat16 scales (little-endian), then the codes of all elements. A value is
+`scale · code`, codes run from -largest to +largest. That product has at most 15 significant bits, so it is exact in
+float32, and the norm of the decoded values is known exactly from scales and codes.
+
+A scale is its block's largest magnitude over the largest code, rounded *up*, so that nothing is clipped. Scales are 0
+or normal numbers: subnormal ones would decode to different bits where a library has switched the processor to flushing
+them to zero. They end where `largest · scale` would overflow; only there do values clip, by less than a code's step.
+
+Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from p2p_diloco.codec.checks import bytes_of_size, contiguous_vector, refuse_non_finite_update
+from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.interface import Codec, Encoded, Vector
+from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.errors import FrameError
+
+BLOCK_ELEMENTS = 64
+_SCALE_BYTES = 2
+# 128 KiB of float32: source and scratch stay in a core's second-level cache.
+_CHUNK_ELEMENTS = 1 << 15
+_CHUNK_BLOCKS = _CHUNK_ELEMENTS // BLOCK_ELEMENTS
+_SMALLEST_SCALE_BITS = 0x0080
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = 0x7F800000
+# Adding 1.5 · 2^23 leaves the nearest integer (ties to even) in the lowest bits of a float32's pattern.
+_TO_INTEGER = np.float32(12582912.0)
+
+Codes = npt.NDArray[np.int8]
+Bytes = npt.NDArray[np.uint8]
+ScaleBits = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCodec(Codec):
+    """A codec of scaled integer codes; a subclass says how codes become bytes.
+
+    Attributes:
+        largest_code: codes run from its negative to itself.
+    """
+
+    largest_code: int
+
+    @abstractmethod
+    def code_bytes(self, elements: int) -> int:
+        """Return how many bytes the codes of that many elements take."""
+
+    @abstractmethod
+    def pack(self, codes_N: Bytes) -> Bytes:
+        """Return the bytes of an even number of codes, given in two's complement; may overwrite them."""
+
+    @abstractmethod
+    def unpack(self, packed: Bytes) -> Codes:
+        """Return the codes that the bytes hold, -largest_code - 1 included."""
+
+    def encoded_bytes(self, elements: int) -> int:
+        """Return the exact size of an encoded vector: two bytes per block and the codes."""
+        return _SCALE_BYTES * num_blocks(elements) + self.code_bytes(elements)
+
+    def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
+        """Scale and round to codes, block by block; see `Codec.encode`."""
+        vector_N = contiguous_vector(vector_N)
+        encoded = np.empty(self.encoded_bytes(vector_N.size), dtype=np.uint8)
+        scale_bits_B, packed = _parts(encoded, vector_N.size)
+        noise = None if rounding_seed is None else RoundingBits(rounding_seed)
+        scratch_BK = np.empty((min(_CHUNK_BLOCKS, scale_bits_B.size), BLOCK_ELEMENTS), dtype=np.float32)
+        with np.errstate(under="ignore"):
+            for start in range(0, vector_N.size, _CHUNK_ELEMENTS):
+                chunk_N = vector_N[start : start + _CHUNK_ELEMENTS]
+                chunk_BK = _whole_blocks(chunk_N)
+                first_block = start // BLOCK_ELEMENTS
+                chunk_scales_B = scale_bits_B[first_block : first_block + len(chunk_BK)]
+                out_BK = scratch_BK[: len(chunk_BK)]
+                if not _find_scales(chunk_BK, self.largest_code, chunk_scales_B, out_BK):
+                    refuse_non_finite_update(vector_N)
+                codes_N = _round_to_codes(chunk_BK, chunk_scales_B, self.largest_code, noise, out_BK)
+                first_byte = self.code_bytes(start)
+                chunk_bytes = self.code_bytes(chunk_N.size)
+                packed[first_byte : first_byte + chunk_bytes] = self.pack(codes_N)[:chunk_bytes]
+        return encoded.tobytes()
+
+    def decode(self, encoded: Encoded, elements: int) -> Vector:
+        """Multiply codes by scales; see `Codec.decode`."""
+        scale_bits_B, packed = self._checked_parts(encoded, elements)
+        scales_B = _widen(scale_bits_B)
+        vector_N = np.empty(elements, dtype=np.float32)
+        for start in range(0, elements, _CHUNK_ELEMENTS):
+            out_N = vector_N[start : start + _CHUNK_ELEMENTS]
+            out_N[:] = self._checked_codes(packed, start, elements)
+            first_block = start // BLOCK_ELEMENTS
+            whole = out_N.size // BLOCK_ELEMENTS
+            out_BK = out_N[: whole * BLOCK_ELEMENTS].reshape(whole, BLOCK_ELEMENTS)
+            out_BK *= scales_B[first_block : first_block + whole, None]
+            out_N[whole * BLOCK_ELEMENTS :] *= scales_B[first_block + whole : first_block + whole + 1]
+        return vector_N
+
+    def squared_norm(self, encoded: Encoded, elements: int) -> float:
+        """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
+        scale_bits_B, packed = self._checked_parts(encoded, elements)
+        code_squares_B = np.empty(scale_bits_B.size, dtype=np.int64)
+        for start in range(0, elements, _CHUNK_ELEMENTS):
+            codes_BK = _whole_blocks(self._checked_codes(packed, start, elements).astype(np.float32))
+            first_block = start // BLOCK_ELEMENTS
+            # 64 · 127² < 2^24: float32 holds every partial sum, in whatever order it is taken.
+            code_squares_B[first_block : first_block + len(codes_BK)] = np.einsum("bk,bk->b", codes_BK, codes_BK)
+        return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
+
+    def _checked_parts(self, encoded: Encoded, elements: int) -> tuple[ScaleBits, Bytes]:
+        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
+        scale_bits_B, packed = _parts(received, elements)
+        largest_bits = largest_scale_bits(self.largest_code)
+        # One comparison refuses negative, infinite, NaN and overflowing scales: as integers they are all larger.
+        wrong_B = (scale_bits_B > largest_bits) | ((scale_bits_B < _SMALLEST_SCALE_BITS) & (scale_bits_B != 0))
+        if wrong_B.any():
+            block = int(np.argmax(wrong_B))
+            raise FrameError(
+                f"{self.name} block {block} of {scale_bits_B.size} has a scale of {_widen(scale_bits_B)[block]:.3g}; "
+                f"expected 0 or a number from {_scale(_SMALLEST_SCALE_BITS):.3g} to {_scale(largest_bits):.3g}"
+            )
+        return scale_bits_B, packed
+
+    def _checked_codes(self, packed: Bytes, start: int, elements: int) -> Codes:
+        """Return the codes of one chunk that begins at element `start`."""
+        chunk_elements = min(_CHUNK_ELEMENTS, elements - start)
+        first_byte = self.code_bytes(start)
+        codes_N = self.unpack(packed[first_byte : first_byte + self.code_bytes(chunk_elements)])
+        if codes_N.min() < -self.largest_code:
+            element = start + int(np.argmin(codes_N))
+            raise FrameError(
+                f"{self.name} element {element} of {elements} has the code {codes_N.min()}; "
+                f"expected {-self.largest_code} to {self.largest_code}"
+            )
+        if codes_N[chunk_elements:].any():
+            raise FrameError(f"{self.name} span of {elements} elements holds a code {elements + 1}; expected 0 there")
+        return codes_N[:chunk_elements]
+
+
+def num_blocks(elements: int) -> int:
+    """Return the number of blocks, the last of which may be short."""
+    return -(-elements // BLOCK_ELEMENTS)
+
+
+def largest_scale_bits(largest_code: int) -> int:
+    """Return the bits of the largest bfloat16 scale whose largest value is finite in float32."""
+    limit = np.finfo(np.float32).max / np.float32(largest_code)
+    return int(limit.view(np.uint32)) >> 16
+
+
+def _parts(encoded: Bytes, elements: int) -> tuple[ScaleBits, Bytes]:
+    border = _SCALE_BYTES * num_blocks(elements)
+    return encoded[:border].view("<u2"), encoded[border:]
+
+
+def _whole_blocks(chunk_N: Vector) -> Vector:
+    """Return the chunk as rows of blocks; a short last block is filled with zeros, which encode to zeros."""
+    missing = -chunk_N.size % BLOCK_ELEMENTS
+    if missing:
+        chunk_N = np.concatenate((chunk_N, np.zeros(missing, dtype=np.float32)))
+    return chunk_N.reshape(-1, BLOCK_ELEMENTS)
+
+
+def _find_scales(chunk_BK: Vector, largest_code: int, scale_bits_B: ScaleBits, scratch_BK: Vector) -> bool:
+    """Write the blocks' scales; return False when a value is not finite."""
+    magnitude_bits_BK = np.bitwise_and(chunk_BK.view(np.uint32), _MAGNITUDE, out=scratch_BK.view(np.uint32))
+    # Magnitudes are ordered like their bits, and NaN above infinity above all numbers.
+    peak_bits_B = np.maximum.reduce(magnitude_bits_BK, axis=1)
+    if peak_bits_B.max() >= _INFINITY:
+        return False
+    quotient_B = peak_bits_B.view(np.float32) / np.float32(largest_code)
+    rounded_up_B = (quotient_B.view(np.uint32) + np.uint32(0xFFFF)) >> 16
+    np.clip(rounded_up_B, _SMALLEST_SCALE_BITS, largest_scale_bits(largest_code), out=rounded_up_B)
+    rounded_up_B[peak_bits_B == 0] = 0
+    scale_bits_B[:] = rounded_up_B
+    return True
+
+
+def _round_to_codes(
+    chunk_BK: Vector, scale_bits_B: ScaleBits, largest_code: int, noise: RoundingBits | None, scratch_BK: Vector
+) -> Bytes:
+    """Return the codes of whole blocks in two's complement.
+
+    The quotient is value · (1 / scale), in two float32 roundings. It is clipped first (it may exceed the largest code
+    by a rounding) and then rounded.
+    """
+    scales_B = _widen(scale_bits_B)
+    inverse_B = np.divide(np.float32(1), scales_B, out=np.zeros_like(scales_B), where=scales_B > 0)
+    np.multiply(chunk_BK, inverse_B[:, None], out=scratch_BK)
+    np.clip(scratch_BK, -largest_code, largest_code, out=scratch_BK)
+    if noise is not None:
+        # Nearest rounding after adding (r + ½) / 2^16 - ½, which is strictly between -½ and ½: zeros stay zeros.
+        offset_N = noise.draw(scratch_BK.size).astype(np.float32)
+        offset_N *= np.float32(2**-16)
+        offset_N += np.float32(2**-17 - 0.5)
+        scratch_BK += offset_N.reshape(scratch_BK.shape)
+    scratch_BK += _TO_INTEGER
+    return scratch_BK.view(np.uint32).ravel().astype(np.uint8)
+
+
+def _widen(scale_bits_B: ScaleBits) -> Vector:
+    return (scale_bits_B.astype(np.uint32) << 16).view(np.float32)
+
+
+def _scale(bits: int) -> float:
+    return float(_widen(np.array([bits], dtype=np.uint16))[0])

@@ -1,0 +1,52 @@
+"""Checks at the border: vectors that come from us, bytes that come from peers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from p2p_diloco.codec.interface import Encoded, Vector
+from p2p_diloco.errors import FrameError, NonFiniteUpdate
+
+
+def contiguous_vector(vector_N: Vector) -> Vector:
+    """Return the vector in one piece of memory; another type or shape is our own bug."""
+    assert vector_N.dtype == np.float32, f"codecs take float32, not {vector_N.dtype}"
+    assert vector_N.ndim == 1, f"codecs take flat vectors, not shape {vector_N.shape}"
+    return np.ascontiguousarray(vector_N)
+
+
+def bytes_of_size(name: str, encoded: Encoded, elements: int, expected_bytes: int) -> npt.NDArray[np.uint8]:
+    """View bytes from a peer as an array once their number is known to be right.
+
+    Raises:
+        FrameError: there are more or fewer bytes than `elements` take.
+    """
+    received_bytes = memoryview(encoded).nbytes
+    if received_bytes != expected_bytes:
+        raise FrameError(
+            f"{name} span of {elements} elements came as {received_bytes} bytes; expected {expected_bytes}"
+        )
+    return np.frombuffer(encoded, dtype=np.uint8)
+
+
+def refuse_non_finite_update(vector_N: Vector) -> None:
+    """Raise NonFiniteUpdate if a vector of ours holds a NaN or an infinity."""
+    count_text = _non_finite_text(vector_N)
+    if count_text:
+        raise NonFiniteUpdate(f"the update to encode holds {count_text}; it is left out of this round")
+
+
+def refuse_non_finite_frame(name: str, vector_N: Vector) -> None:
+    """Raise FrameError if a vector that a peer sent holds a NaN or an infinity."""
+    count_text = _non_finite_text(vector_N)
+    if count_text:
+        raise FrameError(f"{name} span holds {count_text}")
+
+
+def _non_finite_text(vector_N: Vector) -> str:
+    finite_N = np.isfinite(vector_N)
+    if finite_N.all():
+        return ""
+    count = vector_N.size - int(np.count_nonzero(finite_N))
+    return f"{count} of {vector_N.size} values that are not finite, the first at element {int(np.argmin(finite_N))}"

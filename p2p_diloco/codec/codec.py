@@ -1,0 +1,29 @@
+"""The codecs by name: what a manifest may ask for."""
+
+from __future__ import annotations
+
+from p2p_diloco.codec.bfloat16 import Bfloat16Codec
+from p2p_diloco.codec.float32 import Float32Codec
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.int8 import Int8Codec
+from p2p_diloco.codec.interface import Codec
+from p2p_diloco.errors import ConfigError
+
+__all__ = ["CODEC_NAMES", "Codec", "codec_named"]
+
+_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Float32Codec(), Bfloat16Codec(), Int8Codec(), Int4Codec())}
+
+CODEC_NAMES = tuple(_CODECS)
+"""Names that manifests may use, from the widest to the narrowest."""
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return _CODECS[name]
+    except KeyError:
+        raise ConfigError(f"no codec is called {name!r}; known are {', '.join(CODEC_NAMES)}") from None

@@ -1,0 +1,66 @@
+"""Sums of squares without rounding, so that all machines find the same norm.
+
+A float is an integer times a power of two. Integers are summed exactly per exponent, the few sums are put together
+as one Python integer, and that is rounded to float64 once: the result that `math.fsum` has, at array speed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from p2p_diloco.codec.interface import Vector
+
+_FLOAT32_UNIT_EXPONENT = -149
+_BFLOAT16_UNIT_EXPONENT = -133
+_FLOAT32_FRACTION_BITS = 23
+_BFLOAT16_FRACTION_BITS = 7
+# A float64 bin holds integers exactly up to 2^53: 2^14 addends of at most 2^36 each leave room to spare.
+_CHUNK_ELEMENTS = 1 << 14
+_LOW_BITS = 24
+
+
+def squared_norm_of_float32(vector_N: Vector) -> float:
+    """Return the sum of the squares of finite float32 values, rounded once."""
+    total = 0
+    for start in range(0, vector_N.size, _CHUNK_ELEMENTS):
+        bits_N = vector_N[start : start + _CHUNK_ELEMENTS].view(np.uint32)
+        shift_N, integer_N = _split(bits_N & np.uint32(0x7FFFFFFF), _FLOAT32_FRACTION_BITS)
+        square_N = integer_N * integer_N
+        total += _sum_of_shifted(shift_N, square_N & ((1 << _LOW_BITS) - 1))
+        total += _sum_of_shifted(shift_N, square_N >> _LOW_BITS) << _LOW_BITS
+    return math.ldexp(float(total), 2 * _FLOAT32_UNIT_EXPONENT)
+
+
+def squared_norm_of_bfloat16(bits_N: npt.NDArray[np.uint16], weights_N: npt.NDArray[np.int64] | None = None) -> float:
+    """Return the sum of weight · square of finite bfloat16 values, rounded once.
+
+    Args:
+        bits_N: the values' bits.
+        weights_N: whole numbers from 0 to 2^20; None means 1 for all.
+    """
+    total = 0
+    for start in range(0, bits_N.size, _CHUNK_ELEMENTS):
+        chunk = slice(start, start + _CHUNK_ELEMENTS)
+        shift_N, integer_N = _split(bits_N[chunk] & np.uint16(0x7FFF), _BFLOAT16_FRACTION_BITS)
+        square_N = integer_N * integer_N
+        total += _sum_of_shifted(shift_N, square_N if weights_N is None else square_N * weights_N[chunk])
+    return math.ldexp(float(total), 2 * _BFLOAT16_UNIT_EXPONENT)
+
+
+def _split(
+    magnitude_N: npt.NDArray[np.unsignedinteger], fraction_bits: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Write each magnitude as `integer · 2^shift` units of the smallest subnormal."""
+    exponent_N = (magnitude_N >> fraction_bits).astype(np.int64)
+    fraction_N = magnitude_N.astype(np.int64) & ((1 << fraction_bits) - 1)
+    integer_N = fraction_N | ((exponent_N > 0).astype(np.int64) << fraction_bits)
+    return np.maximum(exponent_N, 1) - 1, integer_N
+
+
+def _sum_of_shifted(shift_N: npt.NDArray[np.int64], integer_N: npt.NDArray[np.int64]) -> int:
+    """Return the sum of `integer · 4^shift`, exactly."""
+    bins = np.bincount(shift_N, weights=integer_N)
+    return sum(int(total) << (2 * shift) for shift, total in enumerate(bins.tolist()) if total)

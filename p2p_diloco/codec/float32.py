@@ -1,0 +1,45 @@
+"""The vector as it is: four bytes per parameter, nothing lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.codec.checks import (
+    bytes_of_size,
+    contiguous_vector,
+    refuse_non_finite_frame,
+    refuse_non_finite_update,
+)
+from p2p_diloco.codec.exact_norm import squared_norm_of_float32
+from p2p_diloco.codec.interface import Codec, Encoded, Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float32Codec(Codec):
+    """Little-endian IEEE 754 single precision. Lossless, so a rounding seed changes nothing."""
+
+    name: str = "float32"
+    block_elements: int = 1
+
+    def encoded_bytes(self, elements: int) -> int:
+        """Return the exact size of an encoded vector: 4 bytes per element."""
+        return 4 * elements
+
+    def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
+        """Return the values' bytes; see `Codec.encode`."""
+        vector_N = contiguous_vector(vector_N)
+        refuse_non_finite_update(vector_N)
+        return vector_N.astype("<f4", copy=False).tobytes()
+
+    def decode(self, encoded: Encoded, elements: int) -> Vector:
+        """Return the values that were encoded, bit for bit; see `Codec.decode`."""
+        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
+        vector_N = received.view("<f4").astype(np.float32)
+        refuse_non_finite_frame(self.name, vector_N)
+        return vector_N
+
+    def squared_norm(self, encoded: Encoded, elements: int) -> float:
+        """Return the exact squared norm; see `Codec.squared_norm`."""
+        return squared_norm_of_float32(self.decode(encoded, elements))

@@ -1,0 +1,80 @@
+"""What every codec can do: exact sizes, bytes out, values back, an exact norm.
+
+A codec is a pure value. Peers that encode the same vector with the same seed get the same bytes, and peers that
+decode the same bytes get the same float32 values, bit for bit: everything in this room is integer arithmetic, or
+single float32 operations that IEEE 754 defines completely (no sums whose order a library could choose).
+
+Axes: N elements of a span, B blocks of a span, K elements of a block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+"""A flat float32 vector on the host."""
+
+Encoded: TypeAlias = bytes | bytearray | memoryview
+"""An encoded span; any contiguous buffer of bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec(ABC):
+    """Turns a span's vector into bytes and back.
+
+    Attributes:
+        name: as the manifest spells it.
+        block_elements: spans are cut at multiples of it, so that no block belongs to two spans. Any number of elements
+            can be encoded; the last block may be short.
+    """
+
+    name: str
+    block_elements: int
+
+    @abstractmethod
+    def encoded_bytes(self, elements: int) -> int:
+        """Return the exact size of an encoded vector; it depends on the number of elements alone."""
+
+    @abstractmethod
+    def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
+        """Encode a vector.
+
+        Args:
+            vector_N: float32, shape (N,). Not changed.
+            rounding_seed: None rounds to nearest, ties to even. Bytes round stochastically: a value between two codes
+                takes the upper one with a probability equal to its distance from the lower one, so that errors
+                vanish in the mean. Whoever has vector and seed gets the same bytes (see `rounding.py`).
+        Returns:
+            Exactly `encoded_bytes(N)` bytes that `decode` takes.
+        Raises:
+            NonFiniteUpdate: `vector_N` holds a NaN or an infinity.
+        """
+
+    @abstractmethod
+    def decode(self, encoded: Encoded, elements: int) -> Vector:
+        """Decode what a peer sent; every value of the result is finite.
+
+        Args:
+            encoded: bytes from anywhere. Not changed, not kept.
+            elements: number of elements that the span has, from the manifest, never from the peer.
+        Returns:
+            float32, shape (elements,), freshly allocated.
+        Raises:
+            FrameError: wrong size, a value that is not finite, or a scale or code that no encoder writes.
+        """
+
+    @abstractmethod
+    def squared_norm(self, encoded: Encoded, elements: int) -> float:
+        """Return the squared 2-norm of the decoded values.
+
+        It is the exact sum of the exact squares, rounded to float64 once: equal on all machines, and equal to
+        `math.fsum` over the squares.
+
+        Raises:
+            FrameError: where `decode` raises it.
+        """

@@ -1,0 +1,95 @@
+"""Words shared by all rooms: who, what and where.
+
+A peer is its Ed25519 public key. libp2p's textual peer id of such a key is a plain wrapping of those 32 bytes, so
+one value serves the wire, the signatures and what people read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+
+import base58
+
+from p2p_diloco.errors import ConfigError
+
+PeerId = NewType("PeerId", bytes)
+"""32-byte Ed25519 public key of a peer."""
+
+Digest = NewType("Digest", bytes)
+"""32-byte SHA-256."""
+
+PEER_ID_BYTES = 32
+DIGEST_BYTES = 32
+ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
+GENESIS_ROUND = -1
+"""The round of a span that has absorbed no entry yet."""
+
+# Multihash "identity", 36 bytes: protobuf {type: Ed25519, data: 32 bytes}. Source: libp2p specs, peer-ids.
+_LIBP2P_ED25519_PREFIX = bytes.fromhex("002408011220")
+
+
+class SpanId(NamedTuple):
+    """Names one span: the fragment's index in the run and the span's index in the fragment."""
+
+    fragment: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks a span for
+
+    def __str__(self) -> str:
+        return f"fragment {self.fragment} span {self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanHead:
+    """Where one span's log stands, without its vectors.
+
+    Attributes:
+        digest: chain digest d; which entries the span has absorbed. At founding: the content digest of the start.
+        height: number of entries absorbed since founding.
+        round: round of the last entry, `GENESIS_ROUND` before the first.
+        roster: digest of the roster that the last entry named; the founding roster's before the first.
+        radius: median norm of contributions that the last entry published; 0.0 before the first.
+        median_weight: median weight of contributions that the last entry published; 0.0 before the first.
+    """
+
+    digest: Digest
+    height: int
+    round: int
+    roster: Digest
+    radius: float
+    median_weight: float
+
+
+def sha256(*parts: bytes | memoryview) -> Digest:
+    """Hash the concatenation of `parts`."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
+def format_peer_id(peer: PeerId) -> str:
+    """Return libp2p's textual form, `12D3KooW…`."""
+    return base58.b58encode(_LIBP2P_ED25519_PREFIX + peer).decode("ascii")
+
+
+def short_peer_id(peer: PeerId) -> str:
+    """Return a form for people and logs, `12D3..9fQ4`: the last characters tell peers apart."""
+    text = format_peer_id(peer)
+    return f"{text[:4]}..{text[-4:]}"
+
+
+def parse_peer_id(text: str) -> PeerId:
+    """Read libp2p's textual form of an Ed25519 peer id.
+
+    Raises:
+        ConfigError: `text` is not base58 or names a key of another kind.
+    """
+    try:
+        raw = base58.b58decode(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a peer id; expected base58 text that begins with 12D3KooW") from None
+    if len(raw) != len(_LIBP2P_ED25519_PREFIX) + PEER_ID_BYTES or not raw.startswith(_LIBP2P_ED25519_PREFIX):
+        raise ConfigError(f"{text!r} is not the id of an Ed25519 peer; expected text that begins with 12D3KooW")
+    return PeerId(raw[len(_LIBP2P_ED25519_PREFIX) :])

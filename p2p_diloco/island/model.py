@@ -1,0 +1,217 @@
+"""The built-in decoder-only byte model: RMSNorm, rotary positions, SwiGLU, causal attention.
+
+Axes: B sequences of a batch, T positions, W width, H heads, D width of one head, V vocabulary. Input embedding and
+output head are untied: at byte level the table is small, and a free head learns byte
+statistics within a few dozen steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from p2p_diloco.errors import ConfigError
+
+ROTARY_BASE = 10_000.0
+NORM_EPSILON = 1e-6
+EMBEDDING_STD = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """All that determines the model's tensors; agreed by the run.
+
+    Attributes:
+        layers: number of transformer blocks.
+        width: elements of the residual stream; a multiple of twice the heads (rotary pairs).
+        heads: attention heads.
+        feed_forward: inner width of the SwiGLU block.
+        context: positions that one training window predicts.
+        vocabulary: number of tokens; 256 for bytes.
+    Raises:
+        ConfigError: a size is not positive or the heads do not divide the width into even parts.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    context: int
+    vocabulary: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "feed_forward", "context", "vocabulary"):
+            size = getattr(self, name)
+            if size < 1:
+                raise ConfigError(f"model {name} is {size}; expected at least 1")
+        if self.width % (2 * self.heads):
+            raise ConfigError(
+                f"model width {self.width} does not fit {self.heads} heads; "
+                f"expected a multiple of {2 * self.heads}, twice the number of heads"
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained elements, without building the model."""
+        block = 4 * self.width**2 + 3 * self.width * self.feed_forward + 2 * self.width
+        return self.layers * block + 2 * self.vocabulary * self.width + self.width
+
+
+MODEL_SIZES: dict[str, ModelShape] = {
+    "tiny": ModelShape(layers=3, width=160, heads=5, feed_forward=432, context=64),
+    "small": ModelShape(layers=8, width=320, heads=5, feed_forward=864, context=256),
+    "base": ModelShape(layers=18, width=768, heads=12, feed_forward=1984, context=1024),
+}
+"""Built-in sizes: about 1, 10 and 125 million parameters."""
+
+
+def model_shape(size: str) -> ModelShape:
+    """Return the built-in shape called `size`.
+
+    Raises:
+        ConfigError: no such size; the text lists those that exist.
+    """
+    try:
+        return MODEL_SIZES[size]
+    except KeyError:
+        raise ConfigError(f"model size {size!r} is not known; expected one of {', '.join(MODEL_SIZES)}") from None
+
+
+def build_model(shape: ModelShape, seed: int) -> DecoderModel:
+    """Build a model on the CPU in float32 whose weights depend on `shape` and `seed` alone.
+
+    Weights are drawn uniformly: a scaled 24-bit random integer is the same number on every platform, where a normal
+    draw goes through logarithms that are not. Projections back into the residual stream begin at zero, so that each
+    block is the identity at first and a large learning rate is safe from the first step.
+    """
+    with torch.device("meta"):
+        model = DecoderModel(shape)
+    model.to_empty(device="cpu")
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.gain"):
+                parameter.fill_(1.0)
+            elif name.endswith(("attention.output", "feed_forward.down", "head")):
+                parameter.zero_()
+            else:
+                std = EMBEDDING_STD if name == "embedding" else shape.width**-0.5
+                unit = torch.rand(parameter.shape, generator=generator)
+                parameter.copy_((unit - 0.5) * (std * math.sqrt(12.0)))
+    model.rotary_cos, model.rotary_sin = rotary_tables(shape.context, shape.width // shape.heads)
+    return model
+
+
+class DecoderModel(nn.Module):
+    """A decoder-only transformer over `shape.vocabulary` tokens."""
+
+    rotary_cos: Tensor
+    rotary_sin: Tensor
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = RootMeanSquareNorm(shape.width)
+        self.head = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+        cos_TD, sin_TD = rotary_tables(shape.context, shape.width // shape.heads)
+        self.register_buffer("rotary_cos", cos_TD, persistent=False)
+        self.register_buffer("rotary_sin", sin_TD, persistent=False)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Return logits of shape (B, T, V) for the token after each position; T is at most the shape's context."""
+        length = tokens_BT.shape[1]
+        if length > self.shape.context:
+            raise ValueError(f"got {length} positions; expected at most {self.shape.context}")
+        rotary = (self.rotary_cos[:length], self.rotary_sin[:length])
+        stream_BTW = functional.embedding(tokens_BT, self.embedding)
+        for block in self.blocks:
+            stream_BTW = block(stream_BTW, rotary)
+        return functional.linear(self.norm(stream_BTW), self.head)
+
+    def loss(self, tokens_BT: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats per token of windows of shape (B, T + 1)."""
+        logits_BTV = cast(Tensor, self(tokens_BT[:, :-1]))
+        return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each added to the residual stream."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.attention_norm = RootMeanSquareNorm(shape.width)
+        self.attention = CausalAttention(shape.width, shape.heads)
+        self.feed_forward_norm = RootMeanSquareNorm(shape.width)
+        self.feed_forward = SwiGLU(shape.width, shape.feed_forward)
+
+    def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the stream after this block, same shape."""
+        stream_BTW = stream_BTW + self.attention(self.attention_norm(stream_BTW), rotary)
+        return cast(Tensor, stream_BTW + self.feed_forward(self.feed_forward_norm(stream_BTW)))
+
+
+class CausalAttention(nn.Module):
+    """Multi-head attention to the past, rotary positions on queries and keys."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query_key_value = nn.Parameter(torch.empty(3 * width, width))
+        self.output = nn.Parameter(torch.empty(width, width))
+
+    def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Return what each position gathers from itself and those before it."""
+        batch, length, width = stream_BTW.shape
+        mixed = functional.linear(stream_BTW, self.query_key_value)
+        mixed_3BHTD = mixed.view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query_key_2BHTD = rotate(mixed_3BHTD[:2], *rotary)
+        gathered_BHTD = functional.scaled_dot_product_attention(
+            query_key_2BHTD[0], query_key_2BHTD[1], mixed_3BHTD[2], is_causal=True
+        )
+        return functional.linear(gathered_BHTD.transpose(1, 2).reshape(batch, length, width), self.output)
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward: down(silu(gate) * up). Source: Shazeer, arXiv 2002.05202."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(2 * inner, width))
+        self.down = nn.Parameter(torch.empty(width, inner))
+
+    def forward(self, stream_BTW: Tensor) -> Tensor:
+        """Return the block's addition to the stream, same shape."""
+        gate, up = functional.linear(stream_BTW, self.gate_up).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, self.down)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """Divide by the root mean square over the last axis, then scale. Source: Zhang & Sennrich, arXiv 1910.07467."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(width))
+
+    def forward(self, stream_BTW: Tensor) -> Tensor:
+        """Return the normalised stream, same shape."""
+        return functional.rms_norm(stream_BTW, self.gain.shape, self.gain, NORM_EPSILON)
+
+
+def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and signed sines, shape (context, head_width) each. Source: Su et al., arXiv 2104.09864."""
+    frequency_D = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angle_TD = torch.outer(torch.arange(context, dtype=torch.float32), frequency_D)
+    cos_TD, sin_TD = angle_TD.cos(), angle_TD.sin()
+    return torch.cat((cos_TD, cos_TD), dim=-1), torch.cat((-sin_TD, sin_TD), dim=-1)
+
+
+def rotate(vectors: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Turn each pair (d, d + D/2) of the last axis by its position's angle; (…, T, D) in and out."""
+    return vectors * cos_TD + vectors.roll(vectors.shape[-1] // 2, -1) * sin_TD

@@ -1,0 +1,92 @@
+"""The island's parameters as the swarm sees them: flat float32 vectors of fragments on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.fragments import Fragment
+
+
+def sizes(model: nn.Module) -> list[tuple[str, int]]:
+    """Return (name, elements) of every trained tensor in model order, as `plan_fragments` wants them.
+
+    A tensor that is used in two places (tied) appears once, under its first name.
+    """
+    return [(name, parameter.numel()) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The part of one tensor that a slice of a fragment covers."""
+
+    flat: Tensor
+    offset: int
+
+
+class LocalParameters:
+    """Reads and writes θ by fragment, on whatever device the model lives; always host float32 outside.
+
+    For the thread that trains, between two steps: a write during a step would spoil its gradients.
+
+    Raises:
+        ConfigError: the fragments do not cover the model's tensors exactly once each.
+    """
+
+    def __init__(self, model: nn.Module, fragments: Sequence[Fragment]) -> None:
+        self.fragments = tuple(fragments)
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        planned = [(slot.name, slot.elements) for fragment in self.fragments for slot in fragment.tensors]
+        if sorted(planned) != sorted(sizes(model)):
+            raise ConfigError(
+                f"the fragments plan {len(planned)} tensors with {sum(size for _, size in planned)} elements, "
+                f"the model has {len(self._parameters)} with {sum(p.numel() for p in self._parameters.values())}; "
+                "expected the same names and sizes; is this model the run's?"
+            )
+
+    @torch.no_grad()
+    def read(self, fragment: int, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        """Return a fresh host copy of elements `start` to `stop` (default: all) of a fragment, float32."""
+        stop = self.fragments[fragment].elements if stop is None else stop
+        pieces = [piece.flat.float() for piece in self._pieces(fragment, start, stop)]
+        if not pieces:
+            return np.empty(0, np.float32)
+        # One concatenation on the device and one copy to the host, instead of a transfer per tensor.
+        joined: NDArray[np.float32] = torch.cat(pieces).cpu().numpy()
+        return joined
+
+    @torch.no_grad()
+    def write(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
+        """Set elements `start` to `stop` of a fragment to `values_N`, float32, shape (stop - start,); it is copied."""
+        if values_N.shape != (stop - start,) or values_N.dtype != np.float32:
+            raise ValueError(f"got {values_N.dtype} of shape {values_N.shape}; expected float32 of ({stop - start},)")
+        for piece in self._pieces(fragment, start, stop):
+            # torch.tensor copies; torch.from_numpy would warn about the read-only arrays of the agreed state.
+            source = torch.tensor(values_N[piece.offset : piece.offset + piece.flat.numel()])
+            piece.flat.copy_(source)
+
+    def read_all(self) -> tuple[NDArray[np.float32], ...]:
+        """Return a fresh host copy of every fragment, by index."""
+        return tuple(self.read(fragment.index) for fragment in self.fragments)
+
+    def load_flat(self, vectors: Sequence[NDArray[np.float32]]) -> None:
+        """Set θ to `vectors`, one per fragment by index: what a restarted or newly joined peer does with the anchor."""
+        for fragment, vector_N in zip(self.fragments, vectors, strict=True):
+            self.write(fragment.index, 0, fragment.elements, vector_N)
+
+    def _pieces(self, fragment: int, start: int, stop: int) -> Iterator[_Piece]:
+        """Yield flat views of the model's tensors under a slice of a fragment, with their offsets in the slice."""
+        plan = self.fragments[fragment]
+        if not 0 <= start <= stop <= plan.elements:
+            raise ValueError(f"elements {start} to {stop} do not lie in fragment {fragment} of {plan.elements}")
+        for slot in plan.tensors:
+            low, high = max(start, slot.start), min(stop, slot.start + slot.elements)
+            if low < high:
+                flat = self._parameters[slot.name].detach().view(-1)
+                yield _Piece(flat[low - slot.start : high - slot.start], low - start)

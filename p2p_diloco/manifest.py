@@ -1,0 +1,307 @@
+"""The manifest: all that the peers of a run must agree on, signed by its organiser.
+
+Its SHA-256 is the run id, so an invite of one line fixes model, data, optimisers, codec, clock and trust. What is
+private to one machine is in `settings.py` and never reaches the wire. The descriptions of the fields below are the
+comments that `p2p-diloco new` writes into `run.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from p2p_diloco.errors import ConfigError, FrameError
+from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
+from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
+
+MANIFEST_FORMAT: Literal[1] = 1
+MAX_MANIFEST_BYTES = 64 * 1024
+
+# What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
+_STATEMENT_PREFIX = b"p2p-diloco manifest 1\n"
+
+_CONTROL_CHARACTERS = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
+_DIGEST_DIGITS = 2 * DIGEST_BYTES
+
+
+def _printable(text: str) -> str:
+    """Refuse what could move the cursor of the terminals in which people see this text."""
+    if not text or _CONTROL_CHARACTERS & set(text):
+        raise ValueError("expected text of at least one character, without control characters")
+    return text
+
+
+def _digest_text(text: str) -> str:
+    if len(text) != _DIGEST_DIGITS or set(text) - set("0123456789abcdef"):
+        raise ValueError(f"expected {_DIGEST_DIGITS} hexadecimal digits in lower case")
+    return text
+
+
+def _peer_text(text: str) -> str:
+    try:
+        parse_peer_id(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+DigestText = Annotated[str, AfterValidator(_digest_text)]
+PeerText = Annotated[str, AfterValidator(_peer_text)]
+CodecName = Literal["float32", "bfloat16", "int8", "int4"]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class Section(BaseModel):
+    """A frozen part of a manifest; keys and types are exact, numbers finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """The built-in decoder; a size, and what differs from it."""
+
+    size: Literal["tiny", "small", "base"] = Field("tiny", description="tiny = 1M, small = 10M, base = 125M parameters")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of the first parameters")
+    layers: Count | None = Field(None, description="number of blocks")
+    width: Count | None = Field(None, description="of the residual stream")
+    heads: Count | None = Field(None, description="attention heads per block")
+    feed_forward: Count | None = Field(None, description="width of the SwiGLU layer")
+    context: Count | None = Field(None, description="bytes that the model sees at once")
+
+    def changes(self) -> dict[str, int]:
+        """Return what differs from the named size, by name."""
+        names = ("layers", "width", "heads", "feed_forward", "context")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class DataSection(Section):
+    """The text. Each peer reads its own copy and draws its own share.
+
+    A path here is the organiser's; no peer may open it on the organiser's word alone (it could name private files), so
+    whoever joins says with `--data` where its own copy lies. Only "stdlib" needs no word.
+    """
+
+    path: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = Field(
+        "stdlib", description='"stdlib" = the source of Python\'s standard library; else where each peer has its copy'
+    )
+    fingerprint: DigestText | None = Field(None, description="SHA-256 that the text must have on every peer")
+    held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(0.05, description="share kept for evaluation")
+
+
+class InnerSection(Section):
+    """AdamW inside an island."""
+
+    learning_rate: Positive = Field(1e-3, description="of matrices, after warm-up")
+    embedding_rate: Positive = Field(8.0, description="factor on it for the input embedding")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="of matrices")
+    beta1: Decay = Field(0.9, description="of the first moment")
+    beta2: Decay = Field(0.98, description="of the second moment")
+    batch: Count = Field(4, description="windows per inner step")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(40, description="steps over which the rate rises")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="constant | cosine over rounds.planned_cycles, by entries absorbed"
+    )
+    final_share: Share = Field(0.1, description="of the rate that cosine leaves at the end")
+    gradient_clip: Positive = Field(1.0, description="norm to which gradients are clipped")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products")
+
+
+class OuterSection(Section):
+    """How the anchor moves along an agreed update, and how local parameters follow."""
+
+    learning_rate: Positive = Field(1.0, description="of the outer step")
+    momentum: Decay = Field(0.5, description="Nesterov; high values and delay do not mix")
+    merge: Literal["keep", "blend", "overwrite"] = Field(
+        "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"
+    )
+    fragment_update_alpha: Share = Field(0.0, description="the local share when merge is blend")
+    late: Literal["drop", "keep"] = Field("drop", description="drop | keep own contributions that were not included")
+
+    @model_validator(mode="after")
+    def _alpha_belongs_to_blend(self) -> Self:
+        if self.merge != "blend" and self.fragment_update_alpha != 0.0:
+            raise ValueError(
+                f'fragment_update_alpha = {self.fragment_update_alpha} has no meaning with merge = "{self.merge}"; '
+                'set merge = "blend" or leave it out'
+            )
+        return self
+
+
+class CodecSection(Section):
+    """How vectors travel: float32, bfloat16, int8 or int4."""
+
+    contribution: CodecName = Field("int4", description="peer to reducer")
+    entry: CodecName = Field("int4", description="owner to everybody")
+    entry_rounding: Literal["nearest", "stochastic"] = Field(
+        "stochastic", description="nearest | stochastic, seeded so that anyone can redo it"
+    )
+
+
+class RoundsSection(Section):
+    """The clock. One round exchanges one fragment; `fragments` rounds are a cycle."""
+
+    clock_start: Annotated[float, Field(ge=0)] = Field(description="when round 0 begins, in Unix seconds")
+    round_seconds: Annotated[float, Field(ge=0.05, le=7 * 86400)] = Field(
+        5.0, description="length of a round; slow links want more"
+    )
+    fragments: Annotated[int, Field(ge=1, le=1024)] = Field(4, description="parts of the model, exchanged in turn")
+    spans_per_fragment: Annotated[int, Field(ge=1, le=4096)] = Field(
+        32, description="slices of a fragment; at least twice the number of peers in a group"
+    )
+    planned_cycles: Count = Field(1000, description="length of the run; schedules follow it, nothing ends with it")
+
+
+class MembershipSection(Section):
+    """Who counts, and when the swarm gives up waiting for those who are gone."""
+
+    group_size: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="peers that average in one row")
+    void_cycles: Count = Field(8, description="cycles without entries after which fewer members may go on")
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(1.0, description="between two signs of life")
+
+
+class LimitsSection(Section):
+    """What a single peer can do to the others, at most."""
+
+    clip: Annotated[float, Field(ge=1)] = Field(4.0, description="weight of a contribution, in last medians")
+    kappa: Annotated[float, Field(ge=1)] = Field(2.0, description="norm of a contribution, in last medians; clipped")
+    invalid: Annotated[float, Field(ge=1)] = Field(3.0, description="norm of an entry, in last medians; refused")
+    in_flight: Count = Field(8, description="contributions of a span that wait for their entry")
+    retained_cycles: Count = Field(16, description="cycles of entries that peers keep for those who catch up")
+
+    @model_validator(mode="after")
+    def _invalid_is_beyond_kappa(self) -> Self:
+        if self.invalid < self.kappa:
+            raise ValueError(
+                f"invalid = {self.invalid} is below kappa = {self.kappa}; entries would be refused for ever"
+            )
+        return self
+
+
+class TrustSection(Section):
+    """Who may join."""
+
+    mode: Literal["open", "listed"] = Field("open", description='open = anyone with the invite; listed = "peers" only')
+    peers: Annotated[tuple[PeerText, ...], Field(max_length=256)] = Field(
+        (), description="peer ids that may join when listed"
+    )
+
+    @model_validator(mode="after")
+    def _listed_names_somebody(self) -> Self:
+        if (self.mode == "listed") != bool(self.peers):
+            raise ValueError('mode = "listed" and peers belong together; set both or none')
+        return self
+
+
+class RunManifest(Section):
+    """One run. Frozen; equal manifests have equal digests on every machine."""
+
+    format: Literal[1] = Field(MANIFEST_FORMAT, description="of this file")
+    name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="for people")
+    organiser: PeerText = Field(description="peer id of the key that signs this run")
+    created: Annotated[int, Field(ge=0)] = Field(
+        description="in Unix seconds; sets runs apart that are equal otherwise"
+    )
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    codec: CodecSection = CodecSection()
+    rounds: RoundsSection
+    membership: MembershipSection = MembershipSection()
+    limits: LimitsSection = LimitsSection()
+    trust: TrustSection = TrustSection()
+
+    @model_validator(mode="after")
+    def _rounds_leave_time_to_be_heard(self) -> Self:
+        cycle_seconds = self.rounds.round_seconds * self.rounds.fragments
+        if self.membership.heartbeat_seconds > cycle_seconds:
+            raise ValueError(
+                f"membership.heartbeat_seconds = {self.membership.heartbeat_seconds} is longer than a cycle of "
+                f"{cycle_seconds} s; members would never be heard"
+            )
+        return self
+
+    def canonical_bytes(self) -> bytes:
+        """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII."""
+        document = self.model_dump(mode="json")
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+    def digest(self) -> Digest:
+        """Return the run id."""
+        return sha256(self.canonical_bytes())
+
+    def sign(self, key: SigningKey) -> SignedManifest:
+        """Sign as the organiser.
+
+        Raises:
+            ConfigError: `key` is not the organiser's, or the manifest is too long to travel.
+        """
+        statement = self.canonical_bytes()
+        if format_peer_id(key.peer) != self.organiser:
+            raise ConfigError(
+                f"the key is that of {format_peer_id(key.peer)}, but the run names {self.organiser} as its organiser; "
+                "use the key that `p2p-diloco new` made with this run, or make a new run"
+            )
+        if len(statement) + SIGNATURE_BYTES > MAX_MANIFEST_BYTES:
+            raise ConfigError(f"the manifest has {len(statement)} bytes; expected at most {MAX_MANIFEST_BYTES}")
+        return SignedManifest(manifest=self, signature=key.sign(_STATEMENT_PREFIX + statement))
+
+
+class SignedManifest(BaseModel):
+    """A manifest with its organiser's signature, as it travels and lies on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    manifest: RunManifest
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the signature followed by the manifest's canonical bytes."""
+        return self.signature + self.manifest.canonical_bytes()
+
+    def verify(self, run: Digest) -> RunManifest:
+        """Return the manifest if it is that of `run` and its organiser signed it.
+
+        Raises:
+            ConfigError: it is another run's, or the signature is not the organiser's.
+        """
+        digest = self.manifest.digest()
+        if digest != run:
+            raise ConfigError(
+                f"the manifest has the digest {digest.hex()}, but the invite names run {run.hex()}; "
+                "ask for a new invite"
+            )
+        organiser = parse_peer_id(self.manifest.organiser)
+        if not is_signed_by(organiser, _STATEMENT_PREFIX + self.manifest.canonical_bytes(), self.signature):
+            raise ConfigError(
+                f"the manifest of run {run.hex()} is not signed by its organiser {self.manifest.organiser}; "
+                "do not join it"
+            )
+        return self.manifest
+
+
+def decode_signed_manifest(encoded: bytes) -> SignedManifest:
+    """Read what `SignedManifest.encode` gave; the signature is not checked yet, see `verify`.
+
+    Raises:
+        FrameError: too long, too short, not a manifest that this version knows, or not in its canonical form.
+    """
+    if not SIGNATURE_BYTES < len(encoded) <= MAX_MANIFEST_BYTES:
+        raise FrameError(f"a manifest of {len(encoded)} bytes; expected {SIGNATURE_BYTES + 1} to {MAX_MANIFEST_BYTES}")
+    statement = bytes(encoded[SIGNATURE_BYTES:])
+    try:
+        manifest = RunManifest.model_validate_json(statement)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its text"
+        raise FrameError(
+            f"a manifest that this version cannot read ({where}: {first['msg']}); was it made by another version?"
+        ) from None
+    if manifest.canonical_bytes() != statement:
+        raise FrameError("a manifest that is not in canonical form; was it made by another version?")
+    return SignedManifest(manifest=manifest, signature=bytes(encoded[:SIGNATURE_BYTES]))

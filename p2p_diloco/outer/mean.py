@@ -1,0 +1,93 @@
+"""The weighted mean of contributions, and the weights.
+
+Anyone who holds the contributions, the weights and the roster gets the same bits, so that a witness can check a
+reducer.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2p_diloco.errors import NonFiniteUpdate, RoundError
+from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks
+
+WEIGHT_CLIP = 4.0
+
+
+def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+    """Return Σ wᵢ vᵢ / Σ wᵢ, summed in the order given (the roster's), multiply and add kept apart.
+
+    Weights are normalised in float64 and then rounded to float32, so that their size cannot overflow anything.
+
+    Args:
+        vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
+        weights: one per vector, finite and not negative.
+    Returns:
+        The mean, freshly allocated.
+    Raises:
+        RoundError: counts or lengths differ, a weight is negative or not finite, or all are zero.
+        NonFiniteUpdate: the mean holds a NaN or an infinity.
+    """
+    shares = _normalise(vectors, weights)
+    mean_N = np.empty_like(vectors[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in iterate_blocks(len(mean_N)):
+            np.multiply(vectors[0][block], shares[0], out=mean_N[block])
+            for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
+                np.add(mean_N[block], np.multiply(vector_N[block], share), out=mean_N[block])
+    if count_non_finite(mean_N):
+        raise NonFiniteUpdate(
+            f"the mean of {len(vectors)} contributions holds {count_non_finite(mean_N)} non-finite numbers among "
+            f"{len(mean_N)}; the span is void this round"
+        )
+    return mean_N
+
+
+def contribution_weight(tokens: int, steps: int) -> float:
+    """Return tokens² / steps of this cycle, quantity × quality; 0.0 for an island that made no step.
+
+    Source: Decoupled DiLoCo's weight: tokens trained on, times tokens per step.
+    """
+    if tokens <= 0 or steps <= 0:
+        return 0.0
+    return tokens * tokens / steps
+
+
+def clip_weight(weight: float, last_median: float, factor: float = WEIGHT_CLIP) -> float:
+    """Return `weight`, at most `factor` × the last published median; unclipped while none is published (0.0)."""
+    return min(weight, factor * last_median) if last_median > 0.0 else weight
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the lower median: of an even number of values the lower of the two in the middle.
+
+    It is one of the values, so it needs no rounding, and half of the senders cannot raise it at will.
+
+    Raises:
+        RoundError: there are no values, or one is not finite.
+    """
+    if not values or not all(math.isfinite(value) for value in values):
+        raise RoundError(f"no median of {len(values)} values; expected at least 1, all of them finite")
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _normalise(vectors: Sequence[Vector], weights: Sequence[float]) -> list[np.float32]:
+    if not vectors or len(vectors) != len(weights):
+        raise RoundError(f"cannot average {len(vectors)} contributions with {len(weights)} weights")
+    lengths = {len(vector_N) for vector_N in vectors}
+    if len(lengths) != 1:
+        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
+    if not all(math.isfinite(weight) and weight >= 0.0 for weight in weights):
+        raise RoundError(f"weights {list(weights)} are not all finite and at least 0; the span is void this round")
+    largest = max(weights)
+    if largest == 0.0:
+        raise RoundError(f"all {len(weights)} contributions have weight 0; the span is void this round")
+    # A power of two scales exactly, and with it no sum of finite weights overflows.
+    scaled = [math.ldexp(weight, -math.frexp(largest)[1]) for weight in weights]
+    total = math.fsum(scaled)
+    return [np.float32(weight / total) for weight in scaled]

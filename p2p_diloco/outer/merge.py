@@ -1,0 +1,103 @@
+"""The merge: what an entry does to the parameters that the island trains.
+
+`keep` moves the local parameters along with the anchor and takes out what was sent, whether or not it was included:
+what was not sent (codec error, clipped part, steps since the snapshot) stays in θ and is part of the next Δ. There is
+no error-feedback buffer: the residual lives in the weights. `blend` mixes local and anchor; `overwrite` = `blend(0)`.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.vector import Vector, iterate_blocks
+
+_KINDS = ("keep", "blend", "overwrite")
+_LATE = ("drop", "keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeRule:
+    """How local parameters follow the anchor; part of the manifest.
+
+    Attributes:
+        kind: `keep`, `blend` or `overwrite`.
+        alpha: for `blend`, the *local* share (torchft's `fragment_update_alpha`); 0.0 with the other kinds.
+        late: for `keep`, what becomes of a contribution that its round's entry did not include: `drop` takes it out of
+            θ all the same, `keep` leaves it there although others moved (only to be compared).
+    """
+
+    kind: Literal["keep", "blend", "overwrite"] = "keep"
+    alpha: float = 0.0
+    late: Literal["drop", "keep"] = "drop"
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ConfigError(f"merge is {self.kind!r}; expected one of {', '.join(_KINDS)}")
+        if self.late not in _LATE:
+            raise ConfigError(f"late is {self.late!r}; expected one of {', '.join(_LATE)}")
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ConfigError(f"fragment_update_alpha is {self.alpha}; expected 0 to 1, the local share")
+        if self.kind != "blend" and self.alpha != 0.0:
+            raise ConfigError(
+                f"fragment_update_alpha is {self.alpha} but merge is {self.kind!r}; set merge to 'blend' or alpha to 0"
+            )
+
+    @property
+    def in_flight_share(self) -> float:
+        """What a merge multiplies the contributions by that are still in flight: 1 for `keep`, else alpha."""
+        return 1.0 if self.kind == "keep" else self.alpha
+
+
+def merge_local(
+    local_N: Vector,
+    anchor_before_N: Vector,
+    anchor_after_N: Vector,
+    resolved_N: Vector | None,
+    was_included: bool,
+    rule: MergeRule,
+) -> Vector:
+    """Let the local parameters follow the anchor by one entry (or by a replacement of the span).
+
+    `keep`: θ + (φ_new − φ_old) + c, so that φ − θ − Σ in-flight is what it was. `blend`: α θ + (1 − α) φ_new; the
+    caller multiplies what remains in flight by `rule.in_flight_share`.
+
+    Args:
+        local_N: θ, float32, shape (N,). Not changed.
+        anchor_before_N: φ before the entry. Not changed.
+        anchor_after_N: φ after the entry. Not changed.
+        resolved_N: our whole decoded contribution of the entry's round; None when there is none in flight.
+        was_included: whether the entry counts us in.
+        rule: from the manifest.
+    Returns:
+        The next θ, freshly allocated.
+    """
+    if rule.kind != "keep":
+        return _blend(local_N, anchor_after_N, rule.alpha)
+    leaving_N = resolved_N if was_included or rule.late == "drop" else None
+    merged_N = np.empty_like(local_N)
+    with np.errstate(over="ignore", invalid="ignore"):  # a θ that diverged is its island's affair, not this merge's
+        for block in iterate_blocks(len(local_N)):
+            merged_B = merged_N[block]
+            np.subtract(anchor_after_N[block], anchor_before_N[block], out=merged_B)
+            # Small to small first: c nearly cancels the anchor's move, so θ is rounded once, not twice.
+            if leaving_N is not None:
+                np.add(merged_B, leaving_N[block], out=merged_B)
+            np.add(local_N[block], merged_B, out=merged_B)
+    return merged_N
+
+
+def _blend(local_N: Vector, anchor_after_N: Vector, alpha: float) -> Vector:
+    if alpha == 0.0:
+        return anchor_after_N.copy()  # not 0 · θ + φ: overwriting also heals a θ that is no longer finite
+    local_share, anchor_share = np.float32(alpha), np.float32(1.0 - alpha)
+    merged_N = np.empty_like(local_N)
+    for block in iterate_blocks(len(local_N)):
+        np.multiply(local_N[block], local_share, out=merged_N[block])
+        np.add(merged_N[block], np.multiply(anchor_after_N[block], anchor_share), out=merged_N[block])
+    return merged_N

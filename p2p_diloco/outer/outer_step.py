@@ -1,0 +1,73 @@
+"""The outer step: one Nesterov step of the anchor along the agreed update, the same bits on every machine.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.errors import ConfigError, NonFiniteUpdate
+from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterRule:
+    """How the anchor follows updates; part of the manifest.
+
+    Attributes:
+        learning_rate: outer learning rate η.
+        momentum: outer Nesterov momentum μ; 0.0 is plain SGD.
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0.0):
+            raise ConfigError(f"outer learning_rate is {self.learning_rate}; expected a finite number above 0")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(f"outer momentum is {self.momentum}; expected at least 0 and less than 1")
+
+
+def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rule: OuterRule) -> tuple[Vector, Vector]:
+    """Move the anchor one Nesterov step along the agreed update: m ← μ m + g; φ ← φ − η (g + μ m).
+
+    Peers given the same bytes must return the same bytes: float32 on the host, multiply and add kept apart (separate
+    NumPy calls cannot be fused into one multiply-add). The calling thread must not flush subnormal numbers to zero
+    (`torch.set_flush_denormal`), or its bits differ from those of others.
+
+    Args:
+        anchor_N: the span as all peers hold it; float32, shape (N,). Not changed.
+        momentum_N: outer momentum, same shape; zeros before the first round. Not changed.
+        update_N: decoded update, the weighted mean of `anchor - local`; a descent direction, so it is subtracted.
+        rule: outer learning rate and momentum, from the manifest.
+    Returns:
+        The next anchor and momentum, freshly allocated.
+    Raises:
+        NonFiniteUpdate: `update_N`, or the step along it, holds a NaN or an infinity; the span is void this round.
+    Source: DiLoCo, arXiv 2311.08105, algorithm 1; Nesterov as in torch.optim.SGD. Momentum 0.5 instead of 0.9 for
+        asynchrony.
+    """
+    assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
+    next_anchor_N, next_momentum_N = np.empty_like(anchor_N), np.empty_like(momentum_N)
+    rate, momentum = np.float32(rule.learning_rate), np.float32(rule.momentum)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in iterate_blocks(len(anchor_N)):
+            update_B, momentum_B, anchor_B = update_N[block], next_momentum_N[block], next_anchor_N[block]
+            np.multiply(momentum_N[block], momentum, out=momentum_B)
+            np.add(momentum_B, update_B, out=momentum_B)
+            np.multiply(momentum_B, momentum, out=anchor_B)
+            np.add(update_B, anchor_B, out=anchor_B)
+            np.multiply(anchor_B, rate, out=anchor_B)
+            np.subtract(anchor_N[block], anchor_B, out=anchor_B)
+    # A g or m that is not finite makes φ so too (0 · inf is NaN), so one look at the result is enough.
+    if count_non_finite(next_anchor_N):
+        raise NonFiniteUpdate(
+            f"the update holds {count_non_finite(update_N)} and the step along it {count_non_finite(next_anchor_N)} "
+            f"non-finite numbers among {len(update_N)}; the span is void this round"
+        )
+    return next_anchor_N, next_momentum_N

@@ -1,0 +1,153 @@
+"""A span's agreed state: anchor, momentum and where its log stands, with the digests that peers compare.
+
+A chain digest says which entries were absorbed, a content digest what the bytes are. Peers with equal chain digests
+must have equal content digests; who differs has bad memory or a bug.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, sha256
+from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
+from p2p_diloco.outer.vector import Vector, count_non_finite, is_vector
+
+# Each kind of digest begins with a text of its own, so that none can pass for another.
+_CONTENT_LABEL = b"p2p-diloco span content 1\n"
+_FRAGMENT_LABEL = b"p2p-diloco fragment heads 1\n"
+_STATE_LABEL = b"p2p-diloco state 1\n"
+
+
+# Not compared by value: `==` on arrays has no single truth value. Compare digests.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SpanState:
+    """What all peers agree on for one span.
+
+    The arrays are handed over: they are made read-only, and nobody writes to them any more.
+
+    Attributes:
+        head: where the span's log stands.
+        anchor_N: φ, float32, shape (N,).
+        momentum_N: m, same shape.
+    """
+
+    head: SpanHead
+    anchor_N: Vector
+    momentum_N: Vector
+
+    def __post_init__(self) -> None:
+        if not is_vector(self.anchor_N) or not is_vector(self.momentum_N) or len(self.anchor_N) != len(self.momentum_N):
+            raise StateError(
+                f"anchor is {self.anchor_N.dtype} {self.anchor_N.shape} and momentum {self.momentum_N.dtype} "
+                f"{self.momentum_N.shape}; expected float32 vectors of one length"
+            )
+        self.anchor_N.flags.writeable = False
+        self.momentum_N.flags.writeable = False
+
+    @property
+    def elements(self) -> int:
+        """N."""
+        return len(self.anchor_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsorbedEntry:
+    """What a span's head takes from a valid entry.
+
+    Attributes:
+        digest: the entry's digest.
+        round: the entry's round.
+        roster: digest of the roster that it names.
+        radius: median norm, before clipping, of the contributions that it includes.
+        median_weight: their median weight.
+    """
+
+    digest: Digest
+    round: int
+    roster: Digest
+    radius: float
+    median_weight: float
+
+
+def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
+    """Found a span: momentum zero, nothing absorbed, d = the content digest of the start.
+
+    Args:
+        anchor_N: the start; copied.
+        founding_roster: digest of roster 0.
+    Raises:
+        StateError: the start holds a NaN or an infinity.
+    """
+    if count_non_finite(anchor_N):
+        raise StateError(
+            f"the start holds {count_non_finite(anchor_N)} non-finite numbers among {len(anchor_N)}; found the run "
+            "with another model or seed"
+        )
+    start_N = np.array(anchor_N, dtype=np.float32)
+    momentum_N = np.zeros_like(start_N)
+    head = SpanHead(
+        digest=content_digest(start_N, momentum_N, ZERO_DIGEST),
+        height=0,
+        round=GENESIS_ROUND,
+        roster=founding_roster,
+        radius=0.0,
+        median_weight=0.0,
+    )
+    return SpanState(head=head, anchor_N=start_N, momentum_N=momentum_N)
+
+
+def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: OuterRule) -> SpanState:
+    """Apply one valid entry to a span: outer step, d ← H(d, entry digest), height + 1. Whole or not at all.
+
+    The caller has checked the entry's predicate: signature, parent, majority, radius.
+
+    Args:
+        state: the entry's parent. Not changed.
+        entry: what the head takes from it.
+        update_N: the decoded entry, shape (N,). Not changed.
+        rule: from the manifest.
+    Raises:
+        StateError: the entry's round is not behind the span's, or its length is another.
+        NonFiniteUpdate: the update or the step along it is not finite.
+    """
+    if entry.round <= state.head.round:
+        raise StateError(f"entry of round {entry.round} cannot follow round {state.head.round}, absorbed already")
+    if len(update_N) != state.elements:
+        raise StateError(f"update of {len(update_N)} elements does not fit a span of {state.elements}")
+    anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, rule)
+    head = SpanHead(
+        digest=sha256(state.head.digest, entry.digest),
+        height=state.head.height + 1,
+        round=entry.round,
+        roster=entry.roster,
+        radius=entry.radius,
+        median_weight=entry.median_weight,
+    )
+    return SpanState(head=head, anchor_N=anchor_N, momentum_N=momentum_N)
+
+
+def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:
+    """Return x = H(φ, m, d) over little-endian float32 bytes; d is `ZERO_DIGEST` at founding, where x becomes d."""
+    return sha256(_CONTENT_LABEL, _little_endian(anchor_N), _little_endian(momentum_N), chain_digest)
+
+
+def fragment_digest(heads: Sequence[SpanHead]) -> Digest:
+    """Return one digest for the chains of a fragment's spans, in order; hashes no vector, so it is cheap enough for
+    every heartbeat."""
+    return sha256(_FRAGMENT_LABEL, *(head.digest for head in heads))
+
+
+def state_digest(states: Sequence[SpanState]) -> Digest:
+    """Return one digest for the bytes of spans, in order of fragment and span: equal means equal φ, m and d."""
+    contents = (content_digest(state.anchor_N, state.momentum_N, state.head.digest) for state in states)
+    return sha256(_STATE_LABEL, *contents)
+
+
+def _little_endian(vector_N: Vector) -> memoryview:
+    return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")

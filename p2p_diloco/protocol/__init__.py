@@ -1,0 +1,1 @@
+"""The rules: values and state machines without clock, randomness or I/O."""

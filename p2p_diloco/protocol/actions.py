@@ -1,0 +1,151 @@
+"""What the rules want done. The shell plays these in the order given; the lab plays the same ones in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import Message
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send `message` to a linked peer; worthless after `deadline` (swarm seconds)."""
+
+    to: PeerId
+    message: Message
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBallots:
+    """Put `ballots` on disk before any later action of the same list is played."""
+
+    ballots: Ballots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepGoodbye:
+    """Put this peer's own good-bye on disk, before it is said: the incarnation that said it must not vote again."""
+
+    goodbye: Goodbye
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRoster:
+    """Put a certified roster on disk."""
+
+    certified: CertifiedRoster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSnapshot:
+    """Ask the island for its contribution to a round, at its next step border; worthless after `deadline`."""
+
+    round: int
+    fragment: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One contribution to one span, as the reducer weighs it."""
+
+    peer: PeerId
+    payload: bytes
+    weight: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceSpan:
+    """Average `parts` (roster order); drop those that are not finite or longer than `norm_limit`; encode the mean.
+
+    `norm_limit` is infinite before the first entry. `rounding_seed` makes the encoding one that anyone can redo.
+    """
+
+    round: int
+    span: SpanId
+    parts: tuple[Part, ...]
+    norm_limit: float
+    rounding_seed: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyEntry:
+    """Absorb a valid entry into the outer state at the next step border. Entries of a span come in parent order."""
+
+    entry: Entry
+    own_included: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceSpan:
+    """Take a span's bytes (anchor, then momentum, float32 little-endian) as transferred, at `head`."""
+
+    span: SpanId
+    head: SpanHead
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSpan:
+    """Send a piece of a span, as this peer holds it, to `to`."""
+
+    to: PeerId
+    span: SpanId
+    version: Digest
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeContent:
+    """Hash a fragment's spans and send the digests to `to`."""
+
+    to: PeerId
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareContent:
+    """Hash a fragment's spans and say where they differ from `peer`'s at equal chain digests."""
+
+    peer: PeerId
+    fragment: int
+    digests: tuple[tuple[Digest, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClosed:
+    """A round is over: what came of it.
+
+    Attributes:
+        num_spans, num_entries: spans of the fragment, and how many of them got an entry.
+        num_included: included contributions, summed over those entries.
+        num_ready: ready peers known here, those that could have been included.
+        num_members: members on the roster of the round.
+    """
+
+    round: int
+    num_spans: int
+    num_entries: int
+    num_included: int
+    num_ready: int
+    num_members: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Something that people may want to know; `topic` is a stable word, `text` a sentence."""
+
+    topic: str
+    text: str
+
+
+Action = (
+    Send | KeepBallots | KeepGoodbye | KeepRoster | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
+    | ServeContent | CompareContent | RoundClosed | Report
+)  # fmt: skip

@@ -1,0 +1,113 @@
+"""What a peer says of itself in heartbeats, and where its fragments stood when their last round was over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.protocol.chain import ChainBook, heads_digest
+from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.messages import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.protocol.round import as_float32
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire import MOST_COUNTED
+
+NO_SIGNATURE = bytes(64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the island says of itself in heartbeats."""
+
+    tokens: int = 0
+    steps: int = 0
+    tokens_per_second: float = 0.0
+    loss: float = 0.0
+
+
+class Beacon:
+    """Makes heartbeats. A state machine without I/O.
+
+    The fragment of the round in progress moves at different times on different peers. So its digest is kept as it was
+    when the round began: two peers can compare at the closed boundary at any time.
+    """
+
+    def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook) -> None:
+        self._rules = rules
+        self._membership = membership
+        self._chains = chains
+        self._next = -math.inf
+        self._sequence = 0
+        self._frozen: tuple[int, Digest] | None = None
+
+    @property
+    def next_at(self) -> float:
+        """When the next heartbeat is due."""
+        return self._next
+
+    def hasten(self) -> None:
+        """Make the next heartbeat due at once: somebody new listens."""
+        self._next = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether a heartbeat is due, and count on its being sent."""
+        if now < self._next:
+            return False
+        self._next = now + self._rules.heartbeat_seconds
+        return True
+
+    def freeze(self, round_index: int) -> None:
+        """Keep where the fragment of the round that begins stands."""
+        fragment = self._rules.clock.fragment(round_index)
+        digest = self._digest(fragment)
+        self._frozen = (fragment, digest) if digest is not None else None
+
+    def _digest(self, fragment: int) -> Digest | None:
+        heads = self._chains.fragment_heads(fragment, self._rules.num_spans[fragment])
+        return Digest(heads_digest(heads)[:SHORT_DIGEST_BYTES]) if heads is not None else None
+
+    def fragment_head(self, fragment: int, now: float) -> FragmentHead | None:
+        """Return where a fragment stands at its closed boundary; None while a span is missing."""
+        is_frozen = self._frozen is not None and self._frozen[0] == fragment
+        digest = self._frozen[1] if is_frozen and self._frozen is not None else self._digest(fragment)
+        if digest is None:
+            return None
+        return FragmentHead(round=self._rules.clock.closed_round(fragment, now), digest=digest)
+
+    def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
+        """Return where all fragments stand; empty while a span is missing."""
+        heads = [self.fragment_head(fragment, now) for fragment in range(len(self._rules.num_spans))]
+        found = tuple(head for head in heads if head is not None)
+        return found if len(found) == len(heads) else ()
+
+    def heartbeat(self, progress: Progress, heads: Sequence[FragmentHead]) -> Heartbeat:
+        """Return this peer's next heartbeat, signed."""
+        self._sequence += 1
+        membership = self._membership
+        me, roster = membership.me, membership.book.in_force
+        unsigned = Heartbeat(
+            run=self._rules.run,
+            peer=me.peer,
+            incarnation=me.incarnation,
+            sequence=self._sequence,
+            roster=membership.book.in_force_digest or ZERO_DIGEST,
+            roster_k=roster.k if roster is not None else 0,
+            included_total=roster.included_total if roster is not None else 0,
+            heads=tuple(heads),
+            ready=membership.ready and not membership.leaving,
+            can_be_dialled=me.can_be_dialled,
+            trains=me.trains,
+            tokens=min(progress.tokens, MOST_COUNTED),
+            steps=min(progress.steps, MOST_COUNTED),
+            tokens_per_second=_sayable(progress.tokens_per_second),
+            loss=_sayable(progress.loss),
+            signature=NO_SIGNATURE,
+        )
+        return replace(unsigned, signature=me.sign(unsigned.statement()))
+
+
+def _sayable(value: float) -> float:
+    """Return a float32 that passes the wire: a loss that diverged must not silence the peer."""
+    return as_float32(value) if math.isfinite(value) else 0.0

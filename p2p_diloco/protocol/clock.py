@@ -1,0 +1,80 @@
+"""Swarm time cut into rounds and cycles; deadlines are absolute.
+
+`now_seconds` is swarm time: the local clock plus the median offset to the peers' raw clocks, self included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONTRIBUTE_SHARE = 0.5
+"""Share of a round until which a contribution is taken."""
+REDUCE_SHARE = 0.6
+"""Share of a round at which a reducer averages what is there."""
+LEAD_TURN_SHARE = 0.25
+"""Share of a round that one lead has before it is the next one's turn."""
+LEAD_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClock:
+    """Tells rounds, cycles and deadlines; all times in seconds of swarm time.
+
+    Attributes:
+        start_seconds: when round 0 begins.
+        round_seconds: length of one round.
+        num_fragments: rounds in a cycle; round r exchanges fragment `r mod num_fragments`.
+    """
+
+    start_seconds: float
+    round_seconds: float
+    num_fragments: int
+
+    def round_at(self, now_seconds: float) -> int:
+        """Return the round in progress; negative before the start."""
+        return math.floor((now_seconds - self.start_seconds) / self.round_seconds)
+
+    def begin(self, round_index: int) -> float:
+        """Return when a round begins; the end of a round is the begin of the next."""
+        return self.start_seconds + round_index * self.round_seconds
+
+    def contribute_by(self, round_index: int) -> float:
+        """Return the deadline for contributions."""
+        return self.begin(round_index) + CONTRIBUTE_SHARE * self.round_seconds
+
+    def reduce_by(self, round_index: int) -> float:
+        """Return when reducers stop waiting."""
+        return self.begin(round_index) + REDUCE_SHARE * self.round_seconds
+
+    def fragment(self, round_index: int) -> int:
+        """Return the fragment that a round exchanges."""
+        return round_index % self.num_fragments
+
+    def cycle(self, round_index: int) -> int:
+        """Return the cycle that a round belongs to."""
+        return round_index // self.num_fragments
+
+    def is_last_of_cycle(self, round_index: int) -> bool:
+        """Tell whether the next roster is voted on in this round."""
+        return round_index % self.num_fragments == self.num_fragments - 1
+
+    def closed_round(self, fragment: int, now_seconds: float) -> int:
+        """Return the last round of `fragment` that is over; negative when there is none."""
+        over = self.round_at(now_seconds) - 1
+        return over - (over - fragment) % self.num_fragments
+
+    def lead_turn(self, round_index: int, now_seconds: float) -> int:
+        """Return whose turn it is to lead, 0 to `LEAD_TURNS - 1`."""
+        share = (now_seconds - self.begin(round_index)) / self.round_seconds
+        return min(max(int(share / LEAD_TURN_SHARE), 0), LEAD_TURNS - 1)
+
+
+def median_offset(peer_offsets_seconds: Sequence[float]) -> float:
+    """Return what to add to the local clock: the lower median of the offsets to all raw clocks, the own (0) included.
+
+    Raw clocks, not corrected ones: a swarm that corrected against corrections would drift away together.
+    """
+    offsets = sorted([0.0, *peer_offsets_seconds])
+    return offsets[(len(offsets) - 1) // 2]

@@ -1,0 +1,344 @@
+"""One peer of the swarm without a clock, a network or a vector: events in, actions out.
+
+The asyncio shell in `swarm/` and the lab drive this same object. Times are swarm seconds and are always handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, Report, Send
+from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, Vote
+from p2p_diloco.protocol.beacon import Beacon, Progress
+from p2p_diloco.protocol.catch_up import CatchUp
+from p2p_diloco.protocol.chain import ChainBook, EntryFate
+from p2p_diloco.protocol.entry import Entry, EntryRules, included_places
+from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.membership import Membership, Self
+from p2p_diloco.protocol.messages import (
+    FragmentHead,
+    Heartbeat,
+    Message,
+    Opening,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    SpanVector,
+)
+from p2p_diloco.protocol.repair import Repair
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
+from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.turns import Turns
+
+__all__ = ["PeerEngine", "Progress", "Recalled"]
+
+MOST_UNKNOWN_ROSTERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """What a restarted peer found on its disk.
+
+    Attributes:
+        rosters: certified rosters in the order in which they were kept. A peer that finds none although it was a
+            member has lost its memory, and does not vote before a roster lists its new incarnation.
+    """
+
+    rosters: tuple[CertifiedRoster, ...] = ()
+    ballots: Ballots = NO_BALLOTS
+    goodbye: Goodbye | None = None
+    heads: Mapping[SpanId, SpanHead] | None = None
+
+
+class PeerEngine:
+    """The rules of one peer, put together. A state machine without I/O; every method returns what is to be done."""
+
+    def __init__(self, *, me: Self, rules: RunRules, verify: Verify, recalled: Recalled | None = None) -> None:
+        recalled = recalled if recalled is not None else Recalled()
+        self.rules = rules
+        self.me = me
+        self.progress = Progress()
+        self.linked: set[PeerId] = set()
+        self.last_round: int | None = None
+        """No contribution to rounds after this one; None: go on."""
+        self.book = RosterBook(run=rules.run, organiser=rules.organiser, verify=verify)
+        self.membership = Membership(
+            me=me,
+            rules=rules,
+            book=self.book,
+            ballots=recalled.ballots,
+            verify=verify,
+            remembers=bool(recalled.rosters),
+        )
+        entry_rules = EntryRules(run=rules.run, clock=rules.clock, radius_limit=rules.entry_limit)
+        self.chains = ChainBook(rules=entry_rules, retained_cycles=rules.retained_cycles, verify=verify)
+        self.exchange = Exchange(rules=rules, membership=self.membership, chains=self.chains)
+        self._beacon = Beacon(rules=rules, membership=self.membership, chains=self.chains)
+        self._turns = Turns(rules=rules, membership=self.membership, chains=self.chains, exchange=self.exchange)
+        self._repair = Repair(
+            rules=rules, membership=self.membership, chains=self.chains, beacon=self._beacon, linked=self.linked
+        )
+        self._old_goodbye = recalled.goodbye
+        self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
+        self._recall(recalled)
+
+    def _recall(self, recalled: Recalled) -> None:
+        for certified in recalled.rosters:
+            self.book.add(certified)
+        if self.book.in_force is not None:
+            self.membership.included_total = self.book.in_force.included_total
+        if recalled.goodbye is not None:
+            self.membership.take_goodbye(recalled.goodbye)
+        if recalled.heads is not None:
+            self.hold_state(recalled.heads)
+
+    # -- state
+
+    def hold_state(self, heads: Mapping[SpanId, SpanHead]) -> None:
+        """Begin from spans that this peer holds: founded, or from its checkpoint."""
+        for span, head in heads.items():
+            self.chains.set_head(span, head)
+        self._repair.serves_state = True
+
+    def drop_state(self) -> None:
+        """Hold no vectors any more. A hub must go on holding them: ask `is_hub` first."""
+        self._repair.serves_state = False
+        for span in self.rules.span_elements:
+            self.chains.drop_head(span)
+
+    @property
+    def is_hub(self) -> bool:
+        """Tell whether no member can be dialled, so that this peer holds, reduces and passes on for all of them."""
+        return self.membership.is_hub()
+
+    def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
+        """Found the run: this peer holds the start and is, if it trains, ready at once."""
+        self.membership.ready = self.me.trains
+        return self.membership.take_rosters((founding,), now)
+
+    @property
+    def serves_state(self) -> bool:
+        """Tell whether this peer holds vectors that others may fetch."""
+        return self._repair.serves_state
+
+    @property
+    def catch_up(self) -> CatchUp:
+        """What this peer is fetching."""
+        return self._repair.catch_up
+
+    @property
+    def ready(self) -> bool:
+        """Tell whether this peer holds the agreed state and may be a member."""
+        return self.membership.ready
+
+    @property
+    def round(self) -> int | None:
+        """The round in progress here."""
+        return self._turns.round
+
+    def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
+        """Return where all fragments stand at their closed boundaries; empty while a span is missing."""
+        return self._repair.closed_heads(now)
+
+    def donors(self, now: float) -> list[PeerId]:
+        """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state."""
+        return self._repair.donors(now)
+
+    # -- time
+
+    def wake_at(self, now: float) -> float:
+        """Return when `tick` has something to do at the latest."""
+        if self._beacon.next_at <= now:
+            return now
+        clock = self.rules.clock
+        current = clock.round_at(now)
+        quarters = [clock.begin(current) + turn * clock.round_seconds / 4 for turn in range(1, 5)]
+        times = [self._beacon.next_at, clock.reduce_by(current), *quarters]
+        return min(time for time in times if time > now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due: heartbeats, rounds, rosters, requests that were not answered."""
+        actions: list[Action] = []
+        begun = self._turns.tick(now)
+        if begun is not None:
+            goes_on = self.last_round is None or begun <= self.last_round
+            contributes = self.serves_state and self.catch_up.is_complete() and goes_on
+            self._beacon.freeze(begun)
+            self._repair.begin_round(begun)
+            actions += self._turns.turn(begun, contributes, now)
+        actions += self.exchange.tick(now)
+        actions += self.membership.tick(now)
+        actions += self._repair.pump(now)
+        if self._beacon.is_due(now):
+            actions += self._sign_of_life(now)
+        return actions
+
+    def _sign_of_life(self, now: float) -> list[Action]:
+        heartbeat = self._beacon.heartbeat(self.progress, self.closed_heads(now))
+        deadline = now + self.rules.silence_seconds
+        words: list[Message] = [heartbeat]
+        roster, old = self.book.in_force, self._old_goodbye
+        if roster is not None and old is not None and old.incarnation < self.me.incarnation:
+            member = roster.member(self.me.peer)
+            if member is not None and member.incarnation == old.incarnation:
+                words.append(old)  # who did not hear it cannot go on without that incarnation's vote
+        return [Send(to=peer, message=word, deadline=deadline) for peer in sorted(self.linked) for word in words]
+
+    # -- messages
+
+    def _take_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+        if sender != beat.peer or not self.membership.hear(beat, now):
+            return []
+        actions: list[Action] = []
+        mine = self.book.in_force
+        if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
+            ours = (mine.included_total, mine.k) if mine is not None else (-1, -1)
+            if (beat.included_total, beat.roster_k) >= ours:
+                actions.append(self.membership.ask_rosters(sender, now))
+        return actions + self._repair.compare(sender, beat, now)
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
+        """Take a message from an authenticated peer. Entries come through `entry_checked`, after the codec saw them."""
+        match message:
+            case Heartbeat():
+                return self._take_heartbeat(sender, message, now)
+            case Opening() | SpanVector():
+                return self.exchange.take(sender, message, now)
+            case Promise():
+                return self.membership.take_promise(sender, message, now)
+            case Proposal():
+                return self.membership.take_proposal(sender, message, now)
+            case Vote():
+                return self.membership.take_vote(sender, message, now)
+            case RosterRequest():
+                reply = RosterReply(rosters=self.book.after(message.known))
+                return [Send(to=sender, message=reply, deadline=self._soon(now))] if reply.rosters else []
+            case RosterReply():
+                return self._take_rosters(sender, message, now)
+            case Goodbye():
+                return self._take_goodbye(message)
+            case Refusal():
+                return self._take_refusal(sender, message, now)
+            case _:
+                return self._repair.take(sender, message, now)
+
+    def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
+        actions = self.membership.take_rosters(reply.rosters, now)
+        if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
+            self._repair.adopt_branch()
+        beat = self.membership.heard.get(sender)
+        learnt = any(isinstance(action, KeepRoster) for action in actions)
+        if learnt and beat is not None and beat.heartbeat.roster not in self.book:
+            actions.append(self.membership.ask_rosters(sender, now))
+        for digest in [digest for digest in self._lacking_roster if digest in self.book]:
+            for donor, entry, norm in self._lacking_roster.pop(digest):
+                actions += self.entry_checked(donor, entry, norm, now)
+        return actions
+
+    def _take_goodbye(self, word: Goodbye) -> list[Action]:
+        from_whom = self.membership.heard.get(word.peer)
+        if not self.membership.take_goodbye(word) or from_whom is None:
+            return []
+        return [Report(topic="good-bye", text=f"a peer left after {from_whom.heartbeat.steps} inner steps")]
+
+    def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
+        reason = refusal.reason.decode("utf-8", "replace")
+        text = f"contribution to round {refusal.round} refused: {reason}"
+        actions: list[Action] = [Report(topic="refused", text=text)]
+        if refusal.newer_roster:
+            actions.append(self.membership.ask_rosters(sender, now))
+        return actions
+
+    # -- entries
+
+    def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
+        """Take an entry whose payload the codec found sound, with its exact norm."""
+        verdict = self.chains.offer(entry, payload_norm, self.book.folded)
+        if verdict.fate is EntryFate.ABSORBED:
+            return self._absorbed(verdict.absorbed, now)
+        if verdict.fate is EntryFate.WAITS and self._repair.follows:
+            self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
+            return self._repair.pump(now)
+        if verdict.fate is EntryFate.LACKS_ROSTER:
+            waiting = self._lacking_roster.setdefault(entry.roster, [])
+            if len(self._lacking_roster) > MOST_UNKNOWN_ROSTERS or len(waiting) >= max(self.rules.num_spans):
+                self._lacking_roster.clear()
+            else:
+                waiting.append((sender, entry, payload_norm))
+            return [self.membership.ask_rosters(sender, now)]
+        if verdict.fate is EntryFate.REFUSED:
+            return [Report(topic="entry-refused", text=verdict.reason)]
+        return []
+
+    def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for entry in entries:
+            roster, _ = self.book.folded[entry.roster]
+            peers = [roster.members[place].peer for place in included_places(entry)]
+            for peer in peers:
+                self.membership.took_part[peer] = max(entry.round, self.membership.took_part.get(peer, -1))
+            if entry.round >= self.membership.in_force_since:
+                self.membership.included_total += len(peers)
+            self._turns.entry_absorbed(entry.round, len(peers))
+            self.catch_up.entry_absorbed(entry.span)
+            if self.me.trains or self.serves_state:
+                actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
+        return actions + self._repair.pump(now)
+
+    def span_reduced(
+        self, round_index: int, span: SpanId, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float
+    ) -> list[Action]:
+        """Take a mean from the worker: absorb it and hand it to all members and ready listeners."""
+        entry = self.exchange.span_reduced(round_index, span, sound, payload)
+        if isinstance(entry, str):
+            return [Report(topic="void", text=f"{span} is void in round {round_index}: {entry}")]
+        actions = self.entry_checked(self.me.peer, entry, payload_norm, now)
+        roster, _ = self.book.folded[entry.roster]
+        deadline = self.rules.clock.begin(round_index + 1)
+        hub = roster.hub()
+        # Ready listeners too: they are on the next roster, and would begin it a cycle behind.
+        ready = {peer for peer, beat in self.membership.alive(now).items() if beat.ready and beat.trains}
+        others = roster.peers() | ready | ({hub} if hub is not None else set())
+        sends = [Send(to=peer, message=entry, deadline=deadline) for peer in sorted(others - {self.me.peer})]
+        return [*actions, *sends]
+
+    def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
+        """Take the island's contribution to the round in progress."""
+        return self.exchange.contribute(contribution, now)
+
+    def content_compared(
+        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
+    ) -> list[Action]:
+        """Take the result of a `CompareContent`."""
+        return self._repair.content_compared(peer, fragment, num_equal, differing, now)
+
+    # -- links and leaving
+
+    def link_up(self, peer: PeerId) -> None:
+        """Hear that messages to `peer` can be sent; it gets a heartbeat at the next tick."""
+        self.linked.add(peer)
+        self._beacon.hasten()
+
+    def link_lost(self, peer: PeerId) -> None:
+        """Hear that they cannot any more."""
+        self.linked.discard(peer)
+        self.catch_up.lose(peer)
+
+    def leave(self, now: float) -> list[Action]:
+        """Say good-bye to the others. A peer that is alone just goes: nobody needs to know, and it may come back."""
+        self.membership.ready = False
+        roster = self.book.in_force
+        others = roster.peers() - {self.me.peer} if roster is not None else frozenset()
+        if not others or not self.linked:
+            self.membership.leaving = True
+            return []
+        word = self.membership.say_goodbye()
+        sends = [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
+        return [KeepGoodbye(goodbye=word), *sends]
+
+    def _soon(self, now: float) -> float:
+        return now + self.rules.clock.round_seconds

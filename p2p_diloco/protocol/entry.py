@@ -1,0 +1,164 @@
+"""The entry: an owner's signed update of one span, and the predicate that decides whether it may be applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import Digest, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.grid import Grid
+from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, Verify
+from p2p_diloco.protocol.wire import DIGEST, F32, I64, SIGNATURE, SPAN, U64, Layout, blob, many, to_bytes
+
+MOST_PAYLOAD_BYTES = 1 << 28
+
+HEAD_LAYOUT: Layout = (
+    ("digest", DIGEST),
+    ("height", U64),
+    ("round", I64),
+    ("roster", DIGEST),
+    ("radius", F32),
+    ("median_weight", F32),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One link of a span's log.
+
+    Attributes:
+        parent: chain digest that the span must have before.
+        height: parent's height + 1; lets two peers see who is ahead without the entries between them.
+        included: bit i (little-endian bytes) says that member i of the roster is part of the mean.
+        weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
+        tokens: sum of the included members' tokens of this cycle.
+        median_norm: median norm, before clipping, of the included contributions: the span's next radius.
+        median_weight: median of the included members' weights that are not 0.
+        payload: the encoded mean; its size follows from the manifest.
+        signature: the owner's, over everything above (the payload by its hash).
+    """
+
+    run: Digest
+    round: int
+    span: SpanId
+    parent: Digest
+    height: int
+    roster: Digest
+    included: bytes
+    weights: tuple[float, ...]
+    tokens: int
+    median_norm: float
+    median_weight: float
+    payload: bytes
+    signature: bytes
+
+    def statement(self) -> bytes:
+        """Return the bytes that the owner signs: all but the signature, the payload as its hash."""
+        return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + sha256(self.payload)
+
+    def digest(self) -> Digest:
+        """Return the digest that chain digests absorb. The signature is not part of it."""
+        return sha256(self.statement())
+
+
+_SIGNED_LAYOUT: Layout = (
+    ("run", DIGEST),
+    ("round", I64),
+    ("span", SPAN),
+    ("parent", DIGEST),
+    ("height", U64),
+    ("roster", DIGEST),
+    ("included", blob(MOST_MEMBERS // 8)),
+    ("weights", many(F32, MOST_MEMBERS)),
+    ("tokens", U64),
+    ("median_norm", F32),
+    ("median_weight", F32),
+)
+ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("payload", blob(MOST_PAYLOAD_BYTES)), ("signature", SIGNATURE))
+
+
+def pack_included(places: set[int], num_members: int) -> bytes:
+    """Return the bitmap of `places` over `num_members` members."""
+    bits = bytearray((num_members + 7) // 8)
+    for place in places:
+        bits[place // 8] |= 1 << (place % 8)
+    return bytes(bits)
+
+
+def included_places(entry: Entry) -> tuple[int, ...]:
+    """Return the places on the roster of the members in the mean, in order."""
+    return tuple(
+        byte_index * 8 + bit
+        for byte_index, byte in enumerate(entry.included)
+        for bit in range(8)
+        if byte >> bit & 1
+    )
+
+
+def next_head(head: SpanHead, entry: Entry) -> SpanHead:
+    """Return where the span's log stands when `entry` has been absorbed."""
+    return SpanHead(
+        digest=sha256(head.digest, entry.digest()),
+        height=head.height + 1,
+        round=entry.round,
+        roster=entry.roster,
+        radius=entry.median_norm,
+        median_weight=entry.median_weight,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRules:
+    """What the manifest says about entries; `radius_limit` is [3] × the last published median norm."""
+
+    run: Digest
+    clock: RoundClock
+    radius_limit: float
+
+
+def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
+    """Tell whether the owner of the entry's span, under the grid of the roster that the entry names, has signed it."""
+    owner = grid.owner(entry.span)
+    return owner is not None and verify(owner, entry.statement(), entry.signature)
+
+
+def check_entry(
+    entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules, payload_norm: float, verify: Verify
+) -> None:
+    """Check that `entry` may be applied to a span that stands at `head`. Needs nothing else, so everyone agrees.
+
+    Args:
+        entry: the candidate; its parent must be the head's digest (anything else is not this function's question).
+        head: the span's own state.
+        roster: the certified roster that the entry names, and its `grid`.
+        payload_norm: exact norm of the decoded payload, found finite and of the right size by the codec.
+
+    Raises:
+        PeerError: it may not; the text names the owner and the reason.
+    """
+    places = included_places(entry)
+    num_members = len(roster.members)
+    limit = rules.radius_limit * head.radius
+    problems = (
+        (entry.run != rules.run, "belongs to another run"),
+        (entry.roster != roster.digest(), "names another roster"),
+        (entry.parent != head.digest, "has another parent than the span's head"),
+        (entry.height != head.height + 1, f"says height {entry.height} on top of {head.height}"),
+        (entry.round <= head.round, f"is from round {entry.round}, not after round {head.round}"),
+        (rules.clock.fragment(entry.round) != entry.span.fragment, f"is for a fragment that round {entry.round} lacks"),
+        (len(entry.included) != (num_members + 7) // 8, f"has a bitmap that does not fit {num_members} members"),
+        (bool(places) and places[-1] >= num_members, "includes members that the roster lacks"),
+        (2 * len(places) <= num_members, f"includes {len(places)} of {num_members} members; more than half are needed"),
+        (len(entry.weights) != len(places), f"has {len(entry.weights)} weights for {len(places)} members"),
+        (min(entry.weights, default=0.0) < 0 or sum(entry.weights) <= 0, "has weights that do not sum to more than 0"),
+        (entry.median_norm < 0 or entry.median_weight < 0, "publishes a negative norm or weight"),
+        (head.radius > 0 and payload_norm > limit, f"has norm {payload_norm:.4g}, beyond the limit {limit:.4g}"),
+    )
+    for is_wrong, text in problems:
+        if is_wrong:
+            raise PeerError(f"the entry for {entry.span} in round {entry.round} {text}")
+    if not is_signed_by_owner(entry, grid, verify):
+        owner = grid.owner(entry.span)
+        name = "nobody" if owner is None else short_peer_id(owner)
+        raise PeerError(f"the entry for {entry.span} in round {entry.round} is not signed by its owner {name}")

@@ -1,0 +1,385 @@
+"""Who is here and who is a member: heartbeats in, promises, proposals, votes and certificates out.
+
+In the last round of each cycle the members of the roster in force agree on its child (`ballot.py`). Each quarter of
+that round is one lead's turn. A founder leads alone until roster 1 is certified, then counts no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, short_peer_id
+from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
+from p2p_diloco.protocol.ballot import (
+    Ballots,
+    Candidacy,
+    Promise,
+    Proposal,
+    Vote,
+    add_promise,
+    add_vote,
+    ballot_number,
+    ballot_turn,
+    certificate,
+    promise,
+    propose,
+    vote,
+)
+from p2p_diloco.protocol.messages import Heartbeat, RosterReply, RosterRequest
+from p2p_diloco.protocol.roster import (
+    MOST_LEVELS,
+    CertifiedRoster,
+    Goodbye,
+    Member,
+    Roster,
+    Verify,
+    check_child,
+    lead_order,
+    vote_statement,
+)
+from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wish import View, wish_roster
+
+MOST_HEARD = 4096
+NO_SIGNATURE = bytes(64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Self:
+    """This peer, as the rules see it; `sign` is its key."""
+
+    peer: PeerId
+    incarnation: int
+    can_be_dialled: bool
+    trains: bool
+    sign: Callable[[bytes], bytes]
+
+    def member(self) -> Member:
+        """Return this incarnation as it would stand on a roster."""
+        return Member(peer=self.peer, incarnation=self.incarnation, can_be_dialled=self.can_be_dialled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The latest heartbeat of a peer and when it came."""
+
+    heartbeat: Heartbeat
+    at: float
+
+
+class Membership:
+    """One peer's view of the swarm and its part in certifying rosters. A state machine without I/O.
+
+    `took_part` holds the members included in entries of the last cycle; `included_total` what rosters publish. Both
+    are kept by the engine.
+
+    Args:
+        remembers: whether this peer still knows what its earlier incarnations voted. One whose disk was lost does
+            not, and so has no vote on the child of a roster that lists an earlier incarnation.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: Self,
+        rules: RunRules,
+        book: RosterBook,
+        ballots: Ballots,
+        verify: Verify,
+        remembers: bool,
+    ) -> None:
+        self.me = me
+        self.rules = rules
+        self.book = book
+        self.heard: dict[PeerId, Heard] = {}
+        self.took_part: dict[PeerId, int] = {}
+        self.included_total = 0
+        self.void_cycles = 0
+        self.ready = False
+        self.leaving = False
+        self.in_force_since = 0
+        self._goodbyes: dict[tuple[PeerId, int], Goodbye] = {}
+        self._ballots = ballots
+        self._verify = verify
+        self._candidacy: Candidacy | None = None
+        self._remembers = remembers
+
+    # -- who is here
+
+    def hear(self, heartbeat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat; False for one that is old or not signed by its peer."""
+        known = self.heard.get(heartbeat.peer)
+        if known is None and len(self.heard) >= MOST_HEARD:
+            return False
+        age = (heartbeat.incarnation, heartbeat.sequence)
+        if known is not None and age <= (known.heartbeat.incarnation, known.heartbeat.sequence):
+            return False
+        if heartbeat.run != self.rules.run or not self._verify(
+            heartbeat.peer, heartbeat.statement(), heartbeat.signature
+        ):
+            return False
+        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now)
+        return True
+
+    def alive(self, now: float) -> dict[PeerId, Heartbeat]:
+        """Return the latest heartbeats of peers that are not silent and have not said good-bye; without this peer."""
+        return {
+            peer: heard.heartbeat
+            for peer, heard in self.heard.items()
+            if now - heard.at <= self.rules.silence_seconds
+            and (peer, heard.heartbeat.incarnation) not in self._goodbyes
+        }
+
+    def num_ready(self, now: float) -> int:
+        """Return how many peers that train are alive and ready, this one included."""
+        return sum(h.ready and h.trains for h in self.alive(now).values()) + (self.ready and self.me.trains)
+
+    def is_hub(self) -> bool:
+        """Tell whether no member can be dialled, so that all go through this peer, which holds the state for them."""
+        roster = self.book.in_force
+        return roster is not None and roster.k > 0 and roster.hub() == self.me.peer
+
+    def has_left(self, member: Member) -> bool:
+        """Tell whether that incarnation has said good-bye."""
+        return (member.peer, member.incarnation) in self._goodbyes
+
+    def take_goodbye(self, word: Goodbye) -> bool:
+        """Note a good-bye; False when it is not signed by its peer or known already."""
+        key = (word.peer, word.incarnation)
+        roster = self.book.in_force
+        is_member = word.peer == self.me.peer or (roster is not None and roster.member(word.peer) is not None)
+        if key in self._goodbyes or word.run != self.rules.run or not (is_member or word.peer in self.heard):
+            return False
+        if not self._verify(word.peer, word.statement(), word.signature):
+            return False
+        self._goodbyes[key] = word
+        return True
+
+    def say_goodbye(self) -> Goodbye:
+        """Leave: from now on this incarnation neither leads nor votes."""
+        self.leaving = True
+        parent = self.book.in_force
+        digest = parent.digest() if parent is not None else ZERO_DIGEST
+        bond = self._ballots.bond(digest, 0)
+        unsigned = Goodbye(
+            run=self.rules.run,
+            peer=self.me.peer,
+            incarnation=self.me.incarnation,
+            parent=digest,
+            k=parent.k if parent is not None else 0,
+            promised=bond.promised,
+            voted=bond.voted is not None,
+            signature=NO_SIGNATURE,
+        )
+        word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
+        self.take_goodbye(word)
+        return word
+
+    # -- the chain of rosters
+
+    def take_rosters(self, rosters: tuple[CertifiedRoster, ...], now: float) -> list[Action]:
+        """Add rosters in chain order; report what is now in force, and a branch that was given up."""
+        before = self.book.in_force
+        actions: list[Action] = []
+        for certified in rosters:
+            try:
+                if self.book.add(certified):
+                    actions.append(KeepRoster(certified=certified))
+            except PeerError as error:
+                actions.append(Report(topic="roster-refused", text=str(error)))
+                break
+        after = self.book.in_force
+        if after is not None and after is not before:
+            self._enter(before, after, now, actions)
+        return actions
+
+    def ask_rosters(self, to: PeerId, now: float) -> Send:
+        """Ask a peer whose roster is not known here for what we lack."""
+        return Send(to=to, message=RosterRequest(known=self.book.landmarks()), deadline=self._soon(now))
+
+    def _enter(self, before: Roster | None, after: Roster, now: float, actions: list[Action]) -> None:
+        self.void_cycles = 0
+        self._candidacy = None
+        self.in_force_since = self.rules.clock.round_at(now)
+        is_other_branch = before is not None and not self.book.is_on_chain(before.digest())
+        counted = 0 if is_other_branch else self.included_total
+        self.included_total = max(counted, after.included_total)
+        self._forget_strangers(after, now)
+        names = ", ".join(short_peer_id(member.peer) for member in after.members)
+        degraded = f"; degraded, epoch {after.epoch}" if after.is_degraded() else ""
+        text = f"roster {after.k}: {len(after.members)} members ({names}){degraded}"
+        actions.append(Report(topic="roster", text=text))
+        if is_other_branch:
+            text = f"roster {after.k} of another branch is senior to ours; adopting its state"
+            actions.append(Report(topic="branch", text=text))
+
+    def _forget_strangers(self, roster: Roster, now: float) -> None:
+        """Drop what is kept of peers that are neither members nor here, so that nothing grows for ever."""
+        long_ago = now - 4 * self.rules.silence_seconds
+        members = roster.peers()
+        self.heard = {p: heard for p, heard in self.heard.items() if p in members or heard.at > long_ago}
+        self._goodbyes = {key: w for key, w in self._goodbyes.items() if key[0] in members or key[0] in self.heard}
+        self.took_part = {peer: last for peer, last in self.took_part.items() if peer in members}
+
+    # -- certifying the next one
+
+    def tick(self, now: float) -> list[Action]:
+        """Promise to the lead whose turn it is, and lead when it is ours."""
+        parent = self.book.in_force
+        round_index = self.rules.clock.round_at(now)
+        if parent is None or round_index < 0 or not self._is_voting_round(parent, round_index):
+            return []
+        turn = self.rules.clock.lead_turn(round_index, now)
+        ballot = ballot_number(round_index, turn)
+        lead = lead_order(parent, round_index)[turn]
+        actions = self._promise(parent, ballot, lead, now)
+        if lead == self.me.peer and not self.leaving:
+            actions += self._lead(parent, ballot, now)
+        return actions
+
+    def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
+        clock = self.rules.clock
+        # A founder may certify roster 1 in the very cycle of the founding; who is ready by then begins together.
+        return clock.is_last_of_cycle(round_index) and (parent.k == 0 or clock.cycle(round_index) > parent.cycle)
+
+    def level(self) -> int:
+        """Return how far this peer is willing to go below a majority, after so many void cycles sat through awake."""
+        level, wait = 0, self.rules.void_cycles
+        left = self.void_cycles
+        while left >= wait and level < MOST_LEVELS:
+            left -= wait
+            level += 1
+            wait = self.rules.void_cycles * 2**level
+        return level
+
+    def _may_vote(self, parent: Roster) -> bool:
+        member = parent.member(self.me.peer)
+        if member is None or self.leaving or not (self._remembers or member.incarnation == self.me.incarnation):
+            return False
+        return self.level() > 0 or not self.has_left(member)
+
+    def _promise(self, parent: Roster, ballot: int, lead: PeerId, now: float) -> list[Action]:
+        digest, level = parent.digest(), self.level()
+        if self._ballots.bond(digest, level).promised >= ballot or not self._may_vote(parent):
+            return []
+        bound = promise(self._ballots, digest, level, ballot)
+        if bound is None:
+            return []
+        self._ballots = bound
+        voted = bound.bond(digest, level).voted
+        unsigned = Promise(parent=digest, level=level, ballot=ballot, voted=voted, signature=NO_SIGNATURE)
+        word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
+        actions: list[Action] = [KeepBallots(ballots=bound)]
+        if lead == self.me.peer:
+            return actions + self.take_promise(self.me.peer, word, now)
+        return [*actions, Send(to=lead, message=word, deadline=self._soon(now))]
+
+    def _lead(self, parent: Roster, ballot: int, now: float) -> list[Action]:
+        if self._candidacy is None or self._candidacy.ballot != ballot:
+            self._candidacy = Candidacy(parent=parent, level=self.level(), ballot=ballot)
+        return self._propose_when_enough(now)
+
+    def _propose_when_enough(self, now: float) -> list[Action]:
+        candidacy = self._candidacy
+        if candidacy is None or candidacy.proposal is not None:
+            return []
+        wish = wish_roster(candidacy, self._view(now))
+        if wish is None:
+            return []
+        self._candidacy = propose(candidacy, wish)
+        proposal = self._candidacy.proposal
+        if proposal is None:
+            return []
+        deadline = self._soon(now)
+        others = sorted(candidacy.parent.peers() - {self.me.peer})
+        actions: list[Action] = [Send(to=peer, message=proposal, deadline=deadline) for peer in others]
+        return actions + self.take_proposal(self.me.peer, proposal, now)
+
+    def _lead_of(self, parent: Roster, ballot: int, now: float) -> PeerId | None:
+        """Return whose ballot this is; None for one that is not near the present, which would bind us for long."""
+        round_index, turn = ballot_turn(ballot)
+        if round_index < 0 or abs(round_index - self.rules.clock.round_at(now)) > 1:
+            return None
+        return lead_order(parent, round_index)[turn]
+
+    def take_promise(self, sender: PeerId, word: Promise, now: float) -> list[Action]:
+        """Count a promise made to us; propose once they are enough."""
+        parent = self.book.in_force
+        if parent is None or word.parent != parent.digest():
+            return []
+        if self._lead_of(parent, word.ballot, now) != self.me.peer or self.leaving:
+            return []
+        if self._candidacy is None or self._candidacy.ballot < word.ballot or self._candidacy.level != word.level:
+            if word.level != self.level():
+                return []
+            self._candidacy = Candidacy(parent=parent, level=word.level, ballot=word.ballot)
+        self._candidacy = add_promise(self._candidacy, sender, word, self._verify)
+        return self._propose_when_enough(now)
+
+    def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
+        """Vote for a proposal of the lead of its ballot, when what we have promised allows it."""
+        parent = self.book.in_force
+        roster = proposal.roster
+        if parent is None or roster.parent != parent.digest() or not self._may_vote(parent):
+            return []
+        if self._lead_of(parent, proposal.ballot, now) != sender or roster.level > self.level():
+            return []
+        if roster.cycle > self.rules.clock.cycle(self.rules.clock.round_at(now) + 1):
+            return []
+        try:
+            check_child(roster, parent, proposal.ballot, self._verify)
+        except PeerError as error:
+            return [Report(topic="proposal-refused", text=str(error))]
+        bound = vote(self._ballots, proposal)
+        if bound is None:
+            return []
+        self._ballots = bound
+        digest = roster.digest()
+        signature = self.me.sign(vote_statement(digest, proposal.ballot))
+        word = Vote(parent=roster.parent, roster=digest, ballot=proposal.ballot, signature=signature)
+        actions: list[Action] = [KeepBallots(ballots=bound)]
+        if sender == self.me.peer:
+            return actions + self.take_vote(sender, word, now)
+        return [*actions, Send(to=sender, message=word, deadline=self._soon(now))]
+
+    def take_vote(self, sender: PeerId, word: Vote, now: float) -> list[Action]:
+        """Count a vote for our proposal; spread the certificate once they are enough."""
+        if self._candidacy is None:
+            return []
+        self._candidacy = add_vote(self._candidacy, sender, word, self._verify)
+        certified = certificate(self._candidacy)
+        if certified is None:
+            return []
+        to = self._candidacy.parent.peers() | certified.roster.peers() | self.alive(now).keys()
+        reply = RosterReply(rosters=(certified,))
+        deadline = self._soon(now)
+        sends = [Send(to=peer, message=reply, deadline=deadline) for peer in sorted(to - {self.me.peer})]
+        return [*self.take_rosters((certified,), now), *sends]
+
+    def _view(self, now: float) -> View:
+        present = {
+            peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled)
+            for peer, beat in self.alive(now).items()
+            if beat.ready and beat.trains
+        }
+        if self.ready and self.me.trains:
+            present[self.me.peer] = self.me.member()
+        return View(
+            lead=self.me.peer,
+            present=present,
+            took_part=self.took_part,
+            goodbyes=self._goodbyes.values(),
+            clock=self.rules.clock,
+            round=self.rules.clock.round_at(now),
+            in_force_since=self.in_force_since,
+            included_total=self.included_total,
+            group_size=self.rules.group_size,
+        )
+
+    def _soon(self, now: float) -> float:
+        return now + self.rules.clock.round_seconds
+
+

@@ -1,0 +1,390 @@
+"""What peers say to each other, as frozen values with a bounded binary form.
+
+Small words travel on the control lane, vectors on the bulk lane; `is_bulk` tells which. Signed values carry their own
+signature; everything else is vouched for by the link, whose peer the transport has authenticated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.errors import FrameError
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, PROPOSAL_LAYOUT, VOTE_LAYOUT, Promise, Proposal, Vote
+from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, Entry
+from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, MOST_MEMBERS, CertifiedRoster, Goodbye
+from p2p_diloco.protocol.wire import (
+    DIGEST,
+    F32,
+    F64,
+    FLAG,
+    I64,
+    PEER,
+    SIGNATURE,
+    SPAN,
+    U8,
+    U16,
+    U32,
+    U64,
+    FrameReader,
+    Layout,
+    blob,
+    fixed,
+    many,
+    pair,
+    put_fields,
+    record,
+    take_fields,
+    to_bytes,
+)
+
+PROTOCOL_VERSION = 1
+MOST_SPANS = 1 << 16
+MOST_FRAGMENTS = 1 << 12
+MOST_MANIFEST_BYTES = 1 << 16
+MOST_ROSTERS_IN_REPLY = 64
+MOST_RECORDS = 64
+MOST_RECORD_BYTES = 2048
+SHORT_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentHead:
+    """Where a fragment stands at a closed boundary: its last closed round and a digest over its spans' heads."""
+
+    round: int
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A peer's signed sign of life.
+
+    Attributes:
+        sequence: grows by one; an older one that arrives late changes nothing.
+        roster: digest of the roster in force here; its seniority's sum and k tell who should ask whom.
+        heads: one per fragment at its closed boundary; empty for peers that hold no state.
+        ready: holds the state and may be put on a roster.
+        tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
+    """
+
+    run: Digest
+    peer: PeerId
+    incarnation: int
+    sequence: int
+    roster: Digest
+    roster_k: int
+    included_total: int
+    heads: tuple[FragmentHead, ...]
+    ready: bool
+    can_be_dialled: bool
+    trains: bool
+    tokens: int
+    steps: int
+    tokens_per_second: float
+    loss: float
+    signature: bytes
+
+    def statement(self) -> bytes:
+        """Return the bytes that are signed."""
+        return b"heartbeat" + to_bytes(self, HEARTBEAT_LAYOUT[:-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Asks for the peer's raw clock; `nonce` comes back."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """The answer: the peer's raw clock in seconds when it answered."""
+
+    nonce: int
+    clock_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterRequest:
+    """Asks for the rosters after the first of these digests that the peer knows; all when it knows none."""
+
+    known: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterReply:
+    """Certified rosters in chain order, parents first."""
+
+    rosters: tuple[CertifiedRoster, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsRequest:
+    """Asks where the spans of a fragment stand."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsReply:
+    """Where the spans of a fragment stand at the sender, in span order."""
+
+    fragment: int
+    heads: tuple[SpanHead, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRequest:
+    """Asks for the entry of `span` whose parent is `parent`."""
+
+    span: SpanId
+    parent: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryAbsent:
+    """The answer when the sender does not hold that entry: too old, or of another branch."""
+
+    span: SpanId
+    parent: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRequest:
+    """Asks for a piece of a span's bytes; `version` is the chain digest of the pieces so far, or zeros."""
+
+    span: SpanId
+    version: Digest
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanReply:
+    """A piece of a span's anchor and momentum (float32, little-endian, one after the other) at `head`."""
+
+    span: SpanId
+    head: SpanHead
+    total_bytes: int
+    offset: int
+    piece: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentRequest:
+    """Asks for the content digests of a fragment's spans."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentReply:
+    """Pairs of chain digest and content digest in span order; compared only where the chain digests are equal."""
+
+    fragment: int
+    digests: tuple[tuple[Digest, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRequest:
+    """Asks for the signed manifest of the run that this link is about."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestReply:
+    """The signed manifest as its own bytes."""
+
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introductions:
+    """Signed records of peers that the sender knows, so that a newcomer needs nobody else to find the others."""
+
+    records: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanOffer:
+    """One span of an opening: its index, the parent that the contribution builds on, and its norm before clipping."""
+
+    index: int
+    parent: Digest
+    norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Begins a contribution: what is to come for the spans of one reducer.
+
+    Attributes:
+        roster: digest of the roster that the contributor goes by; another one than the reducer's does not count.
+        tokens, steps: trained for this fragment since its last snapshot.
+        commitment: digest over the encoded spans that follow, in order.
+    """
+
+    round: int
+    roster: Digest
+    incarnation: int
+    tokens: int
+    steps: int
+    commitment: Digest
+    spans: tuple[SpanOffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanVector:
+    """One encoded span of a contribution."""
+
+    round: int
+    span: SpanId
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowMean:
+    """A row's mean of one span on its way to the span's owner, with who is in it and with what weight."""
+
+    round: int
+    span: SpanId
+    roster: Digest
+    parent: Digest
+    row: int
+    included: bytes
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
+    tokens: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A reducer's word that a contribution does not count, and why; `newer_roster` says that the sender's is old."""
+
+    round: int
+    newer_roster: bool
+    reason: bytes
+
+
+_HEAD = record(SpanHead, HEAD_LAYOUT)
+_FRAGMENT_HEAD = record(FragmentHead, (("round", I64), ("digest", fixed(SHORT_DIGEST_BYTES))))
+HEARTBEAT_LAYOUT: Layout = (
+    ("run", DIGEST),
+    ("peer", PEER),
+    ("incarnation", U32),
+    ("sequence", U64),
+    ("roster", DIGEST),
+    ("roster_k", U64),
+    ("included_total", U64),
+    ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
+    ("ready", FLAG),
+    ("can_be_dialled", FLAG),
+    ("trains", FLAG),
+    ("tokens", U64),
+    ("steps", U64),
+    ("tokens_per_second", F32),
+    ("loss", F32),
+    ("signature", SIGNATURE),
+)
+_SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("norm", F32)))
+_CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
+
+_ROW_MEAN_LAYOUT: Layout = (
+    ("round", I64),
+    ("span", SPAN),
+    ("roster", DIGEST),
+    ("parent", DIGEST),
+    ("row", U16),
+    ("included", blob(MOST_MEMBERS // 8)),
+    ("weights", many(F32, MOST_MEMBERS)),
+    ("norms", many(F32, MOST_MEMBERS)),
+    ("tokens", U64),
+    ("payload", blob(MOST_PAYLOAD_BYTES)),
+)
+_OPENING_LAYOUT: Layout = (
+    ("round", I64),
+    ("roster", DIGEST),
+    ("incarnation", U32),
+    ("tokens", U64),
+    ("steps", U64),
+    ("commitment", DIGEST),
+    ("spans", many(_SPAN_OFFER, MOST_SPANS)),
+)
+_SPAN_REPLY_LAYOUT: Layout = (
+    ("span", SPAN),
+    ("head", _HEAD),
+    ("total_bytes", U64),
+    ("offset", U64),
+    ("piece", blob(MOST_PAYLOAD_BYTES)),
+)
+_SPAN_VECTOR_LAYOUT: Layout = (("round", I64), ("span", SPAN), ("payload", blob(MOST_PAYLOAD_BYTES)))
+
+_KINDS: dict[int, tuple[type[Any], Layout]] = {
+    1: (Heartbeat, HEARTBEAT_LAYOUT),
+    2: (Ping, (("nonce", U64),)),
+    3: (Pong, (("nonce", U64), ("clock_seconds", F64))),
+    4: (Goodbye, GOODBYE_LAYOUT),
+    5: (RosterRequest, (("known", many(DIGEST, MOST_ROSTERS_IN_REPLY)),)),
+    6: (RosterReply, (("rosters", _CERTIFIED),)),
+    7: (Promise, PROMISE_LAYOUT),
+    8: (Proposal, PROPOSAL_LAYOUT),
+    9: (Vote, VOTE_LAYOUT),
+    10: (HeadsRequest, (("fragment", U16),)),
+    11: (HeadsReply, (("fragment", U16), ("heads", many(_HEAD, MOST_SPANS)))),
+    12: (EntryRequest, (("span", SPAN), ("parent", DIGEST))),
+    13: (EntryAbsent, (("span", SPAN), ("parent", DIGEST))),
+    14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64))),
+    15: (ContentRequest, (("fragment", U16),)),
+    16: (ContentReply, (("fragment", U16), ("digests", many(pair(DIGEST, DIGEST), MOST_SPANS)))),
+    17: (ManifestRequest, (("nonce", U64),)),
+    18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
+    19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
+    20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
+    32: (Opening, _OPENING_LAYOUT),
+    33: (SpanVector, _SPAN_VECTOR_LAYOUT),
+    34: (Entry, ENTRY_LAYOUT),
+    35: (RowMean, _ROW_MEAN_LAYOUT),
+    36: (SpanReply, _SPAN_REPLY_LAYOUT),
+}
+_FIRST_BULK_KIND = 32
+_KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
+
+Message = (
+    Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | Promise | Proposal | Vote | HeadsRequest
+    | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
+    | ManifestRequest | ManifestReply | Introductions | Refusal | Opening | SpanVector | Entry | RowMean
+)  # fmt: skip
+
+
+def is_bulk(message: Message) -> bool:
+    """Tell whether a message travels on the bulk lane."""
+    return _KIND_OF[type(message)] >= _FIRST_BULK_KIND
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the frame of a message: version, kind, fields."""
+    kind = _KIND_OF[type(message)]
+    out = bytearray((PROTOCOL_VERSION, kind))
+    put_fields(out, message, _KINDS[kind][1])
+    return bytes(out)
+
+
+def decode_message(frame: bytes | memoryview) -> Message:
+    """Read a frame.
+
+    Raises:
+        FrameError: the frame is of another version or kind, too short, too long, or holds an impossible value.
+    """
+    reader = FrameReader(frame)
+    version, kind = U8.take(reader), U8.take(reader)
+    if version != PROTOCOL_VERSION:
+        raise FrameError(f"frame speaks protocol version {version}; this peer speaks {PROTOCOL_VERSION}; update one")
+    if kind not in _KINDS:
+        raise FrameError(f"frame is of kind {kind}, which this peer does not know")
+    message_class, layout = _KINDS[kind]
+    message: Message = message_class(**take_fields(reader, layout))
+    reader.expect_end()
+    return message

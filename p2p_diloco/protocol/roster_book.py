@@ -1,0 +1,119 @@
+"""All certified rosters that this peer knows, and which of them is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
+from p2p_diloco.protocol.grid import Grid, fold_roster
+from p2p_diloco.protocol.messages import MOST_ROSTERS_IN_REPLY
+from p2p_diloco.protocol.roster import (
+    CertifiedRoster,
+    Roster,
+    Verify,
+    check_certificate,
+    check_founding,
+    seniority,
+)
+
+_RECENT = 8
+_MOST_IN_ONE_REPLY = 24
+
+
+class RosterBook:
+    """The chain of rosters, with branches. A state machine without I/O."""
+
+    def __init__(self, *, run: Digest, organiser: PeerId, verify: Verify) -> None:
+        self._run = run
+        self._organiser = organiser
+        self._verify = verify
+        self._certified: dict[Digest, CertifiedRoster] = {}
+        self.folded: dict[Digest, tuple[Roster, Grid]] = {}
+        self.in_force: Roster | None = None
+        self.in_force_digest: Digest | None = None
+        self._chain: list[Digest] = []
+        self._places: dict[Digest, int] = {}
+        self._tips: dict[Digest, Roster] = {}
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._certified
+
+    def add(self, certified: CertifiedRoster) -> bool:
+        """Take a certified roster whose parent is known, or a founding one; put the senior one in force.
+
+        Returns:
+            Whether it was new.
+        Raises:
+            PeerError: it is not valid, or its parent is not known here.
+        """
+        digest = certified.roster.digest()
+        if digest in self._certified:
+            return False
+        if certified.roster.k == 0:
+            check_founding(certified, self._run, self._organiser, self._verify)
+        else:
+            parent = self._certified.get(certified.roster.parent)
+            if parent is None:
+                raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
+            check_certificate(certified, parent.roster, self._verify)
+        self._certified[digest] = certified
+        self.folded[digest] = (certified.roster, fold_roster(certified.roster))
+        self._tips.pop(certified.roster.parent, None)
+        self._tips[digest] = certified.roster
+        if self.in_force is None or seniority(certified.roster) > seniority(self.in_force):
+            self.in_force, self.in_force_digest = certified.roster, digest
+            self._extend_chain(certified.roster, digest)
+        return True
+
+    def _extend_chain(self, roster: Roster, digest: Digest) -> None:
+        """Let the chain end with the roster now in force; walked again only when another branch took over."""
+        branch, parent = [digest], roster.parent
+        while parent not in self._places and parent != ZERO_DIGEST:
+            branch.append(parent)
+            parent = self._certified[parent].roster.parent
+        kept = self._places.get(parent, -1) + 1
+        for dropped in self._chain[kept:]:
+            del self._places[dropped]
+        del self._chain[kept:]
+        for link in reversed(branch):
+            self._places[link] = len(self._chain)
+            self._chain.append(link)
+
+    def grid(self) -> Grid | None:
+        """Return the grid of the roster in force."""
+        return self.folded[self.in_force_digest][1] if self.in_force_digest is not None else None
+
+    def parent_of(self, roster: Roster) -> Roster | None:
+        """Return the parent of a known roster, None for the founding one."""
+        parent = self._certified.get(roster.parent)
+        return parent.roster if parent is not None else None
+
+    def is_on_chain(self, digest: Digest) -> bool:
+        """Tell whether a roster is the one in force or on the chain behind it."""
+        return digest in self._places
+
+    def chain(self) -> list[CertifiedRoster]:
+        """Return the rosters from the founding one to the one in force."""
+        return [self._certified[digest] for digest in self._chain]
+
+    def landmarks(self) -> tuple[Digest, ...]:
+        """Return digests by which another peer finds where our chains part.
+
+        First the ends of other branches: a long one comes in several replies and is not in force before its last ones.
+        Then our chain: the latest, then ever sparser ones.
+        """
+        tips = sorted(self._tips.items(), key=lambda tip: seniority(tip[1]), reverse=True)
+        branches = [digest for digest, _ in tips if digest != self.in_force_digest][:_RECENT]
+        digests = self._chain[::-1]
+        picked = digests[:_RECENT]
+        step = _RECENT
+        while step < len(digests) and len(picked) + _RECENT < MOST_ROSTERS_IN_REPLY:
+            picked.append(digests[step])
+            step *= 2
+        return (*branches, *picked)
+
+    def after(self, known: Sequence[Digest]) -> tuple[CertifiedRoster, ...]:
+        """Return what follows the first of `known` on the chain in force; from the founding one when none is on it."""
+        start = next((self._places[digest] + 1 for digest in known if digest in self._places), 0)
+        return tuple(self._certified[digest] for digest in self._chain[start : start + _MOST_IN_ONE_REPLY])

@@ -1,0 +1,42 @@
+"""All that the rules take from the manifest and from this peer's settings, in one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.protocol.clock import RoundClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRules:
+    """What all peers of a run agree on, as far as the protocol needs it.
+
+    Attributes:
+        organiser: whose key founds the run.
+        span_elements: elements of each span, the same on all peers.
+        payload_bytes: bytes of an encoded contribution to each span.
+        entry_bytes: bytes of an encoded entry of each span.
+        heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
+        contribution_limit, entry_limit: norms refused beyond these multiples of the last published radius.
+    """
+
+    run: Digest
+    organiser: PeerId
+    clock: RoundClock
+    num_spans: tuple[int, ...]
+    span_elements: dict[SpanId, int]
+    payload_bytes: dict[SpanId, int]
+    entry_bytes: dict[SpanId, int]
+    group_size: int
+    void_cycles: int
+    heartbeat_seconds: float
+    weight_clip: float
+    contribution_limit: float
+    entry_limit: float
+    retained_cycles: int
+
+    @property
+    def silence_seconds(self) -> float:
+        """After this long without a heartbeat a peer counts as silent."""
+        return max(3.0 * self.heartbeat_seconds, self.clock.round_seconds)

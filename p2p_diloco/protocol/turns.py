@@ -1,0 +1,81 @@
+"""One round after the other at one peer: closes what is over, begins what is next, counts the cycles that were void."""
+
+from __future__ import annotations
+
+from p2p_diloco.protocol.actions import Action, RoundClosed
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.rules import RunRules
+
+
+class Turns:
+    """Which round this peer is in and how the last ones went. A state machine without I/O."""
+
+    def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook, exchange: Exchange) -> None:
+        self._rules = rules
+        self._membership = membership
+        self._chains = chains
+        self._exchange = exchange
+        self.round: int | None = None
+        self._last_tick: float | None = None
+        self._included_in_round = 0
+        self._entries_in_cycle = 0
+        self._awake_since_cycle: int | None = None
+
+    def tick(self, now: float) -> int | None:
+        """Return the round that has begun since the last tick, or None; void cycles are counted on the way."""
+        slept = self._last_tick is not None and now - self._last_tick > self._rules.clock.round_seconds
+        self._last_tick = now
+        current = self._rules.clock.round_at(now)
+        if slept:
+            self._awake_since_cycle = self._rules.clock.cycle(current) + 1
+        return current if current != self.round else None
+
+    def turn(self, current: int, contributes: bool, now: float) -> list[Action]:
+        """Close the round in progress and begin `current`."""
+        actions = self._close(self.round, now) if self.round is not None else []
+        self._count_void_cycle(current)
+        self.round = current
+        self._included_in_round = 0
+        return actions + self._exchange.begin(current, contributes)
+
+    def entry_absorbed(self, round_index: int, num_included: int) -> None:
+        """Count an entry that was absorbed: the swarm goes on."""
+        self._membership.void_cycles = 0
+        self._entries_in_cycle += 1
+        if round_index == self.round:
+            self._included_in_round += num_included
+
+    def _close(self, closing: int, now: float) -> list[Action]:
+        actions = self._exchange.close()
+        collection = self._exchange.collection
+        if collection is None:
+            return actions
+        fragment = collection.fragment
+        heads = self._chains.fragment_heads(fragment, self._rules.num_spans[fragment]) or ()
+        closed = RoundClosed(
+            round=closing,
+            num_spans=self._rules.num_spans[fragment],
+            num_entries=sum(head.round == closing for head in heads),
+            num_included=self._included_in_round,
+            num_ready=self._membership.num_ready(now),
+            num_members=len(collection.roster.members),
+        )
+        return [*actions, closed]
+
+    def _count_void_cycle(self, current: int) -> None:
+        """Count a cycle without entries, if this peer has a part in the run and sat through all of it awake."""
+        cycle = self._rules.clock.cycle(current)
+        if self.round is None:
+            self._awake_since_cycle = cycle + 1
+        elif cycle != self._rules.clock.cycle(self.round):
+            sat_through = self._awake_since_cycle is not None and self._awake_since_cycle < cycle
+            if self._has_part() and sat_through and not self._entries_in_cycle:
+                self._membership.void_cycles += 1
+            self._entries_in_cycle = 0
+
+    def _has_part(self) -> bool:
+        """Tell whether this peer is a member, or the hub, which leads and must know when to go below a majority."""
+        roster, peer = self._membership.book.in_force, self._membership.me.peer
+        return self._membership.is_hub() or (roster is not None and roster.member(peer) is not None)

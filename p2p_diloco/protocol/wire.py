@@ -1,0 +1,207 @@
+"""A bounded binary form for frozen values: little-endian, fixed order, no tags, nothing a stranger can inflate.
+
+A layout is a tuple of `(field name, Field)`. A list never takes more memory than its frame has bytes, because each
+element costs at least one byte of the frame, whose length the transport has capped. Numbers that are not finite never
+pass, so no later room has to ask.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from p2p_diloco.errors import FrameError
+from p2p_diloco.ids import DIGEST_BYTES, PEER_ID_BYTES, SpanId
+
+
+class FrameReader:
+    """Takes values off the front of one frame and complains with positions."""
+
+    __slots__ = ("_at", "_frame")
+
+    def __init__(self, frame: bytes | memoryview) -> None:
+        self._frame = memoryview(frame)
+        self._at = 0
+
+    @property
+    def remaining(self) -> int:
+        """Bytes not yet taken."""
+        return len(self._frame) - self._at
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return the next `num_bytes` without copying them."""
+        if num_bytes > self.remaining:
+            raise FrameError(
+                f"frame ends early: {num_bytes} bytes expected at offset {self._at}, {self.remaining} there"
+            )
+        self._at += num_bytes
+        return self._frame[self._at - num_bytes : self._at]
+
+    def expect_end(self) -> None:
+        """Refuse a frame that goes on behind its last field."""
+        if self.remaining:
+            raise FrameError(f"frame is too long: {self.remaining} bytes behind its last field at offset {self._at}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """How one value is put into and taken out of a frame; `smallest` is the least number of bytes it can take."""
+
+    put: Callable[[bytearray, Any], None]
+    take: Callable[[FrameReader], Any]
+    smallest: int
+
+
+Layout = tuple[tuple[str, Field], ...]
+
+
+def _number(code: str, most: int | None = None) -> Field:
+    packer = struct.Struct("<" + code)
+
+    def put(out: bytearray, value: Any) -> None:
+        out += packer.pack(value)
+
+    def take(reader: FrameReader) -> Any:
+        value = packer.unpack(reader.take(packer.size))[0]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise FrameError(f"frame holds the number {value}, which is not finite")
+        if most is not None and value > most:
+            raise FrameError(f"frame holds the number {value}; at most {most} is allowed")
+        return value
+
+    return Field(put=put, take=take, smallest=packer.size)
+
+
+MOST_COUNTED = (1 << 62) - 1
+"""Largest count that a frame may hold: what a stranger says can be added to without leaving 64 bits."""
+
+U8, U16, U32, U64 = _number("B"), _number("H"), _number("I"), _number("Q", MOST_COUNTED)
+I64, F32, F64 = _number("q", MOST_COUNTED), _number("f"), _number("d")
+
+
+def _take_flag(reader: FrameReader) -> bool:
+    value = reader.take(1)[0]
+    if value > 1:
+        raise FrameError(f"frame holds {value} where 0 or 1 was expected")
+    return bool(value)
+
+
+FLAG = Field(put=lambda out, value: out.append(1 if value else 0), take=_take_flag, smallest=1)
+
+
+def fixed(num_bytes: int) -> Field:
+    """Exactly `num_bytes` bytes."""
+
+    def put(out: bytearray, value: bytes) -> None:
+        if len(value) != num_bytes:
+            raise FrameError(f"{len(value)} bytes where {num_bytes} were expected")
+        out += value
+
+    return Field(put=put, take=lambda reader: bytes(reader.take(num_bytes)), smallest=num_bytes)
+
+
+def blob(most_bytes: int) -> Field:
+    """Up to `most_bytes` bytes with their length in front."""
+
+    def put(out: bytearray, value: bytes) -> None:
+        if len(value) > most_bytes:
+            raise FrameError(f"{len(value)} bytes where at most {most_bytes} fit")
+        U32.put(out, len(value))
+        out += value
+
+    def take(reader: FrameReader) -> bytes:
+        length = U32.take(reader)
+        if length > most_bytes:
+            raise FrameError(f"frame announces {length} bytes where at most {most_bytes} fit")
+        return bytes(reader.take(length))
+
+    return Field(put=put, take=take, smallest=4)
+
+
+def many(item: Field, most: int) -> Field:
+    """A tuple of up to `most` items with their count in front."""
+
+    def put(out: bytearray, values: tuple[Any, ...]) -> None:
+        if len(values) > most:
+            raise FrameError(f"{len(values)} items where at most {most} fit")
+        U32.put(out, len(values))
+        for value in values:
+            item.put(out, value)
+
+    def take(reader: FrameReader) -> tuple[Any, ...]:
+        count = U32.take(reader)
+        if count > most or count * item.smallest > reader.remaining:
+            raise FrameError(f"frame announces {count} items; at most {most} fit and {reader.remaining} bytes are left")
+        return tuple(item.take(reader) for _ in range(count))
+
+    return Field(put=put, take=take, smallest=4)
+
+
+def optional(item: Field) -> Field:
+    """A value or None."""
+
+    def put(out: bytearray, value: Any) -> None:
+        FLAG.put(out, value is not None)
+        if value is not None:
+            item.put(out, value)
+
+    return Field(put=put, take=lambda reader: item.take(reader) if _take_flag(reader) else None, smallest=1)
+
+
+def pair(first: Field, second: Field) -> Field:
+    """A tuple of two values."""
+
+    def put(out: bytearray, value: tuple[Any, Any]) -> None:
+        first.put(out, value[0])
+        second.put(out, value[1])
+
+    return Field(
+        put=put,
+        take=lambda reader: (first.take(reader), second.take(reader)),
+        smallest=first.smallest + second.smallest,
+    )
+
+
+def record(kind: type[Any], layout: Layout) -> Field:
+    """A frozen value of class `kind`, its fields in the order of `layout`."""
+    return Field(
+        put=lambda out, value: put_fields(out, value, layout),
+        take=lambda reader: kind(**take_fields(reader, layout)),
+        smallest=sum(field.smallest for _, field in layout),
+    )
+
+
+def put_fields(out: bytearray, value: object, layout: Layout) -> None:
+    """Append the fields of `value` to `out`."""
+    for name, field in layout:
+        field.put(out, getattr(value, name))
+
+
+def take_fields(reader: FrameReader, layout: Layout) -> dict[str, Any]:
+    """Take the fields of a value off `reader`, ready for its constructor."""
+    return {name: field.take(reader) for name, field in layout}
+
+
+def to_bytes(value: object, layout: Layout) -> bytes:
+    """Return the canonical bytes of `value`: what is hashed and signed."""
+    out = bytearray()
+    put_fields(out, value, layout)
+    return bytes(out)
+
+
+def _put_span(out: bytearray, span: SpanId) -> None:
+    U16.put(out, span.fragment)
+    U32.put(out, span.index)
+
+
+DIGEST = fixed(DIGEST_BYTES)
+PEER = fixed(PEER_ID_BYTES)
+SIGNATURE = fixed(64)
+SPAN = Field(
+    put=_put_span,
+    take=lambda reader: SpanId(cast(int, U16.take(reader)), cast(int, U32.take(reader))),
+    smallest=6,
+)

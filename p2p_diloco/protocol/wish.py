@@ -1,0 +1,86 @@
+"""The roster that a lead would like next: the living members, then ready listeners, up to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.ballot import Candidacy
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.grid import grid_order
+from p2p_diloco.protocol.roster import Goodbye, Member, Roster, is_quotable
+
+REGRID_ROSTERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a lead sees when it proposes.
+
+    Attributes:
+        lead: the lead itself, which never finds that it sat out.
+        present: all that train, are alive and ready, the lead among them if it is.
+        took_part: round of the last entry that included each member.
+        round: the round in progress; the roster in force has been so since `in_force_since`.
+        included_total: contributions included in entries since founding, as seen here.
+    """
+
+    lead: PeerId
+    present: Mapping[PeerId, Member]
+    took_part: Mapping[PeerId, int]
+    goodbyes: Iterable[Goodbye]
+    clock: RoundClock
+    round: int
+    in_force_since: int
+    included_total: int
+    group_size: int
+
+
+def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
+    """Return the next roster for the ballot of `candidacy`, or None while nobody could be on it."""
+    parent = candidacy.parent
+    members = _wished_members(parent, view)
+    if not members:
+        return None
+    regrid = (parent.k + 1) // REGRID_ROSTERS
+    words = sorted(view.goodbyes, key=lambda word: (word.peer, word.incarnation))
+    return Roster(
+        run=parent.run,
+        genesis=parent.genesis,
+        parent=parent.digest(),
+        k=parent.k + 1,
+        epoch=parent.epoch + (candidacy.level > 0),
+        level=candidacy.level,
+        cycle=max(parent.cycle, view.clock.cycle(view.round)),
+        regrid=regrid,
+        members=grid_order(members, parent.run, regrid),
+        helper=parent.helper,
+        goodbyes=tuple(word for word in words if _is_quoted(word, candidacy)),
+        included_total=max(view.included_total, parent.included_total),
+    )
+
+
+def _is_quoted(word: Goodbye, candidacy: Candidacy) -> bool:
+    parent = candidacy.parent
+    member = parent.member(word.peer)
+    if candidacy.level or member is None or member.incarnation != word.incarnation:
+        return False
+    return is_quotable(word, parent, parent.digest(), candidacy.ballot)
+
+
+def _wished_members(parent: Roster, view: View) -> tuple[Member, ...]:
+    present = view.present
+    staying = [present[m.peer] for m in parent.members if m.peer in present and not _sat_out(m, view)]
+    coming = sorted(set(present) - parent.peers())
+    room = max(view.group_size - len(staying), 0)
+    return (*staying, *(present[peer] for peer in coming[:room]))
+
+
+def _sat_out(member: Member, view: View) -> bool:
+    """Tell whether a member was in no entry of a whole cycle in which there were entries under this roster."""
+    num_fragments = view.clock.num_fragments
+    if view.round - view.in_force_since < num_fragments or member.peer == view.lead:
+        return False
+    before = view.round - num_fragments
+    return any(last > before for last in view.took_part.values()) and view.took_part.get(member.peer, -1) < before

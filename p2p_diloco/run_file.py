@@ -1,0 +1,152 @@
+"""`run.toml`: a manifest that people write, with a comment beside every value.
+
+The file is made from the manifest's own descriptions, so it cannot fall behind them. Names that this community knows
+from other projects are understood where they mean the same, and explained where they do not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import PeerId, format_peer_id
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.new_file import write_new_file
+from p2p_diloco.toml_document import Document, given_keys, read_toml, validated, with_value
+
+# What torchft, OpenDiLoCo and their kin call the same thing.
+ALIASES: Mapping[str, str] = {
+    "outer_lr": "outer.learning_rate",
+    "outer_momentum": "outer.momentum",
+    "fragment_update_alpha": "outer.fragment_update_alpha",
+    "inner_lr": "inner.learning_rate",
+    "num_fragments": "rounds.fragments",
+}
+# What they call something that does not exist here, with what to do instead.
+EXPLAINED: Mapping[str, str] = {
+    "sync_every": "counts inner steps, and here rounds follow the clock so that nobody waits; set rounds.round_seconds",
+    "fragment_sync_delay": "counts inner steps, and here an exchange ends by the clock; set rounds.round_seconds",
+}
+
+_COMMENT_COLUMN = 44
+_HEADER = """\
+# All that the peers of this run agree on. Edit it before the first peer joins: the run id is the digest of what is said
+# here, so every change makes another run. Comments and order do not count.
+"""
+
+
+def draft_manifest(
+    *, organiser: PeerId, now_seconds: float, name: str = "run", values: Mapping[str, Any] | None = None
+) -> RunManifest:
+    """Make the manifest of a new run that begins now.
+
+    Args:
+        organiser: whoever will sign it.
+        now_seconds: Unix time; round 0 begins then unless `values` says otherwise.
+        name: for people.
+        values: what differs from the defaults; nested as in `run.toml`, or with dotted keys.
+    Raises:
+        ConfigError: an unknown key or a value that does not fit.
+    """
+    document: Document = {
+        "name": name,
+        "organiser": format_peer_id(organiser),
+        "created": int(now_seconds),
+        "rounds": {"clock_start": float(int(now_seconds))},
+    }
+    return manifest_of(_overridden(document, values or {}), "the new run")
+
+
+def manifest_of(document: Mapping[str, Any], source: str) -> RunManifest:
+    """Make a manifest of a nested document that came from `source`.
+
+    Raises:
+        ConfigError: an unknown key, a missing one, or a value that does not fit.
+    """
+    return validated(RunManifest, _with_canonical_names(document, source), source)
+
+
+def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> RunManifest:
+    """Read the manifest at `path`, with `overrides` by dotted key on top.
+
+    Raises:
+        ConfigError: the file or a key or a value is wrong.
+    """
+    return manifest_of(_overridden(_with_canonical_names(read_toml(path), str(path)), overrides or {}), str(path))
+
+
+def write_run_toml(path: Path, manifest: RunManifest) -> None:
+    """Write `manifest` with comments to a new file at `path`.
+
+    Raises:
+        ConfigError: there is a file already; it is left as it was.
+        StateError: the file cannot be written.
+    """
+    write_new_file(path, format_run_toml(manifest).encode("utf-8"), mode=0o644)
+
+
+def format_run_toml(manifest: RunManifest) -> str:
+    """Return the text of `run.toml`; reading it gives `manifest` again."""
+    lines = [_HEADER]
+    sections: list[tuple[str, BaseModel]] = []
+    for name, field in type(manifest).model_fields.items():
+        value = getattr(manifest, name)
+        if isinstance(value, BaseModel):
+            sections.append((name, value))
+        else:
+            lines.append(_line(name, value, field))
+    for name, section in sections:
+        purpose = (type(section).__doc__ or "").partition("\n")[0]
+        lines += ["", f"# {purpose}", f"[{name}]"]
+        lines += [_line(key, getattr(section, key), field) for key, field in type(section).model_fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: object, field: FieldInfo) -> str:
+    setting = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
+    return f"{setting.ljust(_COMMENT_COLUMN)}  # {field.description}" if field.description else setting
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # JSON's strings, numbers and booleans are TOML's too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _overridden(document: Mapping[str, Any], values: Mapping[str, Any]) -> Document:
+    result = dict(document)
+    for key, value in _leaves(_with_canonical_names(values, "the overrides")):
+        result = with_value(result, key, value)
+    return result
+
+
+def _leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _with_canonical_names(document: Mapping[str, Any], source: str) -> Document:
+    """Put values under the names of this project; a name and its alias together are an error."""
+    result: Document = {}
+    present = set(given_keys(document))
+    for key, value in _leaves(document):
+        section, _, word = key.rpartition(".")
+        if word in EXPLAINED:
+            raise ConfigError(f"{key} in {source} {EXPLAINED[word]}")
+        target = ALIASES.get(word, key)
+        if section not in ("", target.partition(".")[0]):
+            target = key
+        if target != key and target in present:
+            raise ConfigError(f"{target} and its other name {key} are both in {source}; keep one of them")
+        result = with_value(result, target, value)
+    return result

@@ -1,0 +1,253 @@
+"""Settings: all that is private to one machine. Nothing here is agreed with anybody, nothing here reaches the wire.
+
+Four layers, the higher one wins, key by key: flag, environment (`P2P_DILOCO_PORT=…`), file (`@peer.toml`), default.
+An unknown key in any of them is an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from platformdirs import user_data_path
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from p2p_diloco.address import parse_host_address, parse_peer_address
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.toml_document import Document, given_keys, known_keys, nearest_key, parse_value, read_toml, validated
+
+ENVIRONMENT_PREFIX = "P2P_DILOCO_"
+BOOTSTRAP_PORT = 31337
+IDENTITY_FILE = "identity.key"
+
+_LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
+_NUMBERS = frozenset({"port", "threads", "max_disk_gib"})
+_SWITCHES = frozenset({"dial_out_only"})
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
+_HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
+
+
+class PeerSettings(BaseModel):
+    """One machine's own choices; every one has a default, so that a joiner types an invite and nothing else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:<number> or mps")
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="CPU threads that training may use")
+    data: str | None = Field(None, description="this machine's copy of the text: a file, a folder or a glob")
+    state_directory: Path = Field(
+        default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
+        description="identity and checkpoints; one folder for each peer on this machine",
+    )
+    identity_path: Path | None = Field(None, description="key file of this peer; in the state directory if not named")
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="TCP port to listen on; 0 = any free one"
+    )
+    public_name: str | None = Field(None, description="host name or IP address under which others reach this machine")
+    host_maddrs: tuple[str, ...] = Field(
+        (), description="addresses to listen on, instead of all interfaces at the port"
+    )
+    announce_maddrs: tuple[str, ...] = Field((), description="addresses to tell others, instead of those listened on")
+    initial_peers: tuple[str, ...] = Field((), description="further peers to ask first, beside those of the invite")
+    dial_out_only: bool = Field(False, description="accept no connection; only dial others")
+    max_disk_gib: Annotated[float, Field(gt=0)] = Field(10.0, description="for retained entries and checkpoints")
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"{device!r} is no device; expected auto, cpu, cuda, cuda:<number> or mps")
+        return device
+
+    @field_validator("host_maddrs", "announce_maddrs")
+    @classmethod
+    def _hosts_are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_as_value_error(parse_host_address, address) for address in addresses)
+
+    @field_validator("initial_peers")
+    @classmethod
+    def _peers_are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_as_value_error(lambda text: parse_peer_address(text)[0], address) for address in addresses)
+
+    @field_validator("public_name")
+    @classmethod
+    def _public_name_is_a_name(cls, name: str | None) -> str | None:
+        if name is None or _is_ip(name) or _HOST_NAME.fullmatch(name):
+            return name
+        raise ValueError(f"{name!r} is no host name and no IP address; expected one such as bootstrap.example.org")
+
+    @field_validator("state_directory", "identity_path")
+    @classmethod
+    def _home_is_known(cls, path: Path | None) -> Path | None:
+        return None if path is None else Path(os.path.expanduser(path))
+
+    @field_validator("data")
+    @classmethod
+    def _home_of_data_is_known(cls, data: str | None) -> str | None:
+        return None if data is None else os.path.expanduser(data)
+
+    @property
+    def identity_file(self) -> Path:
+        """Where this peer's key lies."""
+        return self.identity_path or self.state_directory / IDENTITY_FILE
+
+    def listen_addresses(self, default_port: int) -> tuple[str, ...]:
+        """Return the addresses to listen on; none for a peer that only dials out.
+
+        Args:
+            default_port: when no port is named: `BOOTSTRAP_PORT` for a bootstrap peer, 0 (any) for others.
+        """
+        if self.dial_out_only:
+            return ()
+        port = default_port if self.port is None else self.port
+        return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{port}",)
+
+    def announced_addresses(self, listening_port: int) -> tuple[str, ...]:
+        """Return the addresses to tell others, without peer id; none means: those listened on, as they are.
+
+        Args:
+            listening_port: the port really bound, for `public_name`.
+        """
+        if self.announce_maddrs or self.public_name is None:
+            return self.announce_maddrs
+        kind = f"ip{ipaddress.ip_address(self.public_name).version}" if _is_ip(self.public_name) else "dns4"
+        return (f"/{kind}/{self.public_name}/tcp/{listening_port}",)
+
+
+def load_settings(
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    files: Sequence[Path] = (),
+) -> PeerSettings:
+    """Put the layers together.
+
+    Args:
+        flags: by name, with dashes or underscores; None and empty lists count as not given.
+        environment: all variables, or none; those without our prefix do not matter.
+        files: TOML files; a later one wins over an earlier one.
+    Raises:
+        ConfigError: an unknown key, a value that does not fit, or two settings that contradict each other.
+    """
+    merged: Document = {}
+    for file in files:
+        merged |= _checked({_as_key(key): value for key, value in read_toml(file).items()}, str(file))
+    merged |= _checked(_environment_layer(environment or {}), "the environment")
+    given = {_as_key(key): value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
+    merged |= _checked({key: _from_flag(key, value) for key, value in given.items()}, "the command line")
+    settings = validated(PeerSettings, merged, "the settings")
+    _check_together(settings)
+    return settings
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
+    """Take `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) out of a command line.
+
+    Returns:
+        The other arguments, with dashes for the underscores in flags' names; the files; the overrides by dotted key.
+    Raises:
+        ConfigError: an override without a value.
+    """
+    rest: list[str] = []
+    files: list[Path] = []
+    overrides: dict[str, Any] = {}
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+        elif word.startswith("@") and len(word) > 1:
+            files.append(Path(word[1:]))
+        elif re.fullmatch(r"--[A-Za-z_-]+(\.[A-Za-z_-]+)+", name):
+            text = value if equals else next(words, None)
+            if text is None:
+                raise ConfigError(f"{word} needs a value, such as {word} 0.5")
+            overrides[_as_key(name[2:])] = parse_value(text)
+        elif word.startswith("--"):
+            rest.append(f"{name.replace('_', '-')}{equals}{value}")
+        else:
+            rest.append(word)
+    return rest, tuple(files), overrides
+
+
+def _checked(layer: Document, source: str) -> Document:
+    """Check one layer by itself, so that an error can say where it came from."""
+    agreed = {*known_keys(RunManifest), *RunManifest.model_fields} - set(PeerSettings.model_fields)
+    for key in given_keys(layer):
+        if key in agreed:
+            raise ConfigError(
+                f"{key} in {source} is agreed by all peers and comes with the run; "
+                "only its organiser can say it, in run.toml"
+            )
+    validated(PeerSettings, layer, source)
+    return layer
+
+
+def _check_together(settings: PeerSettings) -> None:
+    if settings.port is not None and settings.host_maddrs:
+        raise ConfigError(
+            f"port {settings.port} and host_maddrs {settings.host_maddrs[0]} both name a port to listen on; "
+            "keep one of them"
+        )
+    listening = (settings.host_maddrs, settings.announce_maddrs, settings.public_name)
+    if settings.dial_out_only and any(listening):
+        raise ConfigError("dial_out_only contradicts host_maddrs, announce_maddrs and public_name; keep one of them")
+
+
+def _environment_layer(environment: Mapping[str, str]) -> Document:
+    layer: Document = {}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if key not in PeerSettings.model_fields:
+            near = nearest_key(key, PeerSettings.model_fields)
+            known = ", ".join(f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in PeerSettings.model_fields)
+            hint = f"did you mean {ENVIRONMENT_PREFIX}{near.upper()}?" if near else f"known are: {known}"
+            raise ConfigError(f"unknown variable {variable} in the environment; {hint}")
+        # An empty variable is how shells and compose files say "not set".
+        if text:
+            layer[key] = _from_text(key, text)
+    return layer
+
+
+def _from_text(key: str, text: str) -> Any:
+    if key in _LISTS:
+        return _split_list(text)
+    if key in _SWITCHES:
+        return {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}.get(text.lower(), text)
+    return parse_value(text) if key in _NUMBERS else text
+
+
+def _from_flag(key: str, value: Any) -> Any:
+    if key in _LISTS and not isinstance(value, str) and isinstance(value, Iterable):
+        return [part for text in value for part in _split_list(str(text))]
+    return _from_text(key, value) if isinstance(value, str) else value
+
+
+def _split_list(text: str) -> list[str]:
+    return [part for part in re.split(r"[\s,]+", text) if part]
+
+
+def _as_key(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_value_error(parse: Any, text: str) -> str:
+    try:
+        return str(parse(text))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None

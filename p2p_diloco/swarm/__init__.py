@@ -1,0 +1,1 @@
+"""The shell around the rules: plays their actions over real streams and tells them what came."""

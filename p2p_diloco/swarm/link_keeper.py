@@ -1,0 +1,158 @@
+"""Keeps this peer on the noticeboard and linked with every peer of the run that it can dial."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.protocol.messages import MOST_RECORDS
+from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
+from p2p_diloco.transport.link import Transport
+
+RECORD_LIFETIME_SECONDS = 600.0
+ANNOUNCE_SECONDS = 120.0
+DIAL_SECONDS = 10.0
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 60.0
+LOOK_SECONDS = 1.0
+CALM_LOOK_SECONDS = 5.0
+CALM_AFTER_LOOKS = 30
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """When a peer may be dialled again."""
+
+    not_before: float = 0.0
+    pause: float = FIRST_RETRY_SECONDS
+
+
+class LinkKeeper:
+    """Announces, looks up, dials; retries with growing pauses; remembers addresses, so that it needs no bootstrap.
+
+    Args:
+        record: makes this peer's signed record, with the addresses of now.
+        known: addresses from the invite, the settings and earlier starts.
+        hear: who is told when the directory fails; `(topic, text)`.
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        directory: Directory,
+        record: Callable[[], PeerRecord],
+        known: dict[PeerId, tuple[str, ...]],
+        unix_seconds: Callable[[], float],
+        hear: Callable[[str, str], None],
+    ) -> None:
+        self.known = dict(known)
+        self._transport = transport
+        self._directory = directory
+        self._record = record
+        self._unix_seconds = unix_seconds
+        self._hear = hear
+        self._attempts: dict[PeerId, _Attempt] = {}
+        self._records: dict[PeerId, PeerRecord] = {}
+        self._wake = asyncio.Event()
+        self._announced_at = float("-inf")
+        self._announced: tuple[str, ...] | None = None
+        self._last_trouble = ""
+        self._looks = 0
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._announce()
+                await self._look()
+                for peer in self._due():
+                    tasks.create_task(self._dial(peer), name=f"dial {short_peer_id(peer)}")
+                self._looks += 1
+                await self._pause(LOOK_SECONDS if self._looks < CALM_AFTER_LOOKS else CALM_LOOK_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait until it is time to look again, or somebody was introduced."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _announce(self) -> None:
+        now = self._unix_seconds()
+        addresses = self._transport.listen_addresses()
+        if now - self._announced_at < ANNOUNCE_SECONDS and addresses == self._announced:
+            return
+        try:
+            await self._directory.announce(self._record(), now + RECORD_LIFETIME_SECONDS)
+            self._announced_at, self._announced = now, addresses
+        except PeerError as error:
+            self._trouble(f"could not announce this peer: {error}")
+
+    async def _look(self) -> None:
+        try:
+            records = await self._directory.peers()
+        except PeerError as error:
+            self._trouble(f"could not look for peers: {error}")
+            return
+        self._last_trouble = ""
+        for record in records:
+            self._learn(record)
+
+    def _learn(self, record: PeerRecord) -> None:
+        known = self._records.get(record.peer)
+        if record.peer == self._transport.peer or record.run != self._transport.run:
+            return
+        if known is None or record.issued_at > known.issued_at:
+            self._records[record.peer] = record
+            if record.addresses:
+                self.known[record.peer] = record.addresses
+
+    def introductions(self) -> tuple[bytes, ...]:
+        """Return signed records to tell a new acquaintance: the own one and the youngest of others."""
+        others = sorted(self._records.values(), key=lambda record: -record.issued_at)[: MOST_RECORDS - 1]
+        return tuple(record.encode() for record in (self._record(), *others))
+
+    def introduced(self, records: tuple[bytes, ...]) -> None:
+        """Take records that a peer told; those that are not signed by whom they name are dropped."""
+        for encoded in records:
+            try:
+                record = decode_record(encoded)
+            except FrameError:
+                continue
+            is_new = record.peer not in self.known
+            self._learn(record)
+            if is_new and record.peer in self.known:
+                self._wake.set()
+
+    def _trouble(self, text: str) -> None:
+        if text != self._last_trouble:
+            self._hear("directory", text)
+        self._last_trouble = text
+
+    def _due(self) -> Iterable[PeerId]:
+        now = asyncio.get_running_loop().time()
+        linked = self._transport.linked_peers()
+        for peer in sorted(self.known.keys() - linked - {self._transport.peer}):
+            attempt = self._attempts.setdefault(peer, _Attempt())
+            if now >= attempt.not_before:
+                attempt.not_before = now + DIAL_SECONDS + attempt.pause
+                yield peer
+
+    async def _dial(self, peer: PeerId) -> None:
+        loop = asyncio.get_running_loop()
+        attempt = self._attempts[peer]
+        try:
+            await self._transport.dial(peer, self.known[peer], loop.time() + DIAL_SECONDS)
+            attempt.pause = FIRST_RETRY_SECONDS
+            attempt.not_before = loop.time() + FIRST_RETRY_SECONDS
+        except PeerError as error:
+            if attempt.pause == FIRST_RETRY_SECONDS:
+                self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
+            attempt.not_before = loop.time() + attempt.pause
+            attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)

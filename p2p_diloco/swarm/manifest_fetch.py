@@ -1,0 +1,95 @@
+"""A joiner's first question: the signed manifest of the run that its invite names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from p2p_diloco.errors import FrameError, NetworkError, PeerError
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.protocol.messages import Introductions, ManifestReply, ManifestRequest, decode_message, encode_message
+from p2p_diloco.transport.link import Lane, SilentListener, Transport
+
+DIAL_SECONDS = 15.0
+ANSWER_SECONDS = 10.0
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedManifest:
+    """What a joiner gets from the first peer that answers."""
+
+    manifest: bytes
+    records: tuple[bytes, ...]
+
+
+class _ManifestListener(SilentListener):
+    """Waits for manifests from anybody, and keeps the introductions that come on the way."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Queue[bytes] = asyncio.Queue()
+        self.records: tuple[bytes, ...] = ()
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
+        try:
+            message = decode_message(frame)
+        except FrameError:
+            return
+        if isinstance(message, ManifestReply):
+            self.came.put_nowait(message.manifest)
+        elif isinstance(message, Introductions):
+            self.records += message.records
+
+
+async def fetch_manifest(
+    transport: Transport, bootstraps: Mapping[PeerId, tuple[str, ...]], timeout_seconds: float
+) -> FetchedManifest:
+    """Ask the peers of an invite for the manifest until one answers.
+
+    Returns:
+        The signed manifest's bytes, not yet verified, and records of peers that came with it.
+    Raises:
+        NetworkError: nobody answered in time; the text says what happened at each.
+    """
+    loop = asyncio.get_running_loop()
+    listener = _ManifestListener()
+    before, transport.listener = transport.listener, listener
+    trouble: dict[PeerId, str] = {}
+    until = loop.time() + timeout_seconds
+    try:
+        while loop.time() < until:
+            for peer, addresses in bootstraps.items():
+                answer = await _ask(transport, listener, peer, addresses, until, trouble)
+                if answer is not None:
+                    return FetchedManifest(manifest=answer, records=listener.records)
+            await asyncio.sleep(min(RETRY_SECONDS, max(until - loop.time(), 0.0)))
+    finally:
+        transport.listener = before
+    told = "; ".join(f"{short_peer_id(peer)}: {text}" for peer, text in trouble.items())
+    raise NetworkError(
+        f"none of the {len(bootstraps)} bootstrap peers answered within {timeout_seconds:.0f} s ({told}); is one "
+        "running, is the invite complete, is your network blocking outgoing TCP?"
+    )
+
+
+async def _ask(
+    transport: Transport,
+    listener: _ManifestListener,
+    peer: PeerId,
+    addresses: tuple[str, ...],
+    until: float,
+    trouble: dict[PeerId, str],
+) -> bytes | None:
+    loop = asyncio.get_running_loop()
+    try:
+        await transport.dial(peer, addresses, min(loop.time() + DIAL_SECONDS, until))
+        deadline = min(loop.time() + ANSWER_SECONDS, until)
+        transport.post(peer, encode_message(ManifestRequest(nonce=0)), lane=Lane.CONTROL, deadline=deadline)
+        async with asyncio.timeout_at(deadline):
+            return await listener.came.get()
+    except PeerError as error:
+        trouble[peer] = str(error)
+    except TimeoutError:
+        trouble[peer] = "connected, but it sent no manifest"
+    return None

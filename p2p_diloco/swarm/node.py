@@ -1,0 +1,399 @@
+"""One peer on the network: plays the engine's actions over a transport and tells the engine what came.
+
+Nothing is decided here. The loop never touches a whole vector (one worker thread does) and never waits for training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from p2p_diloco.errors import FrameError, NetworkError, PeerError
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.outer.state import AbsorbedEntry
+from p2p_diloco.protocol.actions import (
+    Action,
+    ApplyEntry,
+    CompareContent,
+    KeepBallots,
+    KeepGoodbye,
+    KeepRoster,
+    ReduceSpan,
+    ReplaceSpan,
+    Report,
+    RoundClosed,
+    Send,
+    ServeContent,
+    ServeSpan,
+    TakeSnapshot,
+)
+from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    EntryRequest,
+    Introductions,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    Ping,
+    Pong,
+    SpanReply,
+    decode_message,
+    encode_message,
+    is_bulk,
+)
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.replica import Replica, SpanUpdate
+from p2p_diloco.swarm.traffic import Traffic, purpose_of
+from p2p_diloco.swarm.vector_work import (
+    Codecs,
+    Reduced,
+    content_digests,
+    payload_norm,
+    reduce_parts,
+    state_bytes,
+    state_from_bytes,
+)
+from p2p_diloco.transport.link import Lane, Transport
+
+PIECE_BYTES = 1 << 20
+INTRODUCTION_SECONDS = 10.0
+
+
+class PeerMemory(Protocol):
+    """What must survive a restart; each call returns when the bytes are safe."""
+
+    def keep_ballots(self, ballots: Ballots) -> None:
+        """Keep what this peer is bound to."""
+        ...
+
+    def keep_goodbye(self, goodbye: Goodbye) -> None:
+        """Keep this incarnation's good-bye."""
+        ...
+
+    def keep_roster(self, certified: CertifiedRoster) -> None:
+        """Keep a certified roster."""
+        ...
+
+
+class SwarmObserver(Protocol):
+    """Who hears what happens."""
+
+    def report(self, topic: str, text: str) -> None:
+        """Hear a sentence about a topic."""
+        ...
+
+    def round_closed(self, closed: RoundClosed) -> None:
+        """Hear what came of a round."""
+        ...
+
+
+class AddressBook(Protocol):
+    """Who knows where peers can be reached: the link keeper."""
+
+    def introductions(self) -> tuple[bytes, ...]:
+        """Return signed records to tell a new acquaintance."""
+        ...
+
+    def introduced(self, records: tuple[bytes, ...]) -> None:
+        """Take records that a peer told."""
+        ...
+
+
+class SwarmNode:
+    """Drives one engine. Made in the loop; `run` goes on until it is cancelled or the transport is lost."""
+
+    def __init__(
+        self,
+        *,
+        engine: PeerEngine,
+        transport: Transport,
+        replica: Replica,
+        codecs: Codecs,
+        memory: PeerMemory,
+        clock: SwarmClock,
+        observer: SwarmObserver,
+        manifest: bytes,
+        worker: Executor | None,
+        addresses: AddressBook | None = None,
+    ) -> None:
+        self.engine = engine
+        self.traffic = Traffic()
+        self._transport = transport
+        self._replica = replica
+        self._codecs = codecs
+        self._memory = memory
+        self._clock = clock
+        self._observer = observer
+        self._manifest = manifest
+        self._worker = worker
+        self._addresses = addresses
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._lost: NetworkError | None = None
+        self._last_ping = 0.0
+        transport.listener = self
+
+    # -- driving the engine
+
+    async def run(self) -> None:
+        """Tick until cancelled.
+
+        Raises:
+            NetworkError: the transport itself died.
+        """
+        for peer in sorted(self._transport.linked_peers()):
+            self.link_up(peer)
+        while True:
+            if self._lost is not None:
+                raise self._lost
+            now = self._clock.now()
+            self.engine.progress = self._replica.progress()
+            self._play(self.engine.tick(now))
+            self._ping(now)
+            self._wake.clear()
+            pause = max(self.engine.wake_at(now) - self._clock.now(), 0.0)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def found(self, founding: CertifiedRoster) -> None:
+        """Found the run with roster 0."""
+        self._play(self.engine.found(founding, self._clock.now()))
+
+    def leave(self) -> None:
+        """Say good-bye to the others."""
+        self._play(self.engine.leave(self._clock.now()))
+
+    def _ping(self, now: float) -> None:
+        if now - self._last_ping < self.engine.rules.heartbeat_seconds:
+            return
+        self._last_ping = now
+        for peer in sorted(self._transport.linked_peers()):
+            self._post(peer, Ping(nonce=self._clock.ask(peer)), now + self.engine.rules.heartbeat_seconds)
+
+    # -- what the transport tells
+
+    def link_up(self, peer: PeerId) -> None:
+        """Hear that messages to `peer` can be sent; tell it whom else we know."""
+        self.engine.link_up(peer)
+        records = self._addresses.introductions() if self._addresses is not None else ()
+        if records:
+            self._post(peer, Introductions(records=records), self._clock.now() + INTRODUCTION_SECONDS)
+        self._wake.set()
+
+    def link_lost(self, peer: PeerId, reason: str) -> None:
+        """Hear that they cannot any more."""
+        self.engine.link_lost(peer)
+        self._clock.forget(peer)
+        self._observer.report("link", f"lost the link to {short_peer_id(peer)}: {reason}")
+
+    def transport_lost(self, error: NetworkError) -> None:
+        """Hear that the transport died: `run` raises it."""
+        self._lost = error
+        self._wake.set()
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
+        """Take a frame: the engine's business, or answered here when it needs a clock or the manifest."""
+        try:
+            message = decode_message(frame)
+            if is_bulk(message) != (lane is Lane.BULK):
+                raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
+        except FrameError as error:
+            self._observer.report("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; hanging up")
+            self._transport.hang_up(peer)
+            return
+        self.traffic.count_received(purpose_of(message), len(frame))
+        now = self._clock.now()
+        match message:
+            case Ping():
+                self._post(peer, Pong(nonce=message.nonce, clock_seconds=self._clock.raw()), now + 5.0)
+            case Pong():
+                self._clock.hear(peer, message.nonce, message.clock_seconds)
+            case ManifestRequest():
+                self._post(peer, ManifestReply(manifest=self._manifest), now + 30.0)
+            case ManifestReply():
+                pass
+            case Introductions():
+                if self._addresses is not None:
+                    self._addresses.introduced(message.records)
+            case Entry():
+                self._check_entry(peer, message)
+            case EntryRequest():
+                self._play(self.engine.receive(peer, message, now), on_request=True)
+            case _:
+                self._play(self.engine.receive(peer, message, now))
+
+    def _check_entry(self, peer: PeerId, entry: Entry) -> None:
+        elements = self.engine.rules.span_elements.get(entry.span)
+        if elements is None or self.engine.chains.is_known(entry):
+            return
+
+        def checked(norm: float) -> None:
+            self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()))
+
+        self._work(checked, peer, payload_norm, self._codecs.entry, entry.payload, elements)
+
+    # -- the worker
+
+    def _work(self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any) -> None:
+        """Run `function` on the worker thread and hand its result to `then` in the loop; a `PeerError` is reported."""
+
+        def done(future: asyncio.Future[Any]) -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if isinstance(error, PeerError):
+                name = short_peer_id(peer) if peer is not None else "this peer"
+                self._observer.report("frame-refused", f"{name}: {error}")
+            elif error is not None:
+                self._loop.call_exception_handler({"message": "vector work failed", "exception": error})
+            else:
+                then(future.result())
+
+        self._loop.run_in_executor(self._worker, function, *args).add_done_callback(done)
+
+    def _reduce(self, action: ReduceSpan) -> None:
+        def reduced(result: Reduced | str) -> None:
+            if isinstance(result, str):
+                self._observer.report("void", f"{action.span} is void in round {action.round}: {result}")
+                return
+            for peer, reason in result.dropped:
+                text = f"round {action.round}, {action.span}: dropped {short_peer_id(peer)}: {reason}"
+                self._observer.report("contribution-dropped", text)
+            now = self._clock.now()
+            arguments = (action.round, action.span, result.sound, result.payload, result.norm, now)
+            self._play(self.engine.span_reduced(*arguments))
+
+        self._work(reduced, None, reduce_parts, action, self._codecs, self.engine.rules.span_elements[action.span])
+
+    def _states(self, fragment: int) -> list[Any] | None:
+        spans = [SpanId(fragment, index) for index in range(self.engine.rules.num_spans[fragment])]
+        states = [self._replica.span_state(span) for span in spans]
+        return None if any(state is None for state in states) else states
+
+    def _serve_content(self, action: ServeContent) -> None:
+        states = self._states(action.fragment)
+        if states is None:
+            return
+
+        def hashed(digests: Any) -> None:
+            reply = ContentReply(fragment=action.fragment, digests=digests)
+            self._post(action.to, reply, self._clock.now() + self.engine.rules.silence_seconds)
+
+        self._work(hashed, action.to, content_digests, states)
+
+    def _compare_content(self, action: CompareContent) -> None:
+        states = self._states(action.fragment)
+        if states is None or len(states) != len(action.digests):
+            return
+
+        def hashed(mine: Any) -> None:
+            same = [a == b for a, b in zip(mine, action.digests, strict=True)]
+            differing = [
+                SpanId(action.fragment, index)
+                for index, (a, b) in enumerate(zip(mine, action.digests, strict=True))
+                if a[0] == b[0] and a[1] != b[1]
+            ]
+            now = self._clock.now()
+            self._play(self.engine.content_compared(action.peer, action.fragment, sum(same), differing, now))
+
+        self._work(hashed, action.peer, content_digests, states)
+
+    # -- playing actions
+
+    def _play(self, actions: Sequence[Action], *, on_request: bool = False) -> None:
+        frames: dict[int, bytes] = {}
+        for action in actions:
+            match action:
+                case Send():
+                    self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
+                case KeepBallots():
+                    self._memory.keep_ballots(action.ballots)
+                case KeepGoodbye():
+                    self._memory.keep_goodbye(action.goodbye)
+                case KeepRoster():
+                    self._memory.keep_roster(action.certified)
+                case RoundClosed():
+                    self._observer.round_closed(action)
+                case Report():
+                    self._observer.report(action.topic, action.text)
+                case _:
+                    self._play_vectors(action)
+        if actions:
+            self._wake.set()
+
+    def _play_vectors(self, action: Action) -> None:
+        match action:
+            case TakeSnapshot():
+                self._replica.take_snapshot(action.round, action.fragment, action.deadline, self._contribute)
+            case ReduceSpan():
+                self._reduce(action)
+            case ApplyEntry():
+                self._replica.apply(_update(action))
+            case ReplaceSpan():
+                self._replica.replace(action.span, state_from_bytes(action.head, action.state))
+            case ServeSpan():
+                self._serve_span(action)
+            case ServeContent():
+                self._serve_content(action)
+            case CompareContent():
+                self._compare_content(action)
+
+    def _contribute(self, contribution: Any) -> None:
+        if contribution is not None:
+            self._play(self.engine.contribution_ready(contribution, self._clock.now()))
+
+    def _serve_span(self, action: ServeSpan) -> None:
+        state = self._replica.span_state(action.span)
+        if state is None:
+            return
+
+        def cut(raw: bytes) -> None:
+            offset = action.offset if action.version == state.head.digest else 0
+            if offset >= len(raw):
+                return
+            piece = raw[offset : offset + PIECE_BYTES]
+            reply = SpanReply(span=action.span, head=state.head, total_bytes=len(raw), offset=offset, piece=piece)
+            self._post(action.to, reply, self._clock.now() + self.engine.rules.silence_seconds)
+
+        self._work(cut, action.to, state_bytes, state)
+
+    def _post(
+        self,
+        to: PeerId,
+        message: Message,
+        deadline: float,
+        *,
+        frames: dict[int, bytes] | None = None,
+        on_request: bool = False,
+    ) -> None:
+        """Post a message; one value that goes to many peers is encoded once. Who has no link just misses it."""
+        frame = frames.get(id(message)) if frames is not None else None
+        if frame is None:
+            frame = encode_message(message)
+            if frames is not None:
+                frames[id(message)] = frame
+        lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
+        at = self._loop.time() + max(deadline - self._clock.now(), 0.05)
+        if self._transport.post(to, frame, lane=lane, deadline=at):
+            self.traffic.count_sent(purpose_of(message, on_request=on_request), len(frame))
+
+
+def _update(action: ApplyEntry) -> SpanUpdate:
+    entry = action.entry
+    absorbed = AbsorbedEntry(
+        digest=entry.digest(),
+        round=entry.round,
+        roster=entry.roster,
+        radius=entry.median_norm,
+        median_weight=entry.median_weight,
+    )
+    return SpanUpdate(span=entry.span, absorbed=absorbed, payload=entry.payload, own_included=action.own_included)

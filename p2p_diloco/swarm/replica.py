@@ -1,0 +1,51 @@
+"""What the swarm asks of this peer's copy of the outer state. The trainer holds it; the swarm never sees θ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState
+from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.round import FragmentContribution
+
+Answer = Callable[[FragmentContribution | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanUpdate:
+    """A valid entry on its way to the outer state; updates of one span come in parent order."""
+
+    span: SpanId
+    absorbed: AbsorbedEntry
+    payload: bytes
+    own_included: bool
+
+
+class Replica(Protocol):
+    """Called from the event loop; every call returns at once and leaves the work to the replica's own thread."""
+
+    def span_state(self, span: SpanId) -> SpanState | None:
+        """Return the span as it is now: frozen, so that it can be read while the replica moves on."""
+        ...
+
+    def apply(self, update: SpanUpdate) -> None:
+        """Absorb an update at the next step border."""
+        ...
+
+    def replace(self, span: SpanId, state: SpanState) -> None:
+        """Take a transferred span at the next step border, before updates that are handed over later."""
+        ...
+
+    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
+        """Make this peer's contribution to a round at the next step border and hand it to `answer`, in the loop.
+
+        `deadline` is in swarm seconds; None is answered after it, or when there is nothing to contribute.
+        """
+        ...
+
+    def progress(self) -> Progress:
+        """Return what heartbeats say of this island."""
+        ...

@@ -1,0 +1,109 @@
+"""The vector work of a peer that is not training: check entries, average contributions, hash and cut spans.
+
+Plain functions for the one worker thread; the event loop never touches a whole vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.codec.codec import Codec
+from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
+from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
+from p2p_diloco.outer.mean import weighted_mean
+from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan
+
+_NORM_SLACK = 1.0 + 1e-6
+"""Sender and reducer multiply the same two float32 numbers, but the sender's shrinking may end a rounding too high."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codecs:
+    """The run's codecs; `rounds_stochastically` says how entries are rounded."""
+
+    contribution: Codec
+    entry: Codec
+    rounds_stochastically: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """An encoded mean, whose contributions are in it, its exact norm, and who was left out for what."""
+
+    sound: frozenset[PeerId]
+    payload: bytes
+    norm: float
+    dropped: tuple[tuple[PeerId, str], ...]
+
+
+def payload_norm(codec: Codec, payload: bytes, elements: int) -> float:
+    """Return the exact norm of an encoded vector.
+
+    Raises:
+        FrameError: wrong size, or not finite.
+    """
+    return math.sqrt(codec.squared_norm(payload, elements))
+
+
+def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    """Average the sound contributions in roster order and encode the mean; or say why there is none."""
+    vectors, kept, dropped = [], [], []
+    for part in action.parts:
+        try:
+            vectors.append(_decode_part(part, action.norm_limit, codecs.contribution, elements))
+            kept.append(part)
+        except PeerError as error:
+            dropped.append((part.peer, str(error)))
+    if not kept:
+        return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
+    try:
+        mean_N = weighted_mean(vectors, [part.weight for part in kept])
+        seed = action.rounding_seed if codecs.rounds_stochastically else None
+        payload = codecs.entry.encode(mean_N, rounding_seed=seed)
+    except (NonFiniteUpdate, RoundError) as error:
+        return str(error)
+    return Reduced(
+        sound=frozenset(part.peer for part in kept),
+        payload=payload,
+        norm=payload_norm(codecs.entry, payload, elements),
+        dropped=tuple(dropped),
+    )
+
+
+def _decode_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> Vector:
+    vector_N = codec.decode(part.payload, elements)
+    norm = payload_norm(codec, part.payload, elements)
+    if norm > norm_limit * _NORM_SLACK:
+        raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
+    return vector_N
+
+
+def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:
+    """Return the pair of chain and content digest of each span."""
+    return tuple(
+        (state.head.digest, content_digest(state.anchor_N, state.momentum_N, state.head.digest)) for state in states
+    )
+
+
+def state_bytes(state: SpanState) -> bytes:
+    """Return anchor, then momentum, as float32 little-endian: what a span's transfer carries."""
+    return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
+
+
+def state_from_bytes(head: SpanHead, raw: bytes) -> SpanState:
+    """Read a transferred span.
+
+    Raises:
+        FrameError: it holds a number that is not finite.
+    """
+    both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32)
+    if not np.isfinite(both_N).all():
+        raise FrameError("a transferred span holds numbers that are not finite")
+    half = len(both_N) // 2
+    return SpanState(head=head, anchor_N=both_N[:half].copy(), momentum_N=both_N[half:].copy())

@@ -1,0 +1,148 @@
+"""TOML documents with known keys: read, override, check, and say in one sentence what is wrong.
+
+Manifest and settings share it. A key that nobody knows is an error that names its nearest relative; a silent typo would
+cost somebody a night of training.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from p2p_diloco.errors import ConfigError
+
+MAX_DOCUMENT_BYTES = 256 * 1024
+
+Document = dict[str, Any]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def read_toml(path: Path) -> Document:
+    """Read the TOML file at `path`.
+
+    Raises:
+        ConfigError: it is missing, cannot be read, is too long, or is not TOML (with line and column).
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_DOCUMENT_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_DOCUMENT_BYTES} bytes; is it the right file?")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {str(error) or 'nested too deeply'}") from None
+
+
+def parse_value(text: str) -> Any:
+    """Read a value from a command line: TOML if it is (`4`, `0.5`, `true`, `["a"]`), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+
+
+def with_value(document: Mapping[str, Any], key: str, value: Any) -> Document:
+    """Return `document` with `value` at the dotted `key`; sections on the way are made.
+
+    Raises:
+        ConfigError: a word of `key` before the last names a value, not a section.
+    """
+    head, dot, rest = key.partition(".")
+    if not dot:
+        return {**document, head: value}
+    section = document.get(head, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"cannot set {key}: {head} is a value, not a section")
+    return {**document, head: with_value(section, rest, value)}
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all values in `model`, in the order of their declaration."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from known_keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def given_keys(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all values in `document`."""
+    for name, value in document.items():
+        if isinstance(value, Mapping) and value:
+            yield from given_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """Return the known dotted key that somebody who typed `key` most likely meant."""
+    names = list(known)
+    last = key.rpartition(".")[2]
+    # The same word in another section is a likelier slip than a similar word in the same one.
+    homes = [name for name in names if name.rpartition(".")[2] == last]
+    close = homes or difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    if not close:
+        words = {name.rpartition(".")[2]: name for name in reversed(names)}
+        close = [words[word] for word in difflib.get_close_matches(last, words, n=1, cutoff=0.6)]
+    return close[0] if close else None
+
+
+def validated(model: type[ModelT], document: Mapping[str, Any], source: str) -> ModelT:
+    """Make a `model` of `document`, which came from `source`.
+
+    Raises:
+        ConfigError: an unknown key, a missing one, or a value that does not fit; the first of them.
+    """
+    known = tuple(known_keys(model))
+    sections = {key.rpartition(".")[0] for key in known}
+    for key in given_keys(document):
+        if key not in known and key not in sections:
+            raise ConfigError(_unknown_key(key, known, source))
+    try:
+        # Through JSON: its strict reading takes lists for tuples and whole numbers for floats, and nothing else.
+        return model.model_validate_json(json.dumps(document, default=_as_text))
+    except ValidationError as error:
+        raise ConfigError(_sentence(error.errors(include_url=False)[0], source)) from None
+
+
+def _as_text(value: object) -> str:
+    return str(value)
+
+
+def _unknown_key(key: str, known: tuple[str, ...], source: str) -> str:
+    near = nearest_key(key, known)
+    section = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == section]
+    words = siblings if section and siblings else dict.fromkeys(name.partition(".")[0] for name in known)
+    hint = f"did you mean {near}?" if near else f"known are: {', '.join(words)}"
+    return f"unknown key {key} in {source}; {hint}"
+
+
+def _sentence(error: ErrorDetails, source: str) -> str:
+    key = ".".join(str(word) for word in error["loc"] if not str(word).startswith("function-"))
+    if error["type"] == "missing":
+        return f"{key} is missing in {source}"
+    if error["type"] == "model_type":
+        return f"{key} in {source} is a value; expected a section, [{key}]"
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ").rstrip(".")
+    if not key:
+        return f"{source}: {reason}"
+    value = cast(object, error["input"])
+    if error["type"] == "value_error" or isinstance(value, Mapping):
+        return f"{key} in {source}: {reason}"
+    return f"{key} = {json.dumps(value, default=str, ensure_ascii=False)[:80]} in {source}: {reason}"

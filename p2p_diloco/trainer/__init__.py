@@ -1,0 +1,1 @@
+"""One peer's story: the only place where network and training meet."""

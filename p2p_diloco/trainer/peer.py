@@ -1,0 +1,184 @@
+"""One peer from its first word to its last: identity, transport, manifest, state, training, rounds, leaving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from p2p_diloco.address import parse_peer_address
+from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.invite import Invite, format_invite
+from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
+from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm.manifest_fetch import fetch_manifest
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.session import PeerSession, SessionParts
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.trainer.tally import PeerObserver, Tally
+from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
+from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
+
+START_SECONDS = 60.0
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """What a command asks of a peer.
+
+    Attributes:
+        settings: this machine's choices.
+        invite: of the run to join; None when the manifest is at hand.
+        signed_manifest: of the run to found; None when it comes from the swarm.
+        organiser_key: lets this peer found the run.
+        trains: False for a bootstrap peer.
+        until_round: stop after this round, with all others; None: go on.
+        evaluate_seconds: between two measurements of the held-out loss; 0: none.
+    """
+
+    settings: PeerSettings
+    invite: Invite | None = None
+    signed_manifest: SignedManifest | None = None
+    organiser_key: SigningKey | None = None
+    trains: bool = True
+    until_round: int | None = None
+    evaluate_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerResult:
+    """How it ended: SHA-256 over φ and m of all spans in hexadecimal, and the last held-out loss of the anchor."""
+
+    state_digest: str
+    anchor_loss: float | None
+
+
+async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -> PeerResult:
+    """Be a peer until told to stop, or until the round that the plan names.
+
+    Raises:
+        ConfigError: the settings, the invite or the text do not fit.
+        NetworkError: no bootstrap answered, the port is taken, the libp2p daemon died.
+        StateError: the disk refuses or holds something broken.
+    """
+    settings = plan.settings
+    run = _run_of(plan)
+    try:
+        settings.state_directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"cannot write {settings.state_directory}: {error.strerror}; choose another place with --state-directory"
+        ) from None
+    key = load_or_create_identity(settings.identity_file)
+    with lock_identity(settings.identity_file):
+        folder = RunFolder(settings.state_directory, run)
+        tally = Tally(observer=observer, unix_seconds=time.time)
+        async with _transport(plan, run, key) as transport:
+            known = _known_addresses(plan, folder, transport.peer)
+            records: list[bytes] = []
+            signed = await _manifest(plan, run, folder, transport, known, records, tally)
+            initial = tuple(address for addresses in known.values() for address in addresses)
+            async with Libp2pDirectory(transport, initial_peers=initial) as directory:
+                tally.addresses = transport.listen_addresses()
+                tally.invite = format_invite(Invite(run=run, bootstraps=_reachable(transport.listen_addresses())))
+                if plan.organiser_key is not None:
+                    observer.listening(tally.invite)
+                parts = SessionParts(
+                    settings=settings,
+                    key=key,
+                    organiser_key=plan.organiser_key,
+                    trains=plan.trains,
+                    until_round=plan.until_round,
+                    evaluate_seconds=plan.evaluate_seconds,
+                    signed=signed,
+                    run=run,
+                    folder=folder,
+                    transport=transport,
+                    directory=directory,
+                    known=known,
+                    records=tuple(records),
+                )
+                session = PeerSession(parts, tally, stop)
+                await session.run()
+    return PeerResult(state_digest=tally.state_digest, anchor_loss=tally.anchor_loss)
+
+
+def _run_of(plan: PeerPlan) -> Digest:
+    if plan.signed_manifest is not None:
+        return plan.signed_manifest.manifest.digest()
+    if plan.invite is None:
+        raise ConfigError("nothing to join: give an invite, or a run.toml to found a run with")
+    return plan.invite.run
+
+
+@asynccontextmanager
+async def _transport(plan: PeerPlan, run: Digest, key: SigningKey) -> AsyncIterator[Libp2pTransport]:
+    settings = plan.settings
+    default_port = 0 if plan.trains else BOOTSTRAP_PORT
+    port = default_port if settings.port is None else settings.port
+    transport = Libp2pTransport(
+        peer=key.peer,
+        run=run,
+        identity_path=settings.identity_file,
+        host_maddrs=settings.listen_addresses(default_port) or ("/ip4/0.0.0.0/tcp/0",),
+        announce_maddrs=settings.announced_addresses(port),
+        dial_out_only=settings.dial_out_only,
+    )
+    async with transport:
+        yield transport
+
+
+def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId) -> dict[PeerId, tuple[str, ...]]:
+    """Return whom to ask first: the invite's bootstraps, the settings' initial peers, peers of earlier starts."""
+    invited = plan.invite.bootstraps if plan.invite is not None else ()
+    known = folder.recall_addresses()
+    for address in (*invited, *plan.settings.initial_peers):
+        peer = parse_peer_address(address)[1]
+        known[peer] = tuple(dict.fromkeys((address, *known.get(peer, ()))))
+    return {peer: addresses for peer, addresses in known.items() if peer != me}
+
+
+
+
+async def _manifest(
+    plan: PeerPlan,
+    run: Digest,
+    folder: RunFolder,
+    transport: Libp2pTransport,
+    known: dict[PeerId, tuple[str, ...]],
+    records: list[bytes],
+    tally: Tally,
+) -> SignedManifest:
+    """Return the verified manifest: given, kept from an earlier start, or from the swarm."""
+    if plan.signed_manifest is not None:
+        plan.signed_manifest.verify(run)
+        return plan.signed_manifest
+    kept = folder.read(MANIFEST_FILE)
+    if kept is not None:
+        signed = decode_signed_manifest(kept)
+        signed.verify(run)
+        return signed
+    tally.phase = "fetching manifest"
+    if not known:
+        raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
+    fetched = await fetch_manifest(transport, known, START_SECONDS)
+    records += fetched.records
+    raw = fetched.manifest
+    try:
+        signed = decode_signed_manifest(raw)
+    except FrameError as error:
+        raise ConfigError(f"the manifest that came is broken ({error}); check the invite with its sender") from None
+    manifest = signed.verify(run)
+    folder.write(MANIFEST_FILE, raw)
+    tally.report("manifest", f'manifest of "{manifest.name}" verified against the invite')
+    return signed
+
+
+def _reachable(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses worth telling others: not loopback, unless there is nothing else."""
+    return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1"))) or addresses

@@ -1,0 +1,115 @@
+"""From the manifest to what the rooms need: model shape, fragments, spans, codecs, rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.ids import SpanId, parse_peer_id
+from p2p_diloco.island.inner_loop import InnerRule
+from p2p_diloco.island.model import DecoderModel, ModelShape, model_shape
+from p2p_diloco.island.parameters import sizes
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.outer.fragments import Fragment, plan_fragments, plan_spans
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.vector_work import Codecs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPlace:
+    """Where a span lies in its fragment's flat vector."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """All that follows from the manifest; equal on all peers."""
+
+    manifest: RunManifest
+    shape: ModelShape
+    fragments: tuple[Fragment, ...]
+    places: dict[SpanId, SpanPlace]
+    codecs: Codecs
+    inner: InnerRule
+    outer: OuterRule
+    merge: MergeRule
+    rules: RunRules
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model."""
+        return sum(fragment.elements for fragment in self.fragments)
+
+    def spans_of(self, fragment: int) -> tuple[SpanId, ...]:
+        """Return a fragment's spans in order."""
+        return tuple(SpanId(fragment, index) for index in range(self.rules.num_spans[fragment]))
+
+
+def plan_run(manifest: RunManifest) -> RunPlan:
+    """Work out what a manifest means.
+
+    Raises:
+        ConfigError: it asks for what does not fit together, such as more fragments than tensors.
+    """
+    shape = replace(model_shape(manifest.model.size), **manifest.model.changes())
+    with torch.device("meta"):
+        parameter_sizes = sizes(DecoderModel(shape))
+    fragments = plan_fragments(parameter_sizes, manifest.rounds.fragments)
+    contribution, entry = codec_named(manifest.codec.contribution), codec_named(manifest.codec.entry)
+    block = max(64, contribution.block_elements, entry.block_elements)
+    places = {
+        SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
+        for fragment in fragments
+        for index, (start, stop) in enumerate(
+            plan_spans(fragment.elements, manifest.rounds.spans_per_fragment, block)
+        )
+    }
+    outer = manifest.outer
+    return RunPlan(
+        manifest=manifest,
+        shape=shape,
+        fragments=fragments,
+        places=places,
+        codecs=Codecs(
+            contribution=contribution,
+            entry=entry,
+            rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
+        ),
+        inner=InnerRule(**manifest.inner.model_dump()),
+        outer=OuterRule(learning_rate=outer.learning_rate, momentum=outer.momentum),
+        merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
+        rules=_rules(manifest, places),
+    )
+
+
+def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace]) -> RunRules:
+    elements = {span: place.stop - place.start for span, place in places.items()}
+    contribution, entry = codec_named(manifest.codec.contribution), codec_named(manifest.codec.entry)
+    num_fragments = manifest.rounds.fragments
+    return RunRules(
+        run=manifest.digest(),
+        organiser=parse_peer_id(manifest.organiser),
+        clock=RoundClock(
+            start_seconds=manifest.rounds.clock_start,
+            round_seconds=manifest.rounds.round_seconds,
+            num_fragments=num_fragments,
+        ),
+        num_spans=tuple(sum(span.fragment == f for span in places) for f in range(num_fragments)),
+        span_elements=elements,
+        payload_bytes={span: contribution.encoded_bytes(n) for span, n in elements.items()},
+        entry_bytes={span: entry.encoded_bytes(n) for span, n in elements.items()},
+        group_size=manifest.membership.group_size,
+        void_cycles=manifest.membership.void_cycles,
+        heartbeat_seconds=manifest.membership.heartbeat_seconds,
+        weight_clip=manifest.limits.clip,
+        contribution_limit=manifest.limits.kappa,
+        entry_limit=manifest.limits.invalid,
+        retained_cycles=manifest.limits.retained_cycles,
+    )

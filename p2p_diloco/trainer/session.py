@@ -1,0 +1,408 @@
+"""A peer's life in a run, from the verified manifest to the checkpoint at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.island.inner_loop import choose_device
+from p2p_diloco.island.model import build_model
+from p2p_diloco.manifest import RunManifest, SignedManifest
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.membership import Self
+from p2p_diloco.settings import PeerSettings
+from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.vector_work import state_bytes
+from p2p_diloco.trainer.checkpoint import CHECKPOINT_FILE, load_checkpoint, save_checkpoint
+from p2p_diloco.trainer.evaluation import HeldOutWatch
+from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
+from p2p_diloco.trainer.island_thread import HeldState, IslandThread
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.run_plan import RunPlan, plan_run
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.link import Transport
+
+STATUS_SECONDS = 1.0
+CHECKPOINT_SECONDS = 300.0
+LAST_WORDS_SECONDS = 2.0
+AGREE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What a session is made of; see `PeerPlan` for the meaning of the choices."""
+
+    settings: PeerSettings
+    key: SigningKey
+    organiser_key: SigningKey | None
+    trains: bool
+    until_round: int | None
+    evaluate_seconds: float
+    signed: SignedManifest
+    run: Digest
+    folder: RunFolder
+    transport: Transport
+    directory: Directory
+    known: dict[PeerId, tuple[str, ...]]
+    records: tuple[bytes, ...] = ()
+
+
+class PeerSession:
+    """Puts engine, network and training together and runs them until the end."""
+
+    def __init__(self, parts: SessionParts, tally: Tally, stop: StopRequest) -> None:
+        self._parts = parts
+        self._tally = tally
+        self._stop = stop
+        self._manifest: RunManifest = parts.signed.verify(parts.run)
+        self._plan: RunPlan = plan_run(self._manifest)
+        self._clock = SwarmClock(time.time)
+        self._engine = self._make_engine()
+        self._keeper = LinkKeeper(
+            transport=parts.transport,
+            directory=parts.directory,
+            record=self._record,
+            known=parts.known,
+            unix_seconds=time.time,
+            hear=tally.report,
+        )
+        self._keeper.introduced(parts.records)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vectors")
+        self._failure: asyncio.Future[None] | None = None
+        self._replica: IslandThread | HeldState = HeldState()
+        self._watch: HeldOutWatch | None = None
+
+    def _make_engine(self) -> PeerEngine:
+        folder, key = self._parts.folder, self._parts.key
+        me = Self(
+            peer=key.peer,
+            incarnation=folder.next_incarnation(),
+            can_be_dialled=bool(self._parts.transport.listen_addresses()),
+            trains=self._parts.trains,
+            sign=key.sign,
+        )
+        recalled = Recalled(
+            rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
+        )
+        engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
+        engine.last_round = self._parts.until_round
+        return engine
+
+    async def run(self) -> None:
+        """Be this peer until told to stop, or until the round that was named."""
+        loop = asyncio.get_running_loop()
+        self._failure = loop.create_future()
+        if self._parts.settings.threads is not None:
+            torch.set_num_threads(self._parts.settings.threads)
+        self._tally.engine = self._engine
+        corpus = self._open_corpus() if self._parts.trains else None
+        try:
+            if corpus is not None:
+                self._replica = await asyncio.to_thread(self._make_island, corpus, loop)
+                if self._parts.evaluate_seconds > 0:
+                    self._watch = await asyncio.to_thread(HeldOutWatch, self._plan, corpus)
+            node = self._make_node()
+            await self._take_up_state(node)
+            if isinstance(self._replica, IslandThread):
+                self._replica.start()
+            await self._live(node)
+        finally:
+            self._worker.shutdown(wait=False, cancel_futures=True)
+            if self._watch is not None:
+                self._watch.close()
+
+    def _open_corpus(self) -> Corpus:
+        path, data = self._parts.settings.data, self._manifest.data
+        if path is None and data.path != "stdlib":
+            raise ConfigError(
+                f'this run trains on "{data.path}"; say where your copy of that text lies with --data PATH'
+            )
+        corpus = open_corpus(path, held_out_share=data.held_out)
+        if data.fingerprint is not None and corpus.fingerprint.hex() != data.fingerprint:
+            raise ConfigError(
+                f"the text at {path or 'the standard library'} has fingerprint {corpus.fingerprint.hex()[:16]}…, the "
+                f"run wants {data.fingerprint[:16]}…; get the text that the organiser names"
+            )
+        return corpus
+
+    def _make_island(self, corpus: Corpus, loop: asyncio.AbstractEventLoop) -> IslandThread:
+        plan = self._plan
+        stream = BatchStream(
+            corpus, self._parts.run, self._parts.key.peer, batch=plan.inner.batch, context=plan.shape.context
+        )
+        return IslandThread(
+            plan=plan,
+            model=build_model(plan.shape, plan.manifest.model.seed),
+            stream=stream,
+            device=choose_device(self._parts.settings.device),
+            now=self._clock.now,
+            in_loop=lambda call: None if loop.is_closed() else _call(loop, call),
+            died=self._fail,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _make_node(self) -> SwarmNode:
+        return SwarmNode(
+            engine=self._engine,
+            transport=self._parts.transport,
+            replica=self._replica,
+            codecs=self._plan.codecs,
+            memory=self._parts.folder,
+            clock=self._clock,
+            observer=self._tally,
+            manifest=self._parts.signed.encode(),
+            worker=self._worker,
+            addresses=self._keeper,
+        )
+
+    # -- the state to begin with
+
+    async def _take_up_state(self, node: SwarmNode) -> None:
+        """Begin from the checkpoint, found the run, or begin with nothing and fetch."""
+        rosters = self._engine.book
+        states = await asyncio.to_thread(self._load_checkpoint)
+        if states is not None:
+            self._hold(states)
+        elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
+            await self._found(node)
+        self._tally.phase = "catching up"
+
+    def _load_checkpoint(self) -> dict[SpanId, SpanState] | None:
+        path = self._parts.folder.path / CHECKPOINT_FILE
+        return load_checkpoint(path, self._parts.run, self._plan.rules.span_elements) if self._parts.trains else None
+
+    async def _found(self, node: SwarmNode) -> None:
+        assert self._parts.organiser_key is not None
+        start = await asyncio.to_thread(make_start, self._plan)
+        rosters = self._engine.book
+        founding = rosters.chain()[0] if rosters.in_force is not None else None
+        if founding is None:
+            cycle = self._plan.rules.clock.cycle(self._plan.rules.clock.round_at(self._clock.now()))
+            founding = found_roster(
+                self._plan, self._engine.me.member(), self._parts.organiser_key, genesis_digest(start), cycle
+            )
+            self._tally.report("founded", f'founded "{self._manifest.name}"')
+        self._hold(genesis_states(start, founding.roster))
+        node.found(founding)
+
+    def _hold(self, states: dict[SpanId, SpanState]) -> None:
+        if isinstance(self._replica, HeldState):
+            self._replica.hold(states)
+        else:
+            for span, state in states.items():
+                self._replica.replace(span, state)
+        self._engine.hold_state({span: state.head for span, state in states.items()})
+
+    # -- living
+
+    async def _live(self, node: SwarmNode) -> None:
+        ends = [self._stop.wait_for_leave(), self._wait_for_last_round()]
+        async with self._services(node) as services:
+            end = asyncio.ensure_future(_first_of(*ends))
+            try:
+                await asyncio.wait({end, services, self._failed()}, return_when=asyncio.FIRST_COMPLETED)
+                if services.done():
+                    await services
+                if self._failed().done():
+                    self._failed().result()
+                await self._end(node)
+            finally:
+                end.cancel()
+
+    def _failed(self) -> asyncio.Future[None]:
+        assert self._failure is not None
+        return self._failure
+
+    @asynccontextmanager
+    async def _services(self, node: SwarmNode) -> AsyncIterator[asyncio.Task[None]]:
+        """Run node, links, status, evaluation and checkpoints; the task ends only when one of them fails."""
+        task = asyncio.ensure_future(self._serve(node))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and isinstance(task.exception(), BaseExceptionGroup):
+                raise _first_error(task.exception())
+
+    async def _serve(self, node: SwarmNode) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(node.run(), name="swarm")
+            tasks.create_task(self._keeper.run(), name="links")
+            tasks.create_task(self._say_status(node), name="status")
+            if self._watch is not None and isinstance(self._replica, IslandThread):
+                tasks.create_task(self._evaluate(self._watch, self._replica), name="evaluation")
+            if self._parts.trains:
+                tasks.create_task(self._save_now_and_then(), name="checkpoints")
+
+    def _record(self) -> PeerRecord:
+        addresses = self._parts.transport.listen_addresses()
+        return sign_record(
+            self._parts.key,
+            run=self._parts.run,
+            addresses=addresses,
+            can_be_dialled=bool(addresses),
+            role=PeerRole.TRAINER if self._parts.trains else PeerRole.BOOTSTRAP,
+            issued_at=time.time(),
+        )
+
+    async def _say_status(self, node: SwarmNode) -> None:
+        remembered: dict[PeerId, tuple[str, ...]] = {}
+        while True:
+            now = self._clock.now()
+            if self._engine.ready and self._tally.phase == "catching up":
+                self._tally.phase = "training"
+            self._drop_start_once_others_hold_it(now)
+            self._tally.addresses = self._parts.transport.listen_addresses()
+            self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
+            if self._keeper.known != remembered:
+                remembered = dict(self._keeper.known)
+                self._parts.folder.keep_addresses(remembered)
+            await asyncio.sleep(STATUS_SECONDS)
+
+    def _drop_start_once_others_hold_it(self, now: float) -> None:
+        roster = self._engine.book.in_force
+        others_hold_it = any(beat.ready for beat in self._engine.membership.alive(now).values())
+        if roster is None or roster.k == 0 or not others_hold_it or not self._engine.serves_state:
+            return
+        if isinstance(self._replica, HeldState):
+            self._replica.drop()
+            self._engine.drop_state()
+            self._tally.phase = "training"
+
+    async def _evaluate(self, watch: HeldOutWatch, island: IslandThread) -> None:
+        while True:
+            await self._evaluate_once(watch, island)
+            await asyncio.sleep(self._parts.evaluate_seconds)
+
+    async def _evaluate_once(self, watch: HeldOutWatch, island: IslandThread) -> None:
+        if not self._engine.serves_state or len(island.states()) != len(self._plan.places):
+            return
+        measured = await watch.measure(island)
+        self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
+        self._tally.report(
+            "evaluation",
+            f"held-out loss {measured.anchor:.4f} (anchor), {measured.local:.4f} (local)",
+            anchor_loss=measured.anchor,
+            local_loss=measured.local,
+            round=self._engine.rules.clock.round_at(self._clock.now()),
+            tokens=self._engine.progress.tokens,
+        )
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(CHECKPOINT_SECONDS)
+            await self._save()
+
+    async def _save(self) -> None:
+        if not isinstance(self._replica, IslandThread) or len(self._replica.states()) != len(self._plan.places):
+            return
+        path = self._parts.folder.path / CHECKPOINT_FILE
+        try:
+            await asyncio.to_thread(save_checkpoint, path, self._parts.run, self._replica.states())
+        except StateError as error:
+            self._tally.report("checkpoint", str(error))
+
+    # -- ending
+
+    async def _wait_for_last_round(self) -> None:
+        """Wait until the last round is over and all ready peers that are heard stand where this one stands."""
+        last = self._parts.until_round
+        if last is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        clock = self._plan.rules.clock
+        over = clock.begin(last + 1)
+        await asyncio.sleep(max(over - self._clock.now(), 0.0))
+        if isinstance(self._replica, IslandThread):
+            self._replica.stop_training()
+        beat = self._plan.rules.heartbeat_seconds
+        agreed_for = 0.0
+        while self._clock.now() < over + AGREE_SECONDS and agreed_for < 3 * beat + 1.0:
+            await asyncio.sleep(beat)
+            agreed_for = agreed_for + beat if self._all_agree() else 0.0
+
+    def _all_agree(self) -> bool:
+        now = self._clock.now()
+        mine = [head.digest for head in self._engine.closed_heads(now)]
+        others = [beat for beat in self._engine.membership.alive(now).values() if beat.ready and beat.heads]
+        return bool(mine) and all([head.digest for head in beat.heads] == mine for beat in others)
+
+    async def _end(self, node: SwarmNode) -> None:
+        """Finish the round, say good-bye, checkpoint; at once when told so."""
+        told = self._stop.is_leaving
+        self._tally.phase = "leaving"
+        work = asyncio.ensure_future(self._finish(node, told))
+        hurry = asyncio.ensure_future(self._stop.wait_for_stop())
+        try:
+            await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            hurry.cancel()
+            if isinstance(self._replica, IslandThread):
+                self._replica.stop()
+
+    async def _finish(self, node: SwarmNode, told: bool) -> None:
+        clock = self._plan.rules.clock
+        if told:
+            node.leave()
+            end_of_round = clock.begin(clock.round_at(self._clock.now()) + 1)
+            await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
+        if isinstance(self._replica, IslandThread):
+            self._replica.stop_training()
+            await asyncio.to_thread(self._replica.wait_until_idle)
+            if self._watch is not None:
+                await self._evaluate_once(self._watch, self._replica)
+            self._tally.state_digest = await asyncio.to_thread(_state_digest, self._replica.states())
+            await self._save()
+        if not told and self._parts.trains:
+            node.leave()
+        self._tally.phase = "finished"
+        self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
+        text = f"finished with state {self._tally.state_digest[:16] or 'nothing'}"
+        self._tally.report("finished", text, state_digest=self._tally.state_digest)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(function)
+
+
+def _state_digest(states: dict[SpanId, SpanState]) -> str:
+    """Return SHA-256 over φ and m of all spans, in hexadecimal."""
+    return sha256(*(state_bytes(state) for _, state in sorted(states.items()))).hex()
+
+
+async def _first_of(*waits: object) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _first_error(group: BaseException | None) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    assert group is not None
+    return group

@@ -1,0 +1,147 @@
+"""Counts what happened to one peer and says it: the status of now, and events as they come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from p2p_diloco.ids import format_peer_id, sha256
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.traffic import Purpose
+from p2p_diloco.watch.event_log import Figure, PeerEvent
+from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
+
+
+class PeerObserver(Protocol):
+    """Who watches this peer: the command line, a test, the demo."""
+
+    def listening(self, invite: str) -> None:
+        """Hear the invite of a founded run, once others can use it."""
+        ...
+
+    def status(self, status: PeerStatus) -> None:
+        """Hear how things stand, about once a second."""
+        ...
+
+    def event(self, event: PeerEvent) -> None:
+        """Hear what happened."""
+        ...
+
+
+class Tally:
+    """A `SwarmObserver` that counts and passes on."""
+
+    def __init__(self, *, observer: PeerObserver, unix_seconds: Callable[[], float]) -> None:
+        self.phase = "connecting"
+        self.anchor_loss: float | None = None
+        self.local_loss: float | None = None
+        self.state_digest = ""
+        self.invite = ""
+        self.addresses: tuple[str, ...] = ()
+        self.engine: PeerEngine | None = None
+        self._observer = observer
+        self._unix_seconds = unix_seconds
+        self._rounds_closed = 0
+        self._spans_closed = 0
+        self._entries = 0
+        self._included = 0
+        self._could_be_included = 0
+
+    def report(self, topic: str, text: str, **figures: Figure) -> None:
+        """Pass an event on."""
+        self._observer.event(PeerEvent(time=self._unix_seconds(), topic=topic, text=text, figures=figures))
+
+    def round_closed(self, closed: RoundClosed) -> None:
+        """Count a round in which this peer was ready, and pass it on."""
+        if self.engine is not None and self.engine.ready:
+            self._rounds_closed += 1
+            self._spans_closed += closed.num_spans
+            self._entries += closed.num_entries
+            self._included += closed.num_included
+            self._could_be_included += closed.num_ready * closed.num_spans
+        self.report(
+            "round",
+            f"round {closed.round}: {closed.num_entries} of {closed.num_spans} spans got an entry",
+            round=closed.round,
+            num_spans=closed.num_spans,
+            num_entries=closed.num_entries,
+            num_included=closed.num_included,
+            num_ready=closed.num_ready,
+            num_members=closed.num_members,
+        )
+
+    def say(self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float) -> None:
+        """Pass on how things stand."""
+        self._observer.status(self.status(engine, node, manifest, num_parameters, now))
+
+    def status(
+        self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
+    ) -> PeerStatus:
+        """Return how things stand."""
+        roster, progress = engine.book.in_force, engine.progress
+        round_index = engine.rules.clock.round_at(now)
+        heads = [head.digest for _, head in sorted(engine.chains.heads.items())]
+        return PeerStatus(
+            run=engine.rules.run.hex(),
+            run_name=manifest.name,
+            peer=format_peer_id(engine.me.peer),
+            role="trainer" if engine.me.trains else "bootstrap",
+            incarnation=engine.me.incarnation,
+            pid=os.getpid(),
+            updated=self._unix_seconds(),
+            round=round_index,
+            cycle=engine.rules.clock.cycle(round_index),
+            roster_k=roster.k if roster is not None else 0,
+            epoch=roster.epoch if roster is not None else 0,
+            num_members=len(roster.members) if roster is not None else 0,
+            num_ready=engine.membership.num_ready(now),
+            ready=engine.ready,
+            leaving=engine.membership.leaving,
+            phase=self.phase,
+            inner_steps=progress.steps,
+            tokens=progress.tokens,
+            tokens_per_second=progress.tokens_per_second,
+            loss=progress.loss if progress.steps else None,
+            anchor_loss=self.anchor_loss,
+            local_loss=self.local_loss,
+            parameters=num_parameters,
+            rounds_closed=self._rounds_closed,
+            spans_closed=self._spans_closed,
+            entries_absorbed=self._entries,
+            participation=self._included / self._could_be_included if self._could_be_included else None,
+            bytes_sent=_byte_counts(node.traffic.sent),
+            bytes_received=_byte_counts(node.traffic.received),
+            vector_cycles=self._rounds_closed / engine.rules.clock.num_fragments,
+            peers=_peer_lines(engine, now),
+            head=sha256(*heads).hex() if heads else "",
+            state_digest=self.state_digest,
+            addresses=self.addresses,
+            invite=self.invite,
+        )
+
+
+def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:
+    return ByteCounts(vectors=counts["vectors"], control=counts["control"], transfer=counts["transfer"])
+
+
+def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
+    lines = []
+    for peer, heard in sorted(engine.membership.heard.items()):
+        beat = heard.heartbeat
+        lines.append(
+            PeerLine(
+                peer=format_peer_id(peer),
+                ready=beat.ready,
+                can_be_dialled=beat.can_be_dialled,
+                trains=beat.trains,
+                steps=beat.steps,
+                tokens_per_second=beat.tokens_per_second,
+                loss=beat.loss if beat.steps else None,
+                seconds_since_heard=max(now - heard.at, 0.0),
+            )
+        )
+    return tuple(lines)

@@ -1,0 +1,1 @@
+"""Bytes between peers: links, identities, the directory; over libp2p or in memory."""

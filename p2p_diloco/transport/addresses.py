@@ -1,0 +1,71 @@
+"""Multiaddrs as people and records write them: which of them can be dialled, and what dialling said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
+
+_TCP_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+")
+_DIAL_LINE = re.compile(r"\* \[([^\]]+)\] ([^\n]*)")
+_LONGEST_EXPLANATION = 600
+
+
+def sort_addresses(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the TCP addresses of `peer` among `addresses`, without their `/p2p/…` end, in their order.
+
+    Raises:
+        PeerError: none is left.
+    """
+    suffix = f"/p2p/{format_peer_id(peer)}"
+    usable = tuple(
+        base
+        for base in dict.fromkeys(address.removesuffix(suffix) for address in addresses if address.endswith(suffix))
+        if _TCP_ADDRESS.fullmatch(base) and _is_multiaddr(base)
+    )
+    if not usable:
+        raise PeerError(
+            f"{short_peer_id(peer)} cannot be dialled: none of its {len(addresses)} addresses is a TCP address that "
+            f"ends in its id"
+        )
+    return usable
+
+
+def explain_refusal(words: str) -> str:
+    """Shorten what p2pd says of a failed dial to one reason per address."""
+    reasons = [f"{_shorten_address(address)} {_reason(text)}" for address, text in _DIAL_LINE.findall(words)]
+    if reasons:
+        return "; ".join(reasons)[:_LONGEST_EXPLANATION]
+    if "dial backoff" in words:
+        return "it failed a moment ago, libp2p waits before it tries again"
+    return " ".join(words.split())[:_LONGEST_EXPLANATION]
+
+
+def _is_multiaddr(address: str) -> bool:
+    try:
+        Multiaddr(address)
+    except (MultiaddrError, ValueError):
+        return False
+    return True
+
+
+def _shorten_address(address: str) -> str:
+    parts = address.split("/")
+    return f"{parts[2]}:{parts[4]}" if len(parts) >= 5 else address
+
+
+def _reason(text: str) -> str:
+    if "connection refused" in text:
+        return "refused"
+    if "peer id mismatch" in text:
+        return "is another peer"
+    if "backoff" in text:
+        return "failed a moment ago"
+    if "deadline exceeded" in text or "i/o timeout" in text or "timed out" in text:
+        return "timed out"
+    return text.rsplit(": ", 1)[-1].strip()

@@ -1,0 +1,202 @@
+"""Requests to p2pd over its control socket: who am I, connect, open a stream, hand me streams.
+
+hivemind's own client leaves its socket open when a call fails or is cancelled, and cannot bound a call; this one
+closes what it opened, whatever happens. Messages are hivemind's protobufs; they stop at this border.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.hivemind_border import p2pd_messages
+from p2p_diloco.transport.stream_link import StreamPair
+
+STREAM_BUFFER_BYTES = 512 * 1024
+_LONGEST_MESSAGE_BYTES = 256 * 1024
+_ED25519_ID_PREFIX = bytes.fromhex("002408011220")
+_UNIX_PROTOCOL = bytes.fromhex("9003")
+
+StreamHandler = Callable[[PeerId, str, StreamPair], None]
+
+
+class DaemonRefusal(PeerError):
+    """p2pd could not do what was asked; its own words."""
+
+
+class DaemonClient:
+    """Talks with the p2pd that listens on `control_path`. No call is bounded here: bound it with `asyncio.timeout`."""
+
+    def __init__(self, control_path: Path) -> None:
+        self._control_path = control_path
+
+    @asynccontextmanager
+    async def hold_daemon(self) -> AsyncIterator[None]:
+        """Keep the daemon alive while inside: p2pd ends by itself when the last such connection closes."""
+        messages = p2pd_messages()
+        reader, writer = await self._open()
+        try:
+            await _write_message(writer, messages.Request(type=messages.Request.PERSISTENT_CONN_UPGRADE))
+            response = messages.Response()
+            await _read_message(reader, response)
+            _raise_if_refused(response)
+            yield
+        finally:
+            writer.transport.abort()
+
+    async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
+        """Return the daemon's peer id and the multiaddrs, without `/p2p/…`, under which it believes to be reached."""
+        messages = p2pd_messages()
+        response = await self._ask(messages.Request(type=messages.Request.IDENTIFY))
+        addresses = (_parse_address(raw) for raw in response.identify.addrs)
+        return _peer_of(response.identify.id), tuple(address for address in addresses if address is not None)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_seconds: float) -> None:
+        """Connect to `peer` at any of `addresses` (without `/p2p/…`); none: wherever the daemon knows it to be."""
+        messages = p2pd_messages()
+        connect = messages.ConnectRequest(
+            peer=_ED25519_ID_PREFIX + peer,
+            addrs=[Multiaddr(address).to_bytes() for address in addresses],
+            timeout=max(1, math.ceil(timeout_seconds)),
+        )
+        await self._ask(messages.Request(type=messages.Request.CONNECT, connect=connect))
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connection to `peer` with all its streams."""
+        messages = p2pd_messages()
+        disconnect = messages.DisconnectRequest(peer=_ED25519_ID_PREFIX + peer)
+        await self._ask(messages.Request(type=messages.Request.DISCONNECT, disconnect=disconnect))
+
+    async def open_stream(self, peer: PeerId, protocol: str, timeout_seconds: float) -> StreamPair:
+        """Open a stream that speaks `protocol` to `peer`, which should be connected."""
+        messages = p2pd_messages()
+        wanted = messages.StreamOpenRequest(
+            peer=_ED25519_ID_PREFIX + peer, proto=[protocol], timeout=max(1, math.ceil(timeout_seconds))
+        )
+        reader, writer = await self._open()
+        try:
+            await _write_message(writer, messages.Request(type=messages.Request.STREAM_OPEN, streamOpen=wanted))
+            response = messages.Response()
+            await _read_message(reader, response)
+            _raise_if_refused(response)
+            if _peer_of(response.streamInfo.peer) != peer:
+                raise DaemonRefusal("the stream leads to another peer")
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reader, writer
+
+    @asynccontextmanager
+    async def accept_streams(
+        self, protocols: Sequence[str], socket_path: Path, handler: StreamHandler
+    ) -> AsyncIterator[None]:
+        """Have streams of `protocols` handed to `handler` while inside."""
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                opened = p2pd_messages().StreamInfo()
+                async with asyncio.timeout(10.0):
+                    await _read_message(reader, opened)
+                peer, protocol = _peer_of(opened.peer), opened.proto
+            except (TimeoutError, PeerError, OSError, EOFError):
+                writer.transport.abort()
+                return
+            handler(peer, protocol, (reader, writer))
+
+        server = await asyncio.start_unix_server(accept, path=str(socket_path), limit=STREAM_BUFFER_BYTES)
+        try:
+            for protocol in protocols:
+                await self._register(protocol, socket_path)
+            yield
+        finally:
+            server.close()  # not waited for: from Python 3.12 on that would wait for every stream
+
+    async def _register(self, protocol: str, socket_path: Path) -> None:
+        messages = p2pd_messages()
+        path = str(socket_path).encode()
+        wanted = messages.StreamHandlerRequest(
+            addr=_UNIX_PROTOCOL + _varint(len(path)) + path, proto=[protocol], balanced=False
+        )
+        await self._ask(messages.Request(type=messages.Request.STREAM_HANDLER, streamHandler=wanted))
+
+    async def _ask(self, request: Any) -> Any:
+        reader, writer = await self._open()
+        try:
+            await _write_message(writer, request)
+            response = p2pd_messages().Response()
+            await _read_message(reader, response)
+            _raise_if_refused(response)
+            return response
+        finally:
+            writer.transport.abort()
+
+    async def _open(self) -> StreamPair:
+        try:
+            return await asyncio.open_unix_connection(str(self._control_path), limit=STREAM_BUFFER_BYTES)
+        except OSError as error:
+            raise DaemonRefusal(f"the libp2p daemon does not answer: {error.strerror or error}") from None
+
+
+def _raise_if_refused(response: Any) -> None:
+    if response.type == p2pd_messages().Response.ERROR:
+        raise DaemonRefusal(str(response.error.msg))
+
+
+def _peer_of(raw: bytes) -> PeerId:
+    if len(raw) != len(_ED25519_ID_PREFIX) + 32 or not raw.startswith(_ED25519_ID_PREFIX):
+        raise PeerError(f"a peer with a key other than Ed25519 ({len(raw)} bytes of id) cannot take part")
+    return PeerId(bytes(raw[len(_ED25519_ID_PREFIX) :]))
+
+
+def _parse_address(raw: bytes) -> str | None:
+    try:
+        return str(Multiaddr(raw))
+    except (MultiaddrError, ValueError):  # a protocol newer than the package
+        return None
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+async def _write_message(writer: asyncio.StreamWriter, message: Any) -> None:
+    encoded = message.SerializeToString()
+    writer.write(_varint(len(encoded)) + encoded)
+    await writer.drain()
+
+
+async def _read_message(reader: asyncio.StreamReader, message: Any) -> None:
+    """Fill `message` from its length and its bytes.
+
+    Raises:
+        FrameError: it is longer than any that p2pd sends, or ends early.
+    """
+    length = shift = 0
+    try:
+        while True:
+            byte = (await reader.readexactly(1))[0]
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                break
+            if shift > 28:
+                raise FrameError("a message of the libp2p daemon has no length")
+        if length > _LONGEST_MESSAGE_BYTES:
+            raise FrameError(f"a message of the libp2p daemon is {length} bytes long")
+        message.ParseFromString(await reader.readexactly(length))
+    except asyncio.IncompleteReadError:
+        raise FrameError("the libp2p daemon closed the connection within a message") from None

@@ -1,0 +1,58 @@
+"""Where hivemind comes in: imported when first needed, silenced, and untyped behind this line.
+
+hivemind 1.1.12 ships no type hints that a checker can use, brings its own log handler, and renames a log level. What
+crosses this border is `Any` on the far side and plain values on ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from typing import Any
+
+from p2p_diloco.transport.msgpack_guard import check_msgpack
+
+logger = logging.getLogger(__name__)
+
+
+class _ToOurLogger(logging.Handler):
+    """Passes hivemind's messages on as debugging notes: what matters to people is said by us."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.debug("%s: %s", record.name, record.getMessage())
+
+
+@functools.cache
+def load_hivemind() -> Any:
+    """Import hivemind, silence and guard it; return the package. Takes seconds: call it outside the loop first.
+
+    Its log output goes to our logger at debug level; every msgpack message is scanned before it is parsed.
+    """
+    package = importlib.import_module("hivemind")
+    log_module = importlib.import_module("hivemind.utils.logging")
+    log_module.use_hivemind_log_handler("nowhere")
+    logging.addLevelName(logging.WARNING, "WARNING")
+    theirs = logging.getLogger("hivemind")
+    theirs.propagate = False
+    theirs.setLevel(logging.WARNING)
+    theirs.addHandler(_ToOurLogger())
+    _guard_parser(importlib.import_module("hivemind.utils.serializer").MSGPackSerializer)
+    return package
+
+
+@functools.cache
+def p2pd_messages() -> Any:
+    """Return the module of protobuf messages that p2pd speaks."""
+    load_hivemind()
+    return importlib.import_module("hivemind.proto.p2pd_pb2")
+
+
+def _guard_parser(serializer: Any) -> None:
+    parse = serializer.loads
+
+    def loads(encoded: bytes) -> Any:
+        check_msgpack(bytes(encoded))
+        return parse(encoded)
+
+    serializer.loads = staticmethod(loads)

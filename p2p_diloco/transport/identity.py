@@ -1,0 +1,72 @@
+"""The file that makes a peer the same peer after a restart, and the lock that keeps it one peer."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.key_file import create_key_file, read_key_file
+from p2p_diloco.signing import SigningKey
+
+
+def load_or_create_identity(path: Path) -> SigningKey:
+    """Return the key in `path`; make a new one, readable by nobody else, where there is none.
+
+    Two processes that start at once with one path get one key. libp2p's daemon reads the same file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else; it is left as it is.
+        StateError: there is none, and it cannot be written.
+    """
+    if not _exists(path):
+        try:
+            return create_key_file(path)
+        except ConfigError:
+            if not _exists(path):
+                raise
+    return read_key_file(path)
+
+
+@contextmanager
+def lock_identity(path: Path) -> Iterator[None]:
+    """Hold the identity in `path` for this process alone; the lock goes with the process, however it ends.
+
+    Two peers with one identity would answer for each other and spoil both.
+
+    Raises:
+        ConfigError: another process of this machine holds it, or it cannot be locked.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"cannot open the identity file {path}: {error.strerror}") from None
+    try:
+        _lock(descriptor, path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            raise ConfigError(
+                f"another process uses the identity {path}; stop it, or give this peer its own with --identity-path"
+            ) from None
+        raise ConfigError(
+            f"cannot lock the identity file {path}: {error.strerror}; keep it on a local disk, see --identity-path"
+        ) from None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise ConfigError(f"cannot look for the identity file {path}: {error.strerror}") from None

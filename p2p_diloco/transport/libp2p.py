@@ -1,0 +1,368 @@
+"""Links over libp2p: encrypted, authenticated TCP streams that hivemind's daemon p2pd carries for us.
+
+Each lane is a libp2p stream with a protocol name that holds the run, so that peers of another run never get a link.
+Who is at the other end is what libp2p's handshake proved. Whatever a peer does or stops doing, one stream's reader
+and one lane's writer are all that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from weakref import WeakValueDictionary
+
+from p2p_diloco.errors import FrameError, NetworkError, PeerError
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
+from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
+from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
+from p2p_diloco.transport.framing import greet, read_frame, write_frame
+from p2p_diloco.transport.hivemind_border import load_hivemind
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, Transport, TransportLimits
+from p2p_diloco.transport.outbox import Outbox
+from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
+from p2p_diloco.transport.stream_link import LaneStream, StreamLink, StreamPair
+
+logger = logging.getLogger(__name__)
+
+_GREETING_SECONDS = 10.0
+_STREAMS_PER_LANE = 4  # two peers that dial each other at once have two
+_ADDRESS_REFRESH_SECONDS = 30.0
+
+
+class Libp2pTransport(Transport):
+    """A `Transport` over libp2p. Starts its own p2pd on entering and ends it on leaving.
+
+    Args:
+        peer: this peer; the key in `identity_path` must be its.
+        run: digest of the run's manifest.
+        identity_path: libp2p key file, see `identity.load_or_create_identity`; lock it first.
+        host_maddrs: TCP multiaddrs to listen on; port 0 lets the system choose.
+        announce_maddrs: addresses to tell others instead of those that the machine knows.
+        dial_out_only: do not listen at all; `host_maddrs` is not looked at.
+        map_port: ask the home router for an open port.
+        limits: see `TransportLimits`.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer: PeerId,
+        run: Digest,
+        identity_path: Path,
+        host_maddrs: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+        announce_maddrs: Sequence[str] = (),
+        dial_out_only: bool = False,
+        map_port: bool = False,
+        limits: TransportLimits | None = None,
+    ) -> None:
+        super().__init__(peer=peer, run=run, limits=limits)
+        self._settings = DaemonSettings(
+            identity_path=identity_path,
+            host_maddrs=() if dial_out_only else tuple(host_maddrs),
+            announce_maddrs=() if dial_out_only else tuple(announce_maddrs),
+            map_port=map_port and not dial_out_only,
+        )
+        self._protocols = {lane: f"/p2p-diloco/1/{run.hex()[:16]}/{lane.value}" for lane in Lane}
+        self._lanes = {protocol: lane for lane, protocol in self._protocols.items()}
+        self._links: dict[PeerId, StreamLink] = {}
+        self._dialling: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
+        self._addresses: tuple[str, ...] = ()
+        self._daemon = Daemon(self._settings)
+        self._client: DaemonClient | None = None
+        self._services = contextlib.AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+        self._running: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+        self._went_idle = asyncio.Event()
+        self._lost: NetworkError | None = None
+
+    @property
+    def client(self) -> DaemonClient:
+        """Requests to this transport's daemon; for the directory, which shares it."""
+        assert self._client is not None, "enter the transport first"
+        return self._client
+
+    @property
+    def daemon(self) -> Daemon:
+        """The p2pd of this transport."""
+        return self._daemon
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(load_hivemind)  # seconds of imports, not in the loop
+        async with contextlib.AsyncExitStack() as services:
+            await services.enter_async_context(self._daemon)
+            self._client = DaemonClient(self._daemon.control_path)
+            await services.enter_async_context(self._client.hold_daemon())
+            await self._identify()
+            await services.enter_async_context(self._tasks)
+            streams_path = self._daemon.directory / "streams.sock"
+            protocols = tuple(self._lanes)
+            await services.enter_async_context(self._client.accept_streams(protocols, streams_path, self._accept))
+            self._services = services.pop_all()
+        self._spawn("watch p2pd", self._watch_daemon)
+        self._spawn("refresh addresses", self._refresh_addresses)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._lost is None:
+                await self._say_farewell()
+        finally:
+            self._is_closing = True
+            for link in tuple(self._links.values()):
+                for stream in self._take_down(link):
+                    stream.writer.transport.abort()
+            for task in tuple(self._running):
+                task.cancel()
+            await self._services.aclose()
+
+    def listen_addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    def linked_peers(self) -> frozenset[PeerId]:
+        return frozenset(peer for peer, link in self._links.items() if link.is_up)
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str], deadline: float) -> None:
+        """Open a link, both lanes, to `peer`; see `Transport.dial`.
+
+        Raises:
+            PeerError: no address led to the peer.
+            NetworkError: the daemon is gone, and this transport with it.
+        """
+        if self._is_linked(peer):
+            return
+        name = short_peer_id(peer)
+        if peer == self.peer:
+            raise PeerError(f"{name} is this peer itself; dial others")
+        usable = sort_addresses(peer, addresses)
+        lock = self._dialling.setdefault(peer, asyncio.Lock())
+        try:
+            async with asyncio.timeout_at(deadline), lock:
+                if not self._is_linked(peer):
+                    await self._connect(peer, usable, deadline)
+                    await self._open_lanes(peer, deadline)
+        except TimeoutError:
+            raise PeerError(f"{name} cannot be dialled: no answer by the deadline at {', '.join(usable)}") from None
+
+    def post(self, peer: PeerId, frame: bytes, *, lane: Lane, deadline: float) -> bool:
+        self._check_frame(frame, lane)
+        link = self._links.get(peer)
+        if link is None or not link.is_up or not link.outboxes[lane].offer(frame, deadline):
+            return False
+        link.wakes[lane].set()
+        return True
+
+    def hang_up(self, peer: PeerId) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            return
+        was_up = link.is_up
+        for stream in self._take_down(link):
+            self._spawn("hang up", stream.close_gently, self.limits.linger_seconds)
+        if was_up:
+            self._tell(self.listener.link_lost, peer, "this peer hung up")
+
+    def _is_linked(self, peer: PeerId) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.is_up
+
+    async def _connect(self, peer: PeerId, usable: Sequence[str], deadline: float) -> None:
+        if self._lost is not None:
+            raise self._lost
+        seconds = deadline - asyncio.get_running_loop().time()
+        try:
+            await self.client.connect(peer, usable, seconds)
+        except DaemonRefusal as error:
+            raise PeerError(f"{short_peer_id(peer)} cannot be dialled: {explain_refusal(str(error))}") from None
+
+    async def _open_lanes(self, peer: PeerId, deadline: float) -> None:
+        """Open one stream per lane and take them for a link when both were answered."""
+        pairs: dict[Lane, StreamPair] = {}
+        try:
+            for lane, protocol in self._protocols.items():
+                seconds = deadline - asyncio.get_running_loop().time()
+                pairs[lane] = await self.client.open_stream(peer, protocol, seconds)
+            for pair in pairs.values():
+                await greet(*pair)
+        except BaseException as error:
+            for _, writer in pairs.values():
+                writer.transport.abort()
+            if isinstance(error, PeerError):
+                raise PeerError(self._explain_silence(peer, error)) from None
+            raise
+        for lane, pair in pairs.items():
+            self._adopt(peer, lane, pair)
+
+    def _explain_silence(self, peer: PeerId, error: PeerError) -> str:
+        name = short_peer_id(peer)
+        if "protocols not supported" in str(error):
+            return f"{name} does not take part in run {self.run.hex()[:16]}"
+        return f"{name} answers but gives no link: {error}"
+
+    def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
+        lane = self._lanes.get(protocol)
+        has_room = peer in self._links or len(self._links) < self.limits.links
+        if lane is None or not has_room or self._is_closing or peer == self.peer:
+            pair[1].transport.abort()
+        else:
+            self._spawn(f"accept {lane.value}", self._greet_caller, peer, lane, pair)
+
+    async def _greet_caller(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
+        try:
+            async with asyncio.timeout(_GREETING_SECONDS):
+                await greet(*pair)
+        except (PeerError, TimeoutError):
+            pair[1].transport.abort()
+            return
+        self._adopt(peer, lane, pair)
+
+    def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
+        """Make a greeted stream part of the link to `peer`, and the link up when that was what it lacked."""
+        link = self._links.get(peer)
+        is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
+        if self._is_closing or self._lost is not None or is_full:
+            pair[1].transport.abort()
+            return
+        if link is None:
+            link = self._links[peer] = self._new_link(peer)
+        stream = LaneStream(lane, pair)
+        link.streams[lane].append(stream)
+        if link.is_up:
+            self._start_reading(link, stream)
+        elif all(link.streams.values()):
+            link.is_up = True
+            link.writers = [self._spawn(f"write {lane.value}", self._write_lane, link, lane) for lane in Lane]
+            self._tell(self.listener.link_up, peer)
+            for waiting in link.all_streams():  # not before, or a frame could come to the listener before its link
+                self._start_reading(link, waiting)
+
+    def _start_reading(self, link: StreamLink, stream: LaneStream) -> None:
+        stream.task = self._spawn(f"read {stream.lane.value}", self._read_stream, link, stream)
+
+    def _new_link(self, peer: PeerId) -> StreamLink:
+        link = StreamLink(
+            peer, {lane: Outbox(self.limits.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
+        )
+        asyncio.get_running_loop().call_later(_GREETING_SECONDS, self._drop_if_incomplete, link)
+        return link
+
+    def _drop_if_incomplete(self, link: StreamLink) -> None:
+        if not link.is_up:
+            self._lose(link, "only one lane was opened")
+
+    async def _read_stream(self, link: StreamLink, stream: LaneStream) -> None:
+        reason = f"{short_peer_id(link.peer)} closed the connection"
+        try:
+            while frame := await read_frame(stream.reader, sender=link.peer, lane=stream.lane, limits=self.limits):
+                objection = self._hand_over(link.peer, stream.lane, frame)
+                if link.is_lost:
+                    return  # the listener hung up meanwhile
+                if objection is not None:
+                    self._lose(link, objection)
+                    return
+        except FrameError as error:
+            self._lose(link, str(error))
+            return
+        except PeerError as error:
+            reason = str(error)
+        self._end_stream(link, stream, reason)
+
+    async def _write_lane(self, link: StreamLink, lane: Lane) -> None:
+        loop = asyncio.get_running_loop()
+        outbox, wake, counters = link.outboxes[lane], link.wakes[lane], self.counters.lane(lane)
+        while not link.is_lost:
+            posted = outbox.take(loop.time())
+            if posted is None:
+                link.writing.discard(lane)
+                self._went_idle.set()
+                wake.clear()
+                await wake.wait()
+                continue
+            link.writing.add(lane)
+            counters.frames_sent += 1
+            counters.bytes_sent += len(posted.frame) + FRAME_PREFIX_BYTES
+            stream = link.streams[lane][0]
+            try:
+                await write_frame(stream.writer, posted.frame, receiver=link.peer, lane=lane, deadline=posted.deadline)
+            except PeerError as error:
+                self._end_stream(link, stream, str(error))
+
+    def _end_stream(self, link: StreamLink, stream: LaneStream, reason: str) -> None:
+        """Close one stream; without another in its lane the link is lost."""
+        stream.writer.transport.abort()
+        if stream in link.streams[stream.lane]:
+            link.streams[stream.lane].remove(stream)
+            if not link.streams[stream.lane]:
+                self._lose(link, reason)
+
+    def _lose(self, link: StreamLink, reason: str) -> None:
+        was_up = link.is_up
+        for stream in self._take_down(link):
+            stream.writer.transport.abort()
+        if was_up:
+            self._tell(self.listener.link_lost, link.peer, reason)
+
+    def _take_down(self, link: StreamLink) -> list[LaneStream]:
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+        return link.take_down()
+
+    async def _say_farewell(self) -> None:
+        """Let what was posted go out, then close every stream and wait for the others to close theirs."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.linger_seconds):
+                while not all(link.is_idle() for link in self._links.values()):
+                    self._went_idle.clear()
+                    await self._went_idle.wait()
+        self._is_closing = True
+        streams = [stream for link in tuple(self._links.values()) for stream in self._take_down(link)]
+        await asyncio.gather(*(stream.close_gently(self.limits.linger_seconds) for stream in streams))
+
+    async def _identify(self) -> None:
+        peer, addresses = await self.client.identify()
+        if peer != self.peer:
+            raise NetworkError(
+                f"the key in the identity file is of {short_peer_id(peer)}, not {short_peer_id(self.peer)}"
+            )
+        listening = addresses if self._settings.host_maddrs else ()
+        suffix = f"/p2p/{format_peer_id(peer)}"
+        self._addresses = tuple(address + suffix for address in listening if "/tcp/" in address)
+
+    async def _refresh_addresses(self) -> None:
+        while True:
+            await asyncio.sleep(_ADDRESS_REFRESH_SECONDS)
+            try:
+                async with asyncio.timeout(_ADDRESS_REFRESH_SECONDS):
+                    await self._identify()
+            except (PeerError, TimeoutError) as error:
+                logger.debug("the libp2p daemon did not tell its addresses: %s", error)
+
+    async def _watch_daemon(self) -> None:
+        end = await self._daemon.wait_for_end()
+        if self._is_closing:
+            return
+        self._lost = NetworkError(f"the libp2p daemon of this peer ended ({end}); start this peer again")
+        for link in tuple(self._links.values()):
+            self._lose(link, "the libp2p daemon of this peer ended")
+        self._tell(self.listener.transport_lost, self._lost)
+
+    def _spawn(self, name: str, work: Callable[..., Awaitable[None]], *arguments: object) -> asyncio.Task[None]:
+        task = self._tasks.create_task(self._contain(work, *arguments), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _contain(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Keep a bug that one peer's bytes wake from taking down everything; it is reported to the loop."""
+        try:
+            await work(*arguments)
+        except Exception as error:
+            context = {"message": "a task of the libp2p transport failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)

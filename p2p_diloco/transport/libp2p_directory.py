@@ -1,0 +1,284 @@
+"""The noticeboard as a DHT: hivemind's `DHTNode` in our own loop, over the p2pd of our transport.
+
+hivemind's own wrapper runs it in a second process behind a pipe that breaks under uvloop. Every call here ends in
+bounded time. Only well-formed, signed peer records are stored or believed, whatever others send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import logging
+import math
+from collections.abc import Awaitable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from p2p_diloco.errors import ConfigError, FrameError, NetworkError, PeerError
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, parse_peer_id, short_peer_id
+from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
+from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, Directory, PeerRecord, decode_record
+from p2p_diloco.transport.hivemind_border import load_hivemind
+from p2p_diloco.transport.libp2p import Libp2pTransport
+
+logger = logging.getLogger(__name__)
+
+_CALL_SECONDS = 20.0
+_CONNECT_SECONDS = 10.0
+_SHORTEST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_REVISIT_SECONDS = 60.0
+_MAX_CACHED_PEERS = 256
+_KEY_PREFIX = b"p2p-diloco/1/"
+
+
+class Libp2pDirectory(Directory):
+    """The DHT of one run's peers. Enter it after the transport and leave it before.
+
+    Args:
+        transport: started; its daemon carries the DHT, its listening decides whether this peer stores for others.
+        initial_peers: full multiaddrs of peers to join through, as an invite gives them; none for the first peer.
+
+    Initial peers and those found later are dialled again from time to time, so that a peer that was alone, or two
+    directories that never met, come together by themselves.
+    """
+
+    def __init__(self, transport: Libp2pTransport, *, initial_peers: Sequence[str] = ()) -> None:
+        self._transport = transport
+        self._initial = _group_by_peer(initial_peers, own=transport.peer)
+        self._known: dict[PeerId, tuple[str, ...]] = {}
+        self._failures: dict[PeerId, str] = {}
+        self._joined = asyncio.Event()
+        self._p2p: Any = None
+        self._node: Any = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the DHT node; joining goes on in the background, see `wait_until_joined`."""
+        await asyncio.to_thread(load_hivemind)
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                self._p2p = await _attach(self._transport)
+                self._node = await _create_node(self._p2p, is_client=not self._transport.listen_addresses())
+        except TimeoutError:
+            await self._stop()
+            raise NetworkError(f"the libp2p daemon did not take the directory in {_CALL_SECONDS:.0f} s") from None
+        self._keeper = asyncio.create_task(self._keep_joined(), name="keep the directory joined")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def wait_until_joined(self, deadline: float) -> None:
+        """Wait until another peer of the directory answered; at once when there are no initial peers.
+
+        Args:
+            deadline: loop time.
+        Raises:
+            NetworkError: nobody did; the text says what happened at each address.
+        """
+        if not self._initial:
+            return
+        loop = asyncio.get_running_loop()
+        seconds = max(0.0, deadline - loop.time())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._joined.wait()
+        except TimeoutError:
+            raise NetworkError(self._explain_loneliness(seconds)) from None
+
+    def num_neighbours(self) -> int:
+        """Return how many other peers hold the directory together with this one, as far as it knows."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+
+    async def announce(self, record: PeerRecord, expires_at: float) -> None:
+        is_client = not self._transport.listen_addresses()
+        is_stored = await _bounded(
+            self._node.store(
+                directory_key(record.run), record.encode(), expires_at, subkey=record.peer, exclude_self=is_client
+            )
+        )
+        if not is_stored:
+            raise PeerError(f"none of {self.num_neighbours()} peers of the directory took the record")
+
+    async def peers(self) -> tuple[PeerRecord, ...]:
+        run = self._transport.run
+        found = await _bounded(self._node.get(directory_key(run), latest=True))
+        if found is None or not isinstance(found.value, dict):
+            return ()
+        records = {record.peer: record for record in map(_parse_value, found.value.values()) if record is not None}
+        ours = tuple(records[peer] for peer in sorted(records) if records[peer].run == run)
+        self._remember(ours)
+        return ours
+
+    def _remember(self, records: Sequence[PeerRecord]) -> None:
+        dialable = [record for record in records if record.addresses and record.peer != self._transport.peer]
+        for record in dialable[:_MAX_CACHED_PEERS]:
+            self._known.pop(record.peer, None)
+            self._known[record.peer] = record.addresses
+        while len(self._known) > _MAX_CACHED_PEERS:
+            del self._known[next(iter(self._known))]
+
+    async def _keep_joined(self) -> None:
+        pause = _SHORTEST_PAUSE_SECONDS
+        while True:
+            try:
+                await self._visit(self._initial)
+                if self.num_neighbours() == 0:
+                    await self._visit(self._known)
+            except Exception:  # hivemind's errors have many classes, and joining must go on
+                logger.debug("joining the directory failed", exc_info=True)
+            if self.num_neighbours() > 0:
+                pause = _SHORTEST_PAUSE_SECONDS
+                await asyncio.sleep(_REVISIT_SECONDS)
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _visit(self, peers: dict[PeerId, tuple[str, ...]]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for peer, addresses in tuple(peers.items()):
+                group.create_task(self._visit_one(peer, addresses))
+
+    async def _visit_one(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """Connect to one peer and have both enter each other's routing tables."""
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await self._transport.client.connect(peer, sort_addresses(peer, addresses), _CONNECT_SECONDS)
+                answer = await self._node.protocol.call_ping(_hivemind_peer(peer))
+        except TimeoutError:
+            self._failures[peer] = f"{short_peer_id(peer)} timed out"
+        except PeerError as error:
+            self._failures[peer] = explain_refusal(str(error))
+        else:
+            if answer is None:
+                self._failures[peer] = f"{short_peer_id(peer)} answered, but keeps no directory"
+            else:
+                self._failures.pop(peer, None)
+                self._joined.set()
+
+    def _explain_loneliness(self, seconds: float) -> str:
+        reasons = [self._failures.get(peer, f"{short_peer_id(peer)} timed out") for peer in self._initial]
+        return (
+            f"none of the {len(self._initial)} bootstrap peers answered within {seconds:.0f} s ({'; '.join(reasons)}); "
+            "is the invite old, or your network blocking outgoing TCP?"
+        )
+
+    async def _stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+        if self._node is not None:
+            try:
+                async with asyncio.timeout(2.0):
+                    await self._node.shutdown()
+            except Exception as error:  # a dead daemon cannot take its leave
+                logger.debug("the directory was left in a hurry: %r", error)
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+        self._node = self._p2p = self._keeper = None
+
+
+async def _bounded(call: Awaitable[Any]) -> Any:
+    """Await one call to the DHT; whatever goes wrong in it is a peer's or the daemon's failure."""
+    try:
+        async with asyncio.timeout(_CALL_SECONDS):
+            return await call
+    except TimeoutError:
+        raise PeerError(f"the directory did not answer in {_CALL_SECONDS:.0f} s") from None
+    except Exception as error:  # hivemind's errors have many classes
+        raise PeerError(f"the directory failed: {error!r}") from error
+
+
+def directory_key(run: Digest) -> bytes:
+    """Return the DHT key under which a run's records lie."""
+    return _KEY_PREFIX + run
+
+
+def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float) -> bool:
+    """Tell whether a DHT entry is a signed record of a peer in its right place, with an honest lifetime.
+
+    Args:
+        key: SHA-1 of the directory key, as the DHT addresses it.
+        subkey: msgpack of the peer id.
+        value: msgpack of the encoded record.
+        expires_at: unix seconds; not covered by the signature, so it is bounded by the time of issue.
+    """
+    try:
+        record = decode_record(_unpack_bytes(value))
+        return (
+            key == hashlib.sha1(directory_key(record.run)).digest()
+            and _unpack_bytes(subkey) == record.peer
+            and math.isfinite(expires_at)
+            and expires_at <= record.issued_at + MAX_LIFETIME_SECONDS
+        )
+    except (FrameError, TypeError):
+        return False
+
+
+def _unpack_bytes(packed: bytes) -> bytes:
+    """Read a msgpack `bin` of up to 64 KiB that holds all of `packed`."""
+    for mark, width in ((0xC4, 1), (0xC5, 2)):
+        if packed[:1] == bytes((mark,)):
+            start = 1 + width
+            if int.from_bytes(packed[1:start], "big") == len(packed) - start:
+                return bytes(packed[start:])
+    raise FrameError("a directory entry is not a string of bytes")
+
+
+def _parse_value(found: Any) -> PeerRecord | None:
+    try:
+        return decode_record(bytes(found.value))
+    except (FrameError, TypeError, ValueError):
+        return None
+
+
+def _group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tuple[str, ...]]:
+    grouped: dict[PeerId, tuple[str, ...]] = {}
+    for address in addresses:
+        _, mark, text = address.rpartition("/p2p/")
+        if not mark:
+            raise ConfigError(f"the address {address} of a bootstrap peer lacks /p2p/<peer id>")
+        peer = parse_peer_id(text)
+        if peer != own:
+            grouped[peer] = (*grouped.get(peer, ()), address)
+    return grouped
+
+
+async def _attach(transport: Libp2pTransport) -> Any:
+    """Return hivemind's view of our daemon; its sockets, too, lie in our directory."""
+    theirs = importlib.import_module("hivemind.p2p").P2P
+    maddr_class = importlib.import_module("hivemind.utils.multiaddr").Multiaddr
+    ours: Any = type("P2P", (theirs,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.directory}/"})
+    return await ours.replicate(maddr_class(f"/unix{transport.daemon.control_path}"))
+
+
+async def _create_node(p2p: Any, *, is_client: bool) -> Any:
+    dht_module = importlib.import_module("hivemind.dht.node")
+    return await dht_module.DHTNode.create(
+        p2p=p2p,
+        client_mode=is_client,
+        record_validator=_make_validator(),
+        cache_locally=False,
+        cache_on_store=False,
+        cache_nearest=0,
+        ensure_bootstrap_success=False,
+        strict=False,
+    )
+
+
+def _make_validator() -> Any:
+    """Return hivemind's interface to `is_acceptable`."""
+    base = importlib.import_module("hivemind.dht.validation").RecordValidatorBase
+
+    def validate(_: Any, record: Any) -> bool:
+        return is_acceptable(record.key, record.subkey, record.value, record.expiration_time)
+
+    return type("SignedRecords", (base,), {"validate": validate})()
+
+
+def _hivemind_peer(peer: PeerId) -> Any:
+    return importlib.import_module("hivemind.p2p").PeerID.from_base58(format_peer_id(peer))

@@ -1,0 +1,59 @@
+"""Frames that wait to be written on one lane of one link: bounded in bytes, each with its deadline."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from p2p_diloco.transport.link import LaneCounters
+
+
+class PostedFrame(NamedTuple):
+    """A frame and the loop time after which nobody wants it any more."""
+
+    frame: bytes
+    deadline: float
+
+
+class Outbox:
+    """First in, first out; `offer` refuses what would exceed `max_bytes`, `take` skips what came too late."""
+
+    __slots__ = ("_bytes", "_counters", "_frames", "_max_bytes")
+
+    def __init__(self, max_bytes: int, counters: LaneCounters) -> None:
+        self._frames: deque[PostedFrame] = deque()
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self._counters = counters
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of all frames that wait."""
+        return self._bytes
+
+    def offer(self, frame: bytes, deadline: float) -> bool:
+        """Queue `frame`; False when there is no room. An empty queue takes any frame."""
+        if self._frames and self._bytes + len(frame) > self._max_bytes:
+            return False
+        self._frames.append(PostedFrame(frame, deadline))
+        self._bytes += len(frame)
+        return True
+
+    def take(self, now: float) -> PostedFrame | None:
+        """Remove and return the first frame whose deadline has not passed; those before it are dropped."""
+        while self._frames:
+            posted = self._frames.popleft()
+            self._bytes -= len(posted.frame)
+            if posted.deadline >= now:
+                return posted
+            self._counters.frames_dropped += 1
+        return None
+
+    def clear(self) -> None:
+        """Drop all that waits: the link is gone."""
+        self._counters.frames_dropped += len(self._frames)
+        self._frames.clear()
+        self._bytes = 0

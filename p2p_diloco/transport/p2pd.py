@@ -1,0 +1,314 @@
+"""The libp2p daemon that hivemind brings along, started by us with our own flags and tied to our life.
+
+hivemind would start it as a relay for strangers, and leave it behind when its parent is killed. Here it listens on
+TCP only (its QUIC has known holes), relays for nobody, lives in a session of its own (Ctrl-C is for us, who have
+farewells to say), and ends with us: on Linux the kernel kills it with its parent, and everywhere a small shell, the
+janitor, waits for our end of a pipe to close, kills what is left and removes the socket directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Self
+
+from p2p_diloco.errors import ConfigError, NetworkError
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+_STOP_SECONDS = 2.0
+_READ_BYTES = 4096
+_READY_MARK = "Peer ID:"
+
+# Run by a bare interpreter that then becomes p2pd: no Python between fork and exec in a process with many threads.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent ended before p2pd began")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+# A line says that all is tidy; the end of the pipe without a line says that the parent is gone.
+_JANITOR = 'trap "" HUP INT TERM; if read -r _; then exit 0; fi; kill -9 "$1" 2>/dev/null; rm -rf -- "$2"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """How one p2pd runs.
+
+    Attributes:
+        identity_path: libp2p key file.
+        host_maddrs: TCP multiaddrs to listen on; port 0 lets the system choose. None: only dial out.
+        announce_maddrs: what others are told instead of what the machine knows of itself; empty: the latter.
+        map_port: ask the home router for an open port (UPnP, NAT-PMP).
+        dies_with_parent: let the kernel kill it with us, where the kernel can; off only in tests of the janitor.
+    """
+
+    identity_path: Path
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...] = ()
+    map_port: bool = False
+    dies_with_parent: bool = True
+
+
+class Daemon:
+    """A running p2pd. Enter to start, leave to stop; `wait_for_end` returns when it dies by itself."""
+
+    def __init__(self, settings: DaemonSettings) -> None:
+        self._settings = settings
+        self._process: Process | None = None
+        self._janitor: Process | None = None
+        self._directory: Path | None = None
+        self._output: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._last_lines: deque[str] = deque(maxlen=4)
+
+    @property
+    def directory(self) -> Path:
+        """Private directory for sockets; removed with the daemon."""
+        assert self._directory is not None, "start the daemon first"
+        return self._directory
+
+    @property
+    def control_path(self) -> Path:
+        """The socket on which p2pd takes requests."""
+        return self.directory / "p2pd.sock"
+
+    @property
+    def pid(self) -> int:
+        """Process id of p2pd."""
+        assert self._process is not None, "start the daemon first"
+        return self._process.pid
+
+    async def __aenter__(self) -> Self:
+        """Start p2pd and its janitor.
+
+        Raises:
+            NetworkError: an address cannot be listened on, or nothing came up within `START_SECONDS`.
+            ConfigError: this machine has no working p2pd.
+        """
+        check_ports_are_free(self._settings.host_maddrs)
+        self._directory = _make_socket_directory()
+        try:
+            await self._launch()
+            await self._wait_until_ready()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def wait_for_end(self) -> str:
+        """Return what is known of why p2pd ended."""
+        assert self._process is not None, "start the daemon first"
+        code = await self._process.wait()
+        if self._output is not None:
+            await asyncio.wait({self._output}, timeout=1.0)
+        return f"exit code {code}, last words: {self._last_words()}"
+
+    async def stop(self) -> None:
+        """End p2pd and remove its directory; safe to call twice, or after a failed start."""
+        await asyncio.shield(self._stop())
+
+    async def _stop(self) -> None:
+        if self._process is not None:
+            await _end_process(self._process)
+        if self._output is not None:
+            self._output.cancel()
+            await asyncio.wait({self._output})
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._janitor is not None:
+            await _dismiss_janitor(self._janitor)
+        self._process = self._output = self._janitor = None
+
+    async def _launch(self) -> None:
+        binary = find_p2pd()
+        arguments = [str(binary), *_flags(self._settings, self.control_path)]
+        if self._settings.dies_with_parent and sys.platform == "linux":
+            arguments = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments]
+        environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "nocolor"}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot run {binary}: {error.strerror}; reinstall hivemind for this machine") from None
+        self._output = asyncio.create_task(self._read_output(self._process), name="p2pd output")
+        with contextlib.suppress(FileNotFoundError):  # a machine without a shell has to do without a janitor
+            self._janitor = await asyncio.create_subprocess_exec(
+                "/bin/sh", "-c", _JANITOR, "p2p-diloco-janitor", str(self._process.pid), str(self.directory),
+                stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    async def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        ready = asyncio.create_task(self._ready.wait())
+        ended = asyncio.create_task(self.wait_for_end())
+        try:
+            await asyncio.wait({ready, ended}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                self._raise_start_failure(ended.result())
+            if not ready.done():
+                raise NetworkError(
+                    f"the libp2p daemon did not start within {START_SECONDS:.0f} s (last words: {self._last_words()}); "
+                    "is this machine overloaded? try again"
+                )
+        finally:
+            ready.cancel()
+            ended.cancel()
+            await asyncio.wait({ready, ended})
+
+    def _raise_start_failure(self, end: str) -> NoReturn:
+        places = ", ".join(self._settings.host_maddrs)
+        if "failed to listen" in end:
+            raise NetworkError(
+                f"cannot listen on {places} ({end}); choose an address of this machine with --host-maddrs"
+            )
+        raise NetworkError(f"the libp2p daemon ended while it started ({end})")
+
+    async def _read_output(self, process: Process) -> None:
+        async for line in _lines(process):
+            self._last_lines.append(line)
+            logger.debug("p2pd: %s", line)
+            if line.startswith(_READY_MARK):
+                self._ready.set()
+
+    def _last_words(self) -> str:
+        return " | ".join(self._last_lines) or "none"
+
+
+def find_p2pd() -> Path:
+    """Return the daemon that hivemind's wheel holds, without importing hivemind.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    spec = importlib.util.find_spec("hivemind")
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    for place in places:
+        binary = Path(place) / "hivemind_cli" / "p2pd"
+        if binary.is_file():
+            return binary
+    raise ConfigError("hivemind's libp2p daemon p2pd is not installed; reinstall with: pip install hivemind==1.1.12")
+
+
+def check_ports_are_free(host_maddrs: Sequence[str]) -> None:
+    """Find out now whether a wanted TCP port is taken.
+
+    p2pd would not tell: it shares ports (SO_REUSEPORT), and two daemons of one user would steal each other's callers.
+
+    Raises:
+        NetworkError: a port is taken, or the address is not of this machine.
+    """
+    for maddr in host_maddrs:
+        match = re.fullmatch(r"/ip([46])/([^/]+)/tcp/(\d+)", maddr)
+        if match is None:
+            raise ConfigError(f"cannot listen on {maddr}; expected an address like /ip4/0.0.0.0/tcp/31337")
+        _check_port(match[1] == "6", match[2], int(match[3]))
+
+
+def _check_port(is_ipv6: bool, host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_ipv6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OverflowError:
+            raise ConfigError(f"port {port} does not exist; choose one from 1 to 65535 with --port") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise NetworkError(
+                    f"port {port} is taken on {host} by another program; stop it or choose another with --port"
+                ) from None
+            raise NetworkError(f"cannot listen on {host} port {port}: {error.strerror}; see --host-maddrs") from None
+
+
+def _flags(settings: DaemonSettings, control_path: Path) -> list[str]:
+    flags = [
+        f"-listen=/unix{control_path}",
+        f"-id={settings.identity_path}",
+        "-relay=0",
+        "-relayService=0",
+        "-autonat=0",
+        "-connManager=1",
+        "-connLo=1024",
+        "-connHi=2048",
+        f"-natPortMap={int(settings.map_port)}",
+    ]
+    if settings.host_maddrs:
+        flags += ["-dhtServer=1", f"-hostAddrs={','.join(settings.host_maddrs)}"]
+    else:
+        flags += ["-dhtClient=1", "-noListenAddrs=1"]
+    if settings.announce_maddrs:
+        flags.append(f"-announceAddrs={','.join(settings.announce_maddrs)}")
+    return flags
+
+
+def _make_socket_directory() -> Path:
+    # The paths of unix sockets hold about 100 characters; the usual place is too deep on some systems.
+    place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 50 else "/tmp"
+    try:
+        return Path(tempfile.mkdtemp(prefix="p2p-diloco-", dir=place))
+    except OSError as error:
+        raise ConfigError(f"cannot make a directory for sockets in {place}: {error.strerror}; set TMPDIR") from None
+
+
+async def _lines(process: Process) -> AsyncIterator[str]:
+    """Yield lines of output; one that never ends is cut."""
+    assert process.stdout is not None
+    rest = b""
+    while chunk := await process.stdout.read(_READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace").strip()
+        rest = rest[-_READ_BYTES:]
+    if rest:
+        yield rest.decode(errors="replace").strip()
+
+
+async def _end_process(process: Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _dismiss_janitor(janitor: Process) -> None:
+    assert janitor.stdin is not None
+    with contextlib.suppress(OSError):
+        janitor.stdin.write(b"tidy\n")
+        await janitor.stdin.drain()
+        janitor.stdin.close()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await janitor.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            janitor.kill()  # it ignores SIGTERM on purpose
+        await janitor.wait()

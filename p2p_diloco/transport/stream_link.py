@@ -1,0 +1,79 @@
+"""A link as a bundle of streams: what is open to one peer, what waits to be written, and who does it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.link import Lane
+from p2p_diloco.transport.outbox import Outbox
+
+StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_WRITE_BUFFER_BYTES = 256 * 1024
+
+
+class LaneStream:
+    """One open stream of a link and the task that reads it."""
+
+    __slots__ = ("lane", "reader", "task", "writer")
+
+    def __init__(self, lane: Lane, pair: StreamPair) -> None:
+        self.lane = lane
+        self.reader, self.writer = pair
+        self.task: asyncio.Task[None] | None = None
+        self.writer.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+
+    async def close_gently(self, linger_seconds: float) -> None:
+        """Send what is buffered, then the end; wait a little for the other end's, then close."""
+        try:
+            async with asyncio.timeout(linger_seconds):
+                if self.task is not None:
+                    await asyncio.wait({self.task})
+                self.writer.write_eof()
+                while await self.reader.read(_WRITE_BUFFER_BYTES):
+                    pass
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self.writer.transport.abort()
+
+
+class StreamLink:
+    """All streams to one peer. The link is up from the moment in which each lane has one until one lane has none.
+
+    Two peers that dial each other at once have two streams in each lane: both are read, the first one that lives
+    is written, so that order is kept.
+    """
+
+    __slots__ = ("is_lost", "is_up", "outboxes", "peer", "streams", "wakes", "writers", "writing")
+
+    def __init__(self, peer: PeerId, outboxes: dict[Lane, Outbox]) -> None:
+        self.peer = peer
+        self.streams: dict[Lane, list[LaneStream]] = {lane: [] for lane in Lane}
+        self.outboxes = outboxes
+        self.wakes = {lane: asyncio.Event() for lane in Lane}
+        self.writers: list[asyncio.Task[None]] = []
+        self.writing: set[Lane] = set()
+        self.is_up = False
+        self.is_lost = False
+
+    def all_streams(self) -> list[LaneStream]:
+        """Return the streams of both lanes."""
+        return [stream for streams in self.streams.values() for stream in streams]
+
+    def is_idle(self) -> bool:
+        """Tell whether nothing waits to be written."""
+        return not self.writing and not any(len(outbox) for outbox in self.outboxes.values())
+
+    def take_down(self) -> list[LaneStream]:
+        """Stop all work on the link but the caller's own; return its streams, for the caller to close."""
+        self.is_up, self.is_lost = False, True
+        streams = self.all_streams()
+        current = asyncio.current_task()
+        for task in [*(stream.task for stream in streams), *self.writers]:
+            if task is not None and task is not current:
+                task.cancel()
+        self.streams = {lane: [] for lane in Lane}
+        for outbox in self.outboxes.values():
+            outbox.clear()
+        return streams

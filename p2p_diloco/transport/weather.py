@@ -1,0 +1,108 @@
+"""What a test does to an in-process network: delays, losses, cuts, stalls; all from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.link import MIB
+
+
+class Weather:
+    """The state of the ways between peers, without the peers.
+
+    Args:
+        seed: all delays and losses follow from it and from the order of events.
+        delay_seconds: shortest and longest one-way delay of a frame; drawn for each, order is kept within a lane.
+        loss: share of frames that vanish, each by itself (real streams lose only whole links: this is harsher).
+        bytes_per_second: rate of each lane and direction of each link.
+        pipe_bytes: what a lane takes without being read.
+        detect_seconds: after how long a cut link is noticed by its ends.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        delay_seconds: tuple[float, float] = (0.01, 0.05),
+        loss: float = 0.0,
+        bytes_per_second: float = float("inf"),
+        pipe_bytes: int = MIB,
+        detect_seconds: float = 10.0,
+    ) -> None:
+        self.delay_seconds = delay_seconds
+        self.loss = loss
+        self.bytes_per_second = bytes_per_second
+        self.pipe_bytes = pipe_bytes
+        self.detect_seconds = detect_seconds
+        self._random = random.Random(seed)
+        self._cuts: set[frozenset[PeerId]] = set()
+        self._isolated: set[PeerId] = set()
+        self._stalled: set[PeerId] = set()
+        self._changed = asyncio.Event()
+
+    def cut(self, one: PeerId, other: PeerId) -> None:
+        """Let nothing pass between two peers; their link is lost after `detect_seconds` unless healed before."""
+        self._cuts.add(frozenset((one, other)))
+
+    def split(self, group: Iterable[PeerId], rest: Iterable[PeerId]) -> None:
+        """Cut every peer of `group` from every peer of `rest`."""
+        others = tuple(rest)
+        self._cuts.update(frozenset((one, other)) for one in group for other in others)
+
+    def isolate(self, peer: PeerId) -> None:
+        """Cut `peer` from everybody."""
+        self._isolated.add(peer)
+
+    def heal(self, one: PeerId | None = None, other: PeerId | None = None) -> None:
+        """Undo cuts: all of them, all of one peer, or the one between two peers. What was in the pipes arrives."""
+        if one is None:
+            self._cuts.clear()
+            self._isolated.clear()
+        elif other is None:
+            self._cuts = {pair for pair in self._cuts if one not in pair}
+            self._isolated.discard(one)
+        else:
+            self._cuts.discard(frozenset((one, other)))
+        self._announce_change()
+
+    def stall(self, peer: PeerId) -> None:
+        """Stop `peer` as SIGSTOP does: it reads and writes nothing; its links stay up until a write stalls."""
+        self._stalled.add(peer)
+
+    def wake(self, peer: PeerId) -> None:
+        """Undo `stall`; the peer hears what happened meanwhile."""
+        self._stalled.discard(peer)
+        self._announce_change()
+
+    def is_cut(self, one: PeerId, other: PeerId) -> bool:
+        """Tell whether the way between two peers is cut; a stalled peer is not cut."""
+        if one in self._isolated or other in self._isolated:
+            return True
+        return bool(self._cuts) and frozenset((one, other)) in self._cuts
+
+    def is_stalled(self, peer: PeerId) -> bool:
+        """Tell whether `peer` is stopped."""
+        return peer in self._stalled
+
+    def is_blocked(self, one: PeerId, other: PeerId) -> bool:
+        """Tell whether nothing passes between two peers now, for a cut or a stop."""
+        return one in self._stalled or other in self._stalled or self.is_cut(one, other)
+
+    def draw_delay_seconds(self) -> float:
+        """Draw one frame's one-way delay."""
+        return self._random.uniform(*self.delay_seconds)
+
+    def draw_loss(self) -> bool:
+        """Draw whether a frame vanishes."""
+        return self.loss > 0.0 and self._random.random() < self.loss
+
+    async def wait_for_change(self) -> None:
+        """Wait until something was healed or woken."""
+        await self._changed.wait()
+
+    def _announce_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,103 @@
+"""`events.jsonl`: what happened to a peer, one JSON line each, in order; for people, reports and tests.
+
+A line that was cut off by a kill or a full disk is skipped when reading; the next one begins on its own line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2p_diloco.errors import StateError
+
+EVENTS_FILE = "events.jsonl"
+MAX_LINE_CHARACTERS = 64 * 1024
+
+Figure = float | int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerEvent:
+    """Something that happened.
+
+    Attributes:
+        time: Unix seconds.
+        topic: one word that programs look for, such as "roster", "ready", "void", "evaluation", "finished".
+        text: one sentence for people; lower case, no full stop.
+        figures: the numbers in it, by name.
+    """
+
+    time: float
+    topic: str
+    text: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def format_event(event: PeerEvent) -> str:
+    """Return the one line of `event`, without line break."""
+    figures = {name: _plain(value) for name, value in event.figures.items()}
+    document = {"time": event.time, "topic": event.topic, "text": event.text, "figures": figures}
+    return json.dumps(document, ensure_ascii=True)
+
+
+def parse_event(line: str) -> PeerEvent | None:
+    """Read one line; None when it is not a whole event."""
+    if not line.strip() or len(line) > MAX_LINE_CHARACTERS:
+        return None
+    try:
+        return _event_of(json.loads(line))
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def append_event(folder: Path, event: PeerEvent) -> None:
+    """Add `event` to the log in `folder`.
+
+    Raises:
+        StateError: the folder is read-only, gone, or the disk is full; earlier lines stay.
+    """
+    path = folder / EVENTS_FILE
+    try:
+        with path.open("ab") as file:
+            torn = file.tell() > 0 and not _ends_with_line_break(path)
+            file.write((b"\n" if torn else b"") + format_event(event).encode("ascii") + b"\n")
+    except OSError as error:
+        raise StateError(f"cannot write {path}: {error.strerror}; check the folder and the disk") from None
+
+
+def read_events(folder: Path, *topics: str) -> tuple[PeerEvent, ...]:
+    """Return the events in `folder`, oldest first; only those of `topics` if any are named."""
+    return tuple(event for event in _events(folder / EVENTS_FILE) if not topics or event.topic in topics)
+
+
+def _events(path: Path) -> Iterator[PeerEvent]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                event = parse_event(line)
+                if event is not None:
+                    yield event
+    except OSError:
+        return
+
+
+def _event_of(document: Mapping[str, Any]) -> PeerEvent:
+    figures = {str(name): value for name, value in document["figures"].items() if isinstance(value, int | float | str)}
+    return PeerEvent(
+        time=float(document["time"]), topic=str(document["topic"]), text=str(document["text"]), figures=figures
+    )
+
+
+def _ends_with_line_break(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _plain(value: Figure) -> Figure:
+    # Python writes NaN and Infinity, which no other reader of JSON understands.
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -1,0 +1,120 @@
+"""A peer's status for people: a table on a terminal, one line elsewhere."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from p2p_diloco.watch.status_file import PeerLine, PeerStatus
+from p2p_diloco.watch.wording import (
+    NOTHING,
+    format_bytes,
+    format_count,
+    format_loss,
+    format_seconds,
+    format_share,
+    short_peer,
+)
+
+MAX_PEER_ROWS = 24
+_SILENT_SECONDS = 10.0
+
+
+def status_table(status: PeerStatus) -> RenderableType:
+    """Return what a terminal shows: the swarm in one row, this peer in another, then every other peer."""
+    return Group(_heading(status), _figures(status), _peers(status))
+
+
+def status_line(status: PeerStatus) -> str:
+    """Return the same in one line for logs; every part says what it is."""
+    parts = [
+        f"round {status.round}",
+        status.phase,
+        f"{status.num_ready} of {status.num_members} members ready",
+        f"loss {format_loss(status.loss)}",
+        f"anchor {format_loss(status.anchor_loss)}",
+        f"{format_count(status.tokens_per_second)} tokens/s",
+        f"participation {format_share(status.participation)}",
+        f"sent {format_bytes(_total_sent(status))}",
+        f"received {format_bytes(_total_received(status))}",
+    ]
+    return ", ".join(parts)
+
+
+def _heading(status: PeerStatus) -> Text:
+    name = status.run_name or "run"
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{name} {status.run[:8]}", style="bold")
+    text.append(f"  {status.role} {short_peer(status.peer)}  ")
+    text.append("leaving" if status.leaving else status.phase, style=_phase_style(status))
+    text.append(f"  round {status.round}  cycle {status.cycle}")
+    text.append(f"  roster {status.roster_k} (epoch {status.epoch}), ")
+    text.append(f"{status.num_ready} of {status.num_members} ready")
+    return text
+
+
+def _figures(status: PeerStatus) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    cells = (
+        ("train loss", format_loss(status.loss)),
+        ("held-out: anchor", format_loss(status.anchor_loss)),
+        ("own", format_loss(status.local_loss)),
+        ("steps", format_count(status.inner_steps)),
+        ("tokens", format_count(status.tokens)),
+        ("tokens/s", format_count(status.tokens_per_second)),
+        ("participation", format_share(status.participation)),
+        ("sent", format_bytes(_total_sent(status))),
+        ("received", format_bytes(_total_received(status))),
+    )
+    for name, _ in cells:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row(*(value for _, value in cells))
+    return table
+
+
+def _peers(status: PeerStatus) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("peer", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("steps", "tokens/s", "loss", "heard"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in status.peers[:MAX_PEER_ROWS]:
+        table.add_row(*_peer_cells(line), style="dim" if _is_silent(line) else "")
+    left_out = len(status.peers) - MAX_PEER_ROWS
+    if left_out > 0:
+        table.add_row(f"and {left_out} more", "", "", "", "", "")
+    return table
+
+
+def _peer_cells(line: PeerLine) -> tuple[str, ...]:
+    words = ["ready" if line.ready else "catching up" if line.trains else "helps"]
+    if not line.can_be_dialled:
+        words.append("dials out")
+    heard = NOTHING if line.seconds_since_heard is None else f"{format_seconds(line.seconds_since_heard)} ago"
+    return (
+        short_peer(line.peer),
+        ", ".join(words),
+        format_count(line.steps) if line.trains else NOTHING,
+        format_count(line.tokens_per_second),
+        format_loss(line.loss),
+        heard,
+    )
+
+
+def _is_silent(line: PeerLine) -> bool:
+    return line.seconds_since_heard is None or line.seconds_since_heard > _SILENT_SECONDS
+
+
+def _phase_style(status: PeerStatus) -> str:
+    if status.leaving:
+        return "yellow"
+    return "green" if status.phase in ("training", "finished") else "yellow"
+
+
+def _total_sent(status: PeerStatus) -> int:
+    return status.bytes_sent.vectors + status.bytes_sent.control + status.bytes_sent.transfer
+
+
+def _total_received(status: PeerStatus) -> int:
+    return status.bytes_received.vectors + status.bytes_received.control + status.bytes_received.transfer

@@ -1,0 +1,52 @@
+"""Numbers as people read them: three or so digits and a unit; a dash where there is nothing to say."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "–"
+_STEP = 1000.0
+
+
+def format_count(value: float | None) -> str:
+    """Return `12`, `3.4k`, `1.2M`."""
+    return NOTHING if value is None or not math.isfinite(value) else _scaled(value, ("", "k", "M", "G", "T"))
+
+
+def format_bytes(value: float | None) -> str:
+    """Return `512 B`, `3.4 kB`, `1.2 MB`; powers of ten."""
+    return NOTHING if value is None or not math.isfinite(value) else _scaled(value, (" B", " kB", " MB", " GB", " TB"))
+
+
+def format_loss(value: float | None) -> str:
+    """Return nats per token with three decimals."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def format_share(value: float | None) -> str:
+    """Return a share as a percentage with one decimal."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def format_seconds(value: float | None) -> str:
+    """Return `4.2 s`, `3 min 20 s`, `2 h 05 min`."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def short_peer(text: str) -> str:
+    """Return a peer's text id as `12D3..9fQ4`; the last characters tell peers apart."""
+    return text if len(text) <= 10 else f"{text[:4]}..{text[-4:]}"
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    power = 0
+    while abs(value) >= _STEP and power < len(units) - 1:
+        value, power = value / _STEP, power + 1
+    digits = 0 if power == 0 and value == int(value) else 1
+    return f"{value:.{digits}f}{units[power]}"

@@ -1,0 +1,293 @@
+"""Claims about one island's span from event to event: nothing it learnt is lost or told twice."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
+from p2p_diloco.ids import SpanHead, sha256
+from p2p_diloco.outer.advance import (
+    SpanAdvance,
+    advance_span,
+    prepare_contribution,
+    record_contribution,
+    replace_span,
+    shrink_contribution,
+)
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state, state_digest
+from p2p_diloco.outer.vector import Vector, euclidean_norm
+
+ROSTER = sha256(b"roster 0")
+PLAIN = OuterRule(learning_rate=1.0, momentum=0.0)
+KEEP = MergeRule()
+HALF = MergeRule(kind="blend", alpha=0.5)
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+def span_at(anchor: float, *, round_index: int = 0, radius: float = 0.0) -> SpanState:
+    head = SpanHead(
+        digest=sha256(b"head"), height=1, round=round_index, roster=ROSTER, radius=radius, median_weight=0.0
+    )
+    return SpanState(head=head, anchor_N=vector(anchor), momentum_N=vector(0.0))
+
+
+def flying(**values: float) -> InFlight:
+    """`flying(r4=2.0)`: what was sent in round 4 decodes to 2."""
+    in_flight = InFlight()
+    for name, value in values.items():
+        in_flight = in_flight.with_contribution(int(name[1:]), vector(value))
+    return in_flight
+
+
+def receive(
+    span: SpanAdvance, round_index: int, update: float, merge: MergeRule = KEEP, *, included: bool = True
+) -> SpanAdvance:
+    entry = AbsorbedEntry(
+        digest=sha256(bytes([round_index])), round=round_index, roster=ROSTER, radius=1.0, median_weight=1.0
+    )
+    return advance_span(
+        *span, entry=entry, update_N=vector(update), own_included=included, outer_rule=PLAIN, merge_rule=merge
+    )
+
+
+def residual(span: SpanAdvance) -> float:
+    return float(span.state.anchor_N[0] - span.local_N[0] - sum(float(c[0]) for c in span.in_flight.vectors))
+
+
+def test_a_contribution_is_the_residual() -> None:
+    prepared = prepare_contribution(span_at(10.0), flying(r4=2.0), vector(3.0), round_index=8)
+    assert prepared.delta_N.tolist() == [5.0]
+    assert (prepared.round, prepared.norm, prepared.limit) == (8, 5.0, math.inf)
+
+
+def test_a_contribution_is_clipped_to_twice_the_last_radius_and_tells_its_norm_before() -> None:
+    prepared = prepare_contribution(span_at(10.0, radius=1.5), InFlight(), vector(2.0), round_index=1)
+    assert prepared.delta_N.tolist() == pytest.approx([3.0], rel=1e-6)
+    assert euclidean_norm(prepared.delta_N) <= prepared.limit == 3.0
+    assert prepared.norm == 8.0
+
+
+def test_what_was_clipped_is_part_of_the_next_contribution() -> None:
+    state, local_N = span_at(10.0, radius=2.0), vector(2.0)
+    first = prepare_contribution(state, InFlight(), local_N, round_index=1)
+    span = record_contribution(state, InFlight(), local_N, round_index=1, decoded_N=first.delta_N)
+    second = prepare_contribution(*span, round_index=2)
+    assert float(first.delta_N[0]) + float(second.delta_N[0]) == pytest.approx(8.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("state", "in_flight"), [(span_at(1.0, round_index=6), InFlight()), (span_at(1.0), flying(r6=1.0))]
+)
+@pytest.mark.parametrize("round_index", [5, 6])
+def test_a_round_that_is_settled_gets_no_contribution(state: SpanState, in_flight: InFlight, round_index: int) -> None:
+    with pytest.raises(RoundError, match=f"round {round_index} is settled: the span stands at round 6; wait"):
+        prepare_contribution(state, in_flight, vector(0.0), round_index=round_index)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_island_that_diverged_contributes_nothing(value: float) -> None:
+    with pytest.raises(NonFiniteUpdate, match="local parameters are not finite in a span of 1 elements"):
+        prepare_contribution(span_at(1.0, radius=1.0), InFlight(), vector(value), round_index=3)
+
+
+def test_a_contribution_whose_encoding_fits_is_not_shrunk() -> None:
+    prepared = prepare_contribution(span_at(10.0, radius=1.0), InFlight(), vector(0.0), round_index=1)
+    assert shrink_contribution(prepared, prepared.limit) is prepared
+
+
+def test_a_contribution_whose_encoding_is_too_long_is_shrunk_until_it_fits() -> None:
+    prepared = prepare_contribution(span_at(10.0, radius=1.0), InFlight(), vector(0.0), round_index=1)
+    longer = 1.03  # an encoding that lengthens vectors by 3 %
+    shrunk = shrink_contribution(prepared, longer * euclidean_norm(prepared.delta_N))
+    assert 0.99 * prepared.limit < longer * euclidean_norm(shrunk.delta_N) <= prepared.limit
+    assert (shrunk.round, shrunk.norm, shrunk.limit) == (prepared.round, prepared.norm, prepared.limit)
+
+
+def test_recording_leaves_only_what_was_not_sent_in_the_residual() -> None:
+    local_N = vector(3.0)
+    span = record_contribution(span_at(10.0), InFlight(), local_N, round_index=4, decoded_N=vector(6.5))
+    assert residual(span) == 0.5
+    assert span.local_N is local_N
+
+
+def test_too_many_in_flight_take_the_oldest_out_of_local_as_if_included() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=1.0, r2=2.0), vector(3.0))
+    after = record_contribution(*before, round_index=3, decoded_N=vector(4.0), max_in_flight=1)
+    assert after.in_flight.rounds == (3,)
+    assert after.local_N.tolist() == [3.0 + 1.0 + 2.0]
+    assert residual(after) == residual(before) - 4.0
+    assert before.local_N.tolist() == [3.0]
+
+
+def test_an_entry_after_an_overflow_does_not_take_the_contribution_out_again() -> None:
+    span = SpanAdvance(span_at(10.0), flying(r1=1.0), vector(3.0))
+    span = record_contribution(*span, round_index=2, decoded_N=vector(2.0), max_in_flight=1)
+    assert receive(span, 1, update=1.0).local_N.tolist() == [span.local_N[0] - 1.0]
+
+
+@pytest.mark.parametrize("included", [True, False])
+def test_the_entry_of_its_round_takes_a_contribution_out_whether_or_not_it_was_included(included: bool) -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    after = receive(before, 1, update=2.0, included=included)
+    assert after.state.anchor_N.tolist() == [8.0]
+    assert after.local_N.tolist() == [3.0 - 2.0 + 4.0]
+    assert after.in_flight.rounds == (2,)
+    assert residual(after) == residual(before)
+
+
+def test_late_keep_returns_what_was_not_included_to_the_residual() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
+    after = receive(before, 1, update=2.0, merge=MergeRule(late="keep"), included=False)
+    assert len(after.in_flight) == 0
+    assert residual(after) == residual(before) + 4.0
+
+
+def test_a_void_contribution_stays_in_local_and_returns_to_the_residual() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    after = receive(before, 2, update=2.0)
+    assert len(after.in_flight) == 0
+    assert after.local_N.tolist() == [3.0 - 2.0 + 1.0]
+    assert residual(after) == residual(before) + 4.0
+
+
+def test_blend_multiplies_the_residual_and_what_is_in_flight_by_the_local_share() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    after = receive(before, 1, update=2.0, merge=HALF)
+    assert after.local_N.tolist() == [0.5 * 3.0 + 0.5 * 8.0]
+    assert [c.tolist() for c in after.in_flight.vectors] == [[0.5]]
+    assert residual(after) == 0.5 * (8.0 - 3.0 - 1.0)
+
+
+def test_overwrite_leaves_nothing_of_local_nor_of_what_is_in_flight() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    after = receive(before, 1, update=2.0, merge=MergeRule(kind="overwrite"))
+    assert after.in_flight.rounds == (2,)
+    assert residual(after) == 0.0
+
+
+def test_an_entry_that_is_refused_changes_nothing() -> None:
+    before = SpanAdvance(span_at(10.0, round_index=4), flying(r5=4.0), vector(3.0))
+    digest = state_digest([before.state])
+    with pytest.raises(StateError, match="entry of round 4 cannot follow round 4"):
+        receive(before, 4, update=2.0)
+    with pytest.raises(NonFiniteUpdate):
+        receive(before, 5, update=math.nan)
+    assert state_digest([before.state]) == digest
+    assert (before.in_flight.rounds, before.local_N.tolist()) == ((5,), [3.0])
+
+
+def test_a_replacement_takes_all_that_is_in_flight_as_included() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    replacement = span_at(7.0, round_index=9)
+    after = replace_span(*before, replacement=replacement, merge_rule=KEEP)
+    assert after.state is replacement
+    assert len(after.in_flight) == 0
+    assert after.local_N.tolist() == [3.0 + (7.0 - 10.0) + 4.0 + 1.0]
+    assert residual(after) == residual(before)
+
+
+def test_a_replacement_counts_as_included_what_late_keep_would_leave() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
+    after = replace_span(*before, replacement=span_at(7.0), merge_rule=MergeRule(late="keep"))
+    assert residual(after) == residual(before)
+
+
+def test_a_replacement_with_nothing_in_flight_moves_local_along_with_the_anchor() -> None:
+    after = replace_span(span_at(10.0), InFlight(), vector(3.0), replacement=span_at(7.0), merge_rule=KEEP)
+    assert after.local_N.tolist() == [0.0]
+
+
+def test_blend_mixes_local_with_a_replacement_and_empties_the_list() -> None:
+    before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
+    after = replace_span(*before, replacement=span_at(7.0), merge_rule=HALF)
+    assert after.local_N.tolist() == [5.0]
+    assert len(after.in_flight) == 0
+
+
+def test_a_replacement_of_another_length_is_refused() -> None:
+    wide = genesis_state(vector(1.0, 2.0), ROSTER)
+    with pytest.raises(StateError, match="replacement of 2 elements does not fit a span of 1"):
+        replace_span(span_at(1.0), InFlight(), vector(0.0), replacement=wide, merge_rule=KEEP)
+
+
+def test_fetching_and_replaying_end_where_a_replacement_does_when_all_was_included() -> None:
+    # One island alone: each entry is exactly what it sent. Replayed or replaced, θ keeps only its later steps.
+    sent = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    replayed = receive(receive(sent, 1, update=4.0), 2, update=1.0)
+    replaced = replace_span(*sent, replacement=replayed.state, merge_rule=KEEP)
+    assert replaced.local_N.tolist() == replayed.local_N.tolist()
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["inner step", "contribute", "entry", "entry without us", "replacement"]),
+        st.integers(-50, 50),
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(events=EVENTS, late=st.sampled_from(["drop", "keep"]))
+def test_whatever_happens_the_residual_is_what_the_island_learnt_and_nobody_was_told(
+    events: list[tuple[str, int, int]], late: Literal["drop", "keep"]
+) -> None:
+    span = SpanAdvance(genesis_state(vector(0.0), ROSTER), InFlight(), vector(0.0))
+    untold = 0.0
+    for round_index, (event, value, choice) in enumerate(events):
+        flight = {own_round: float(c[0]) for own_round, c in span.in_flight.contributions}
+        if event == "inner step":
+            span = span._replace(local_N=span.local_N - np.float32(value))
+            untold += value
+        elif event == "contribute":
+            prepared = prepare_contribution(*span, round_index=round_index, kappa=math.inf)
+            assert prepared.delta_N.tolist() == [untold]
+            span = record_contribution(*span, round_index=round_index, decoded_N=vector(value), max_in_flight=3)
+            assert len(span.in_flight) <= 3
+            untold -= value
+        elif event == "replacement":
+            replacement = SpanState(head=span.state.head, anchor_N=vector(value), momentum_N=vector(0.0))
+            span = replace_span(*span, replacement=replacement, merge_rule=MergeRule(late=late))
+            assert len(span.in_flight) == 0
+        else:
+            entry_round = [*flight, round_index][choice % (len(flight) + 1)]
+            included = event == "entry"
+            span = receive(span, entry_round, float(value), MergeRule(late=late), included=included)
+            untold += sum(c for own_round, c in flight.items() if own_round < entry_round)
+            if late == "keep" and not included:
+                untold += flight.get(entry_round, 0.0)
+            assert all(own_round > entry_round for own_round in span.in_flight.rounds)
+        assert residual(span) == untold
+
+
+@settings(deadline=None)
+@given(events=EVENTS)
+def test_the_same_events_give_the_same_bits(events: list[tuple[str, int, int]]) -> None:
+    def play() -> bytes:
+        span = SpanAdvance(genesis_state(vector(0.1), ROSTER), InFlight(), vector(0.1))
+        trace = b""
+        for round_index, (event, value, _) in enumerate(events):
+            if event == "inner step":
+                span = span._replace(local_N=span.local_N * np.float32(0.9) + np.float32(value) / np.float32(3.0))
+            elif event == "contribute":
+                delta_N = prepare_contribution(*span, round_index=round_index, kappa=1.3).delta_N
+                span = record_contribution(*span, round_index=round_index, decoded_N=delta_N)
+            else:
+                span = receive(span, round_index, value / 7.0, HALF if event == "replacement" else KEEP)
+            trace += state_digest([span.state]) + span.local_N.tobytes()
+        return trace
+
+    assert play() == play()

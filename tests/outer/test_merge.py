@@ -1,0 +1,109 @@
+"""Claims about the merge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.merge import MergeRule, merge_local
+from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
+
+WHOLE = hnp.arrays(np.float32, 5, elements=st.integers(-1000, 1000).map(float))
+KEEP = MergeRule()
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+@settings(deadline=None)
+@given(local_N=WHOLE, before_N=WHOLE, after_N=WHOLE, resolved_N=WHOLE, remaining_N=WHOLE, was_included=st.booleans())
+def test_keep_leaves_the_residual_as_it_was(
+    local_N: Vector, before_N: Vector, after_N: Vector, resolved_N: Vector, remaining_N: Vector, was_included: bool
+) -> None:
+    merged_N = merge_local(local_N, before_N, after_N, resolved_N, was_included, KEEP)
+    residual_before_N = before_N - local_N - (resolved_N + remaining_N)
+    assert np.array_equal(after_N - merged_N - remaining_N, residual_before_N)
+
+
+@pytest.mark.parametrize(("late", "was_included", "expected"), [
+    ("drop", True, 10.0 - 3.0 + 2.0),
+    ("drop", False, 10.0 - 3.0 + 2.0),
+    ("keep", True, 10.0 - 3.0 + 2.0),
+    ("keep", False, 10.0 - 3.0),
+])  # fmt: skip
+def test_only_late_keep_leaves_in_local_what_was_not_included(late: Any, was_included: bool, expected: float) -> None:
+    merged_N = merge_local(vector(10.0), vector(8.0), vector(5.0), vector(2.0), was_included, MergeRule(late=late))
+    assert merged_N.tolist() == [expected]
+
+
+def test_without_a_contribution_of_that_round_keep_follows_the_anchor() -> None:
+    assert merge_local(vector(10.0), vector(8.0), vector(5.0), None, True, KEEP).tolist() == [7.0]
+
+
+def test_keep_rounds_local_once() -> None:
+    # Apart, 1 + 2⁻²⁴ would be rounded back to 1 twice; together they are 2⁻²³, which float32 holds next to 1.
+    tiny = 2.0**-24
+    assert merge_local(vector(1.0), vector(0.0), vector(tiny), vector(tiny), True, KEEP)[0] == 1.0 + 2.0**-23
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (MergeRule(kind="blend", alpha=1.0), 10.0),
+        (MergeRule(kind="blend", alpha=0.5), 7.0),
+        (MergeRule(kind="blend", alpha=0.25), 5.5),
+        (MergeRule(kind="blend", alpha=0.0), 4.0),
+        (MergeRule(kind="overwrite"), 4.0),
+    ],
+)
+@pytest.mark.parametrize("was_included", [True, False])
+def test_blend_keeps_the_local_share(rule: MergeRule, expected: float, was_included: bool) -> None:
+    assert merge_local(vector(10.0), vector(8.0), vector(4.0), vector(99.0), was_included, rule).tolist() == [expected]
+
+
+def test_overwriting_heals_what_is_no_longer_finite() -> None:
+    anchor_N = vector(1.0, 2.0)
+    merged_N = merge_local(vector(math.nan, math.inf), anchor_N, anchor_N, None, False, MergeRule(kind="overwrite"))
+    assert merged_N.tolist() == [1.0, 2.0]
+    assert not np.shares_memory(merged_N, anchor_N)
+
+
+@pytest.mark.parametrize("rule", [KEEP, MergeRule(kind="blend", alpha=0.5), MergeRule(kind="overwrite")])
+def test_every_element_is_merged_in_fresh_memory(rule: MergeRule) -> None:
+    local_N = np.arange(2 * BLOCK_ELEMENTS + 3, dtype=np.float32)
+    vectors = [local_N, local_N + 2.0, local_N + 4.0, local_N * 0.0 + 1.0]
+    before = [each.tobytes() for each in vectors]
+    merged_N = merge_local(vectors[0], vectors[1], vectors[2], vectors[3], True, rule)
+    expected = {"keep": local_N + 3.0, "blend": local_N + 2.0, "overwrite": local_N + 4.0}[rule.kind]
+    assert np.array_equal(merged_N, expected)
+    assert [each.tobytes() for each in vectors] == before
+    assert not any(np.shares_memory(merged_N, each) for each in vectors)
+
+
+def test_what_is_in_flight_is_shared_like_local() -> None:
+    assert KEEP.in_flight_share == 1.0
+    assert MergeRule(kind="blend", alpha=0.25).in_flight_share == 0.25
+    assert MergeRule(kind="overwrite").in_flight_share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"kind": "mix"}, "merge is 'mix'; expected one of keep, blend, overwrite"),
+        ({"late": "lose"}, "late is 'lose'; expected one of drop, keep"),
+        ({"kind": "blend", "alpha": 1.5}, "fragment_update_alpha is 1.5; expected 0 to 1, the local share"),
+        ({"kind": "blend", "alpha": math.nan}, "fragment_update_alpha is nan; expected 0 to 1"),
+        ({"alpha": 0.5}, "fragment_update_alpha is 0.5 but merge is 'keep'; set merge to 'blend' or alpha to 0"),
+    ],
+)
+def test_a_rule_that_means_nothing_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        MergeRule(**arguments)

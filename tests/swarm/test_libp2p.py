@@ -1,0 +1,265 @@
+"""What real daemons add to the contract: strangers' bytes on real streams, the daemon's death, several daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from p2p_diloco.errors import NetworkError, PeerError
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.transport import libp2p
+from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.link import Lane, TransportLimits
+from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
+from p2p_diloco.transport.stream_link import StreamPair
+from tests.transport.stage import RUN, Recorder, in_seconds, link
+
+pytestmark = pytest.mark.wall_clock
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+GREETING = bytes(4)
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    async def act() -> None:
+        async with asyncio.timeout(30):
+            await scene
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(act())
+
+
+def make(directory: Path, name: str, limits: TransportLimits | None = None) -> tuple[Libp2pTransport, Recorder]:
+    path = directory / f"{name}.key"
+    key = load_or_create_identity(path)
+    transport = Libp2pTransport(peer=key.peer, run=RUN, identity_path=path, host_maddrs=[LOOPBACK], limits=limits)
+    recorder = Recorder()
+    transport.listener = recorder
+    return transport, recorder
+
+
+@asynccontextmanager
+async def stranger(directory: Path) -> AsyncIterator[tuple[PeerId, DaemonClient]]:
+    """A daemon that is driven by hand, to say what no transport would."""
+    path = directory / "stranger.key"
+    key = load_or_create_identity(path)
+    async with Daemon(DaemonSettings(identity_path=path, host_maddrs=())) as daemon:
+        client = DaemonClient(daemon.control_path)
+        async with client.hold_daemon():
+            yield key.peer, client
+
+
+async def open_lane(client: DaemonClient, target: Libp2pTransport, lane: Lane) -> StreamPair:
+    bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
+    await client.connect(target.peer, bare, 5)
+    return await client.open_stream(target.peer, f"/p2p-diloco/1/{RUN.hex()[:16]}/{lane.value}", 5)
+
+
+async def open_link(client: DaemonClient, target: Libp2pTransport) -> dict[Lane, StreamPair]:
+    pairs = {lane: await open_lane(client, target, lane) for lane in Lane}
+    for reader, writer in pairs.values():
+        writer.write(GREETING)
+        assert await reader.readexactly(4) == GREETING
+    return pairs
+
+
+async def is_closed(reader: asyncio.StreamReader, seconds: float = 5.0) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await reader.read() is not None
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("bytes_sent", "reason"),
+    [
+        (b"\xff\xff\xff\xff", "announced a control frame of 4294967295 bytes where 1 to 262144 are allowed"),
+        (b"\x00\x00\x00\x00", "announced a control frame of 0 bytes where 1 to 262144 are allowed"),
+        (b"\x00\x00\x00\x09abc", "sent 3 of 9 bytes of a control frame and was gone"),
+        (b"\x00\x00", "closed the connection within a length of a control frame"),
+    ],
+)
+def test_a_stranger_who_breaks_the_framing_loses_its_link_and_is_named(
+    tmp_path: Path, bytes_sent: bytes, reason: str
+) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host")
+        async with transport, stranger(tmp_path) as (peer, client):
+            pairs = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            reader, writer = pairs[Lane.CONTROL]
+            writer.write(bytes_sent)
+            writer.write_eof()
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert heard.lost() == [f"{short_peer_id(peer)} {reason}"]
+            assert await is_closed(reader)
+            assert await is_closed(pairs[Lane.BULK][0])
+            for _, each in pairs.values():
+                each.transport.abort()
+
+    play(scene())
+
+
+def test_a_frame_that_never_ends_is_given_up(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host", TransportLimits(frame_seconds=0.3))
+        async with transport, stranger(tmp_path) as (_, client):
+            pairs = await open_link(client, transport)
+            pairs[Lane.BULK][1].write(b"\x00\x00\x10\x00abc")
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], 3)
+            assert "did not finish a bulk frame of 4096 bytes in 0.3 s" in heard.lost()[0]
+            for _, each in pairs.values():
+                each.transport.abort()
+
+    play(scene())
+
+
+def test_a_stranger_who_does_not_greet_or_opens_one_lane_gets_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p, "_GREETING_SECONDS", 0.5)
+
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host")
+        async with transport, stranger(tmp_path) as (_, client):
+            silent, rude, lonely = [await open_lane(client, transport, Lane.CONTROL) for _ in range(3)]
+            rude[1].write(b"GET / HTTP/1.1\r\n\r\n")
+            lonely[1].write(GREETING)
+            assert await is_closed(rude[0], 0.4)
+            assert await is_closed(silent[0])
+            assert await is_closed(lonely[0])
+            assert heard.links == []
+            for _, writer in (silent, rude, lonely):
+                writer.transport.abort()
+
+    play(scene())
+
+
+def test_a_stranger_cannot_pile_up_streams(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host")
+        async with transport, stranger(tmp_path) as (_, client):
+            pairs = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            more = [await open_lane(client, transport, Lane.BULK) for _ in range(8)]
+            for _, writer in more:
+                writer.write(GREETING)
+            closed = await asyncio.gather(*(is_closed(reader, 1.0) for reader, _ in more))
+            assert sum(closed) == 8 - 3  # one stream of the lane was there, four are allowed
+            assert heard.kinds() == ["up"]
+            for _, writer in (*pairs.values(), *more):
+                writer.transport.abort()
+
+    play(scene())
+
+
+def test_another_stream_of_a_lane_takes_over_when_one_breaks(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host")
+        async with transport, stranger(tmp_path) as (peer, client):
+            pairs = await open_link(client, transport)
+            spare_reader, spare_writer = await open_lane(client, transport, Lane.BULK)
+            spare_writer.write(GREETING + b"\x00\x00\x00\x01x")
+            assert await spare_reader.readexactly(4) == GREETING
+            await heard.wait_until(lambda it: len(it.frames) == 1)
+            pairs[Lane.BULK][1].transport.abort()
+            hearing = asyncio.create_task(spare_reader.readexactly(9))
+            while not hearing.done():  # what is written before the break is noticed is lost with it
+                assert transport.post(peer, b"hello", lane=Lane.BULK, deadline=in_seconds(5))
+                await asyncio.wait({hearing}, timeout=0.05)
+            assert await hearing == b"\x00\x00\x00\x05hello"
+            assert heard.kinds() == ["up"]
+            for _, writer in (*pairs.values(), (spare_reader, spare_writer)):
+                writer.transport.abort()
+
+    play(scene())
+
+
+def test_the_death_of_the_daemon_is_told_once_and_clearly(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (one, one_heard), (two, two_heard) = make(tmp_path, "one"), make(tmp_path, "two")
+        async with one, two:
+            await link(one, two, two_heard)
+            os.kill(one.daemon.pid, signal.SIGKILL)
+            await one_heard.wait_until(lambda it: bool(it.ends))
+            assert one_heard.kinds() == ["up", "lost"]
+            assert len(one_heard.ends) == 1
+            text = str(one_heard.ends[0])
+            assert text.startswith("the libp2p daemon of this peer ended (exit code -9")
+            assert text.endswith("start this peer again")
+            assert not one.post(two.peer, b"hello", lane=Lane.CONTROL, deadline=in_seconds(1))
+            with pytest.raises(NetworkError, match="the libp2p daemon of this peer ended"):
+                await one.dial(two.peer, two.listen_addresses(), in_seconds(5))
+            await two_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+
+    play(scene())
+
+
+def test_a_stopped_daemon_holds_neither_dialling_nor_closing(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (one, _), (two, _) = make(tmp_path, "one"), make(tmp_path, "two")
+        async with two:
+            async with one:
+                os.kill(one.daemon.pid, signal.SIGSTOP)
+                with pytest.raises(PeerError, match="no answer by the deadline"):
+                    await one.dial(two.peer, two.listen_addresses(), in_seconds(0.5))
+                begun = in_seconds(0)
+                os.kill(one.daemon.pid, signal.SIGTERM)
+            assert in_seconds(0) - begun < 8
+
+    play(scene())
+
+
+def test_a_key_of_another_peer_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+    async def scene() -> None:
+        other = load_or_create_identity(tmp_path / "other.key")
+        load_or_create_identity(tmp_path / "own.key")
+        transport = Libp2pTransport(
+            peer=other.peer, run=RUN, identity_path=tmp_path / "own.key", host_maddrs=[LOOPBACK]
+        )
+        with pytest.raises(NetworkError, match=r"the key in the identity file is of 12D3\.\..*, not 12D3\.\."):
+            await transport.__aenter__()
+        assert psutil.Process().children(recursive=True) == []
+        assert not transport.daemon.directory.exists()
+
+    play(scene())
+
+
+def test_the_daemon_refuses_in_its_own_words(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with stranger(tmp_path) as (_, client):
+            with pytest.raises(DaemonRefusal):
+                await client.open_stream(PeerId(bytes(32)), "/nothing", 1)
+            with pytest.raises(DaemonRefusal):
+                await client.disconnect(PeerId(b"x"))
+        with pytest.raises(DaemonRefusal, match="the libp2p daemon does not answer"):
+            await client.identify()
+
+    play(scene())
+
+
+def test_announced_addresses_are_told_instead_of_the_own(tmp_path: Path) -> None:
+    async def scene() -> None:
+        path = tmp_path / "peer.key"
+        key = load_or_create_identity(path)
+        public = "/ip4/203.0.113.7/tcp/31337"
+        async with Libp2pTransport(
+            peer=key.peer, run=RUN, identity_path=path, host_maddrs=[LOOPBACK], announce_maddrs=[public]
+        ) as transport:
+            assert [address.rpartition("/p2p/")[0] for address in transport.listen_addresses()] == [public]
+
+    play(scene())

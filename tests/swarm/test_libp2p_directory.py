@@ -1,0 +1,195 @@
+"""The directory among real daemons: joining, finding, strangers' records, bootstraps that are late or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import uvloop
+
+from p2p_diloco.errors import NetworkError, PeerError
+from p2p_diloco.ids import format_peer_id
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.transport import libp2p_directory
+from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, directory_key
+from tests.transport.stage import RUN, in_seconds
+
+pytestmark = pytest.mark.wall_clock
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    async def act() -> None:
+        async with asyncio.timeout(60):
+            await scene
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(act())
+
+
+def make(
+    directory: Path, name: str, *, host_maddr: str = LOOPBACK, dial_out_only: bool = False
+) -> tuple[Libp2pTransport, SigningKey]:
+    path = directory / f"{name}.key"
+    key = load_or_create_identity(path)
+    transport = Libp2pTransport(
+        peer=key.peer, run=RUN, identity_path=path, host_maddrs=[host_maddr], dial_out_only=dial_out_only
+    )
+    return transport, key
+
+
+def record_of(transport: Libp2pTransport, key: SigningKey) -> PeerRecord:
+    addresses = transport.listen_addresses()
+    return sign_record(
+        key,
+        run=RUN,
+        addresses=addresses,
+        can_be_dialled=bool(addresses),
+        role=PeerRole.TRAINER,
+        issued_at=time.time(),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def wait_for_peers(directory: Libp2pDirectory, count: int) -> tuple[PeerRecord, ...]:
+    while len(found := await directory.peers()) < count:
+        await asyncio.sleep(0.05)
+    return found
+
+
+def test_peers_find_each_other_through_one_they_know(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (boot, boot_key), (one, one_key) = make(tmp_path, "boot"), make(tmp_path, "one")
+        hidden, hidden_key = make(tmp_path, "hidden", dial_out_only=True)
+        async with boot, one, hidden, Libp2pDirectory(boot) as at_boot:
+            await at_boot.wait_until_joined(in_seconds(0))
+            invited = boot.listen_addresses()
+            async with (
+                Libp2pDirectory(one, initial_peers=invited) as at_one,
+                Libp2pDirectory(hidden, initial_peers=invited) as at_hidden,
+            ):
+                for place in (at_one, at_hidden):
+                    await place.wait_until_joined(in_seconds(10))
+                records = []
+                for place, transport, key in (
+                    (at_boot, boot, boot_key), (at_one, one, one_key), (at_hidden, hidden, hidden_key)
+                ):  # fmt: skip
+                    records.append(record_of(transport, key))
+                    await place.announce(records[-1], time.time() + 600)
+                expected = tuple(sorted(records, key=lambda record: record.peer))
+                for place in (at_boot, at_one, at_hidden):
+                    assert await wait_for_peers(place, 3) == expected
+                found = next(record for record in expected if record.peer == one.peer)
+                await hidden.dial(found.peer, found.addresses, in_seconds(10))
+                newer = record_of(one, one_key)
+                await at_one.announce(newer, time.time() + 700)
+                while newer not in await at_hidden.peers():
+                    await asyncio.sleep(0.05)
+
+    play(scene())
+
+
+def test_when_nobody_answers_the_text_says_what_happened_where(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, key = make(tmp_path, "one", dial_out_only=True)
+        nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{format_peer_id(SigningKey(bytes(32)).peer)}"
+        async with transport, Libp2pDirectory(transport, initial_peers=[nobody]) as directory:
+            with pytest.raises(NetworkError) as caught:
+                await directory.wait_until_joined(in_seconds(1))
+            assert str(caught.value).startswith(
+                "none of the 1 bootstrap peers answered within 1 s (127.0.0.1:9 refused"
+            )
+            with pytest.raises(PeerError, match="none of 0 peers of the directory took the record"):
+                await directory.announce(record_of(transport, key), time.time() + 600)
+            assert await directory.peers() == ()
+
+    play(scene())
+
+
+def test_a_bootstrap_that_comes_late_is_joined_without_help(tmp_path: Path) -> None:
+    async def scene() -> None:
+        port = free_port()
+        boot, boot_key = make(tmp_path, "boot", host_maddr=f"/ip4/127.0.0.1/tcp/{port}")
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{format_peer_id(boot.peer)}"
+        one, one_key = make(tmp_path, "one")
+        async with one, Libp2pDirectory(one, initial_peers=[address]) as at_one:
+            await at_one.announce(record_of(one, one_key), time.time() + 600)
+            assert len(await at_one.peers()) == 1
+            async with boot, Libp2pDirectory(boot) as at_boot:
+                await at_one.wait_until_joined(in_seconds(20))
+                await at_boot.announce(record_of(boot, boot_key), time.time() + 600)
+                await wait_for_peers(at_one, 2)
+                await wait_for_peers(at_boot, 2)  # what was stored alone was handed over
+
+    play(scene())
+
+
+async def send_store(transport: Libp2pTransport, target: Libp2pTransport, subkey: bytes, value: bytes) -> Any:
+    """Ask `target`'s DHT to store raw bytes, as any stranger can."""
+    bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
+    await transport.client.connect(target.peer, bare, 5)
+    protocol = importlib.import_module("hivemind.dht.protocol").DHTProtocol
+    messages = importlib.import_module("hivemind.proto.dht_pb2")
+    key = importlib.import_module("hivemind.dht.routing").DHTID.generate(directory_key(RUN))
+    p2p = await libp2p_directory._attach(transport)
+    servicer = importlib.import_module("hivemind.p2p").ServicerBase
+    get_stub = servicer.get_stub.__func__
+    stub = get_stub(protocol, p2p, libp2p_directory._hivemind_peer(target.peer))
+    request = messages.StoreRequest(
+        keys=[key.to_bytes()], subkeys=[subkey], values=[value], expiration_time=[time.time() + 60], in_cache=[False]
+    )
+    try:
+        return list((await stub.rpc_store(request, timeout=5)).store_ok)
+    except Exception as error:  # hivemind hands the host's complaint back as an error
+        return type(error).__name__
+    finally:
+        await p2p.shutdown()
+
+
+def test_what_strangers_store_neither_crashes_nor_stays(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (host, host_key), (stranger, _) = make(tmp_path, "host"), make(tmp_path, "stranger", dial_out_only=True)
+        async with host, stranger, Libp2pDirectory(host) as directory:
+            for subkey in (b"", msgpack.packb(bytes(32))):  # a whole dictionary, one entry of it
+                for value in (b"\x91" * 1900 + b"\xc0", msgpack.packb(b"unsigned")):
+                    assert await send_store(stranger, host, subkey, value) in ([False], "P2PHandlerError")
+            assert await directory.peers() == ()
+            await directory.announce(record_of(host, host_key), time.time() + 600)
+            assert len(await directory.peers()) == 1
+
+    play(scene())
+
+
+def test_without_its_daemon_the_directory_fails_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_directory, "_CALL_SECONDS", 1.0)
+
+    async def scene() -> None:
+        (boot, _), (one, one_key) = make(tmp_path, "boot"), make(tmp_path, "one", dial_out_only=True)
+        async with boot, Libp2pDirectory(boot), one:
+            async with Libp2pDirectory(one, initial_peers=boot.listen_addresses()) as directory:
+                await directory.wait_until_joined(in_seconds(10))
+                os.kill(one.daemon.pid, signal.SIGKILL)
+                begun = in_seconds(0)
+                with pytest.raises(PeerError, match="the directory"):
+                    await directory.announce(record_of(one, one_key), time.time() + 600)
+            assert in_seconds(0) - begun < 6
+
+    play(scene())

@@ -1,0 +1,204 @@
+"""The daemon's life: it starts, tells why it cannot, and never outlives us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from p2p_diloco.errors import ConfigError, NetworkError
+from p2p_diloco.transport import p2pd
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.p2pd import Daemon, DaemonSettings, check_ports_are_free, find_p2pd
+
+pytestmark = pytest.mark.wall_clock
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
+
+async def main():
+    settings = DaemonSettings(
+        identity_path=Path(sys.argv[1]), host_maddrs=("/ip4/127.0.0.1/tcp/0",), dies_with_parent=sys.argv[2] == "1"
+    )
+    async with Daemon(settings) as daemon:
+        print(daemon.pid, daemon.directory, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Path:
+    load_or_create_identity(tmp_path / "peer.key")
+    return tmp_path / "peer.key"
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def run_in_loop(main: Coroutine[Any, Any, None]) -> None:
+        factory = uvloop.new_event_loop if request.param == "uvloop" else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main)
+
+    return run_in_loop
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        yield holder.getsockname()[1]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_daemon_starts_and_leaves_nothing(identity: Path, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def main() -> None:
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        daemon = Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,)))
+        async with daemon:
+            pid, directory = daemon.pid, daemon.directory
+            assert is_running(pid)
+            assert daemon.control_path.exists()
+            assert os.getsid(pid) != os.getsid(0)  # Ctrl-C in a terminal is not for the daemon
+        await daemon.stop()
+        assert not is_running(pid)
+        assert not directory.exists()
+        assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+    run(main())
+
+
+@pytest.mark.parametrize("dies_with_parent", ["1", "0"])
+def test_killing_the_parent_leaves_no_daemon_no_janitor_and_no_file(identity: Path, dies_with_parent: str) -> None:
+    if dies_with_parent == "1" and sys.platform != "linux":
+        pytest.skip("only Linux ties processes to their parents")
+    command = [sys.executable, "-c", PARENT, str(identity), dies_with_parent]
+    root = Path(p2pd.__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as parent:
+        assert parent.stdout is not None
+        pid, directory = parent.stdout.readline().split()
+        children = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+        assert int(pid) in children
+        assert len(children) == 2
+        parent.kill()
+    assert wait_until(lambda: not any(is_running(child) for child in children))
+    assert wait_until(lambda: not Path(directory).exists())
+
+
+def test_a_daemon_that_dies_says_so(identity: Path, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def main() -> None:
+        async with Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,))) as daemon:
+            os.kill(daemon.pid, signal.SIGKILL)
+            async with asyncio.timeout(5):
+                end = await daemon.wait_for_end()
+        assert end.startswith("exit code -9, last words: ")
+
+    run(main())
+
+
+def test_a_port_that_another_program_holds_is_named(identity: Path) -> None:
+    with taken_port() as port:
+        settings = DaemonSettings(identity_path=identity, host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",))
+        with pytest.raises(NetworkError, match=rf"port {port} is taken on 127\.0\.0\.1 .* choose another with --port"):
+            asyncio.run(Daemon(settings).__aenter__())
+
+
+def test_a_port_that_another_daemon_holds_is_named_too(tmp_path: Path, identity: Path) -> None:
+    """Daemons share ports by default, and would steal each other's callers without a word."""
+    with taken_port() as port:
+        pass
+    address = f"/ip4/127.0.0.1/tcp/{port}"
+    load_or_create_identity(tmp_path / "other.key")
+
+    async def main() -> None:
+        async with Daemon(DaemonSettings(identity_path=identity, host_maddrs=(address,))):
+            with pytest.raises(NetworkError, match=f"port {port} is taken"):
+                await Daemon(DaemonSettings(identity_path=tmp_path / "other.key", host_maddrs=(address,))).__aenter__()
+        check_ports_are_free([address])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("maddr", "kind", "text"),
+    [
+        ("/ip4/192.0.2.1/tcp/31337", NetworkError, "cannot listen on 192.0.2.1 port 31337: Cannot assign"),
+        ("/ip4/127.0.0.1/tcp/65536", ConfigError, "port 65536 does not exist; choose one from 1 to 65535"),
+        ("/ip4/127.0.0.1/udp/1/quic", ConfigError, "cannot listen on /ip4/127.0.0.1/udp/1/quic; expected an address"),
+        ("/dns4/localhost/tcp/1", ConfigError, "expected an address like /ip4/0.0.0.0/tcp/31337"),
+    ],
+)
+def test_addresses_that_cannot_be_listened_on_are_explained(maddr: str, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        check_ports_are_free([maddr])
+
+
+def test_a_daemon_that_cannot_start_tells_its_last_words(tmp_path: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("p2p-diloco-*"))
+    settings = DaemonSettings(identity_path=tmp_path / "missing.key", host_maddrs=(LOOPBACK,))
+    with pytest.raises(NetworkError, match=r"ended while it started \(exit code 1, last words: .*no such file"):
+        asyncio.run(Daemon(settings).__aenter__())
+    assert set(Path(tempfile.gettempdir()).glob("p2p-diloco-*")) <= before
+
+
+def test_a_daemon_that_hangs_is_given_up(identity: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper = tmp_path / "p2pd"
+    sleeper.write_text("#!/bin/sh\necho starting\nexec sleep 60\n")
+    sleeper.chmod(0o700)
+    monkeypatch.setattr(p2pd, "find_p2pd", lambda: sleeper)
+    monkeypatch.setattr(p2pd, "START_SECONDS", 0.5)
+    with pytest.raises(NetworkError, match=r"did not start within 0 s \(last words: starting\)"):
+        asyncio.run(Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,))).__aenter__())
+    assert [child.name() for child in psutil.Process().children()] == []
+
+
+def test_a_machine_without_the_daemon_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_p2pd().name == "p2pd"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"reinstall with: pip install hivemind==1\.1\.12"):
+        find_p2pd()
+
+
+def test_a_daemon_of_another_machine_is_told_what_to_install(
+    identity: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alien = tmp_path / "p2pd"
+    alien.write_bytes(b"\x7fELF alien")
+    alien.chmod(0o700)
+    monkeypatch.setattr(p2pd, "find_p2pd", lambda: alien)
+    settings = DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,), dies_with_parent=False)
+    with pytest.raises(ConfigError, match=r"cannot run .*p2pd: Exec format error; reinstall hivemind"):
+        asyncio.run(Daemon(settings).__aenter__())

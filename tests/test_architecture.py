@@ -1,0 +1,229 @@
+"""The house keeps its shape: floors, purity, one test file per module, files that fit a head."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGE = PROJECT / "p2p_diloco"
+MAX_LINES = 400
+
+# The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "ids", "signing", "new_file", "key_file"),
+    ("transport", "protocol", "codec", "outer"),
+    ("swarm", "island"),
+    ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
+    ("trainer", "lab", "bench", "watch"),
+    ("cli", "__main__"),
+)
+STRANGERS = (("transport", "protocol", "codec", "outer"), ("swarm", "island"))
+
+PURE_ROOMS = ("outer", "codec", "protocol")
+IMPURE_MODULES = frozenset(
+    "asyncio builtins concurrent contextvars ctypes datetime fcntl glob hivemind importlib logging mmap "
+    "multiprocessing os pathlib platform queue random resource rich secrets select selectors shutil signal socket "
+    "subprocess sys tempfile threading time torch uuid uvloop warnings".split()
+)
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint", "hash", "id"})
+PICKLERS = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
+HEAVY = frozenset({"torch", "hivemind"})
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PROJECT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported_names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: imports are absolute"
+        yield node.module or ""
+        # `from p2p_diloco import ids` names a module only in its last word.
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def all_imports(path: Path) -> set[str]:
+    return {name for node in ast.walk(parsed(path)) for name in imported_names(node)}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imports_at_start(path: Path) -> set[str]:
+    """Names imported when the module is, not those inside functions nor for the type checker alone."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = list(parsed(path).body)
+    while waiting:
+        node = waiting.pop()
+        found.update(imported_names(node))
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_type_checking(node):
+            waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def room_of(name: str) -> str | None:
+    """`p2p_diloco.outer.mean` lives in `outer`; the package's own name and foreign modules live nowhere."""
+    words = name.split(".")
+    return words[1] if words[0] == PACKAGE.name and len(words) > 1 else None
+
+
+def rooms() -> set[str]:
+    found = {room_of(module_name(path)) for path in python_files(PACKAGE)}
+    return {room for room in found if room is not None}
+
+
+def rooms_known_to(path: Path) -> set[str]:
+    standing = rooms()
+    return {room for name in all_imports(path) if (room := room_of(name)) is not None and room in standing}
+
+
+FLOOR_OF = {room: height for height, line in enumerate(FLOORS) for room in line}
+MODULES = [path for path in python_files(PACKAGE) if path.name not in ("__init__.py", "__main__.py")]
+PURE_FILES = [path for room in PURE_ROOMS for path in python_files(PACKAGE / room)]
+
+
+def test_every_room_has_a_floor() -> None:
+    assert rooms() - set(FLOOR_OF) == set(), "give the new room a floor in FLOORS and in the picture of the house"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_go_down_and_never_to_a_stranger(path: Path) -> None:
+    here = room_of(module_name(path))
+    assert here is not None
+    for there in rooms_known_to(path) - {here}:
+        assert FLOOR_OF[there] <= FLOOR_OF[here], f"{here}/ is below {there}/ and may not know it"
+        assert not any(here in line and there in line for line in STRANGERS), f"{here}/ and {there}/ are strangers"
+
+
+def test_no_two_rooms_know_each_other() -> None:
+    knows: dict[str, set[str]] = {room: set() for room in rooms()}
+    for path in MODULES:
+        here = room_of(module_name(path))
+        assert here is not None
+        knows[here] |= rooms_known_to(path) - {here}
+    circles = [
+        (one, other) for one, known in sorted(knows.items()) for other in known if one in knows[other] and one < other
+    ]
+    assert circles == []
+
+
+@pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
+def test_pure_rooms_import_nothing_that_acts(path: Path) -> None:
+    roots = {name.split(".")[0] for name in all_imports(path)}
+    assert roots & IMPURE_MODULES == set()
+
+
+@pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
+def test_pure_rooms_call_nothing_that_acts(path: Path) -> None:
+    calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    acting = [
+        f"line {call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in IMPURE_CALLS
+    ]
+    assert acting == []
+
+
+@pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
+def test_pure_rooms_draw_randomness_only_from_a_key_that_they_are_given(path: Path) -> None:
+    drawn = {
+        node.attr
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "numpy.random")
+    }
+    # A counter-based generator is a plain function of its key; its raw bits are the same in every NumPy version.
+    assert drawn <= {"Philox"}
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE), ids=module_name)
+def test_nothing_is_unpickled(path: Path) -> None:
+    assert {name.split(".")[0] for name in all_imports(path)} & PICKLERS == set()
+    calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    assert [ast.unparse(call) for call in calls if ast.unparse(call) in ("torch.load", "torch.hub.load")] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_every_module_has_its_test_file(path: Path) -> None:
+    room, tests = path.relative_to(PACKAGE).parent, PROJECT / "tests"
+    places = [tests / room / f"test_{path.name}"]
+    if room.name not in PURE_ROOMS:
+        # What needs real processes or the wall clock is tested where those are allowed.
+        places += [tests / "swarm" / f"test_{path.name}", tests / "swarm" / f"test_{room.name}_{path.name}"]
+    assert any(place.is_file() for place in places), f"{places[0].relative_to(PROJECT)} is missing"
+
+
+@pytest.mark.parametrize(
+    "path", python_files(PACKAGE) + python_files(PROJECT / "tests"), ids=lambda path: str(path.relative_to(PROJECT))
+)
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE), ids=module_name)
+def test_every_file_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(parsed(path)), "a module begins with a docstring"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=lambda path: path.name)
+def test_every_folder_is_a_package(folder: Path) -> None:
+    assert (folder / "__init__.py").is_file()
+
+
+def test_no_room_is_called_utils() -> None:
+    banned = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc"}
+    assert [module_name(path) for path in MODULES if banned & set(module_name(path).split("."))] == []
+
+
+# What `--help` and `status` load, and what both need. Other commands load their rooms when they run.
+LIGHT_FILES = (
+    "errors.py ids.py signing.py new_file.py key_file.py address.py toml_document.py manifest.py run_file.py "
+    "invite.py settings.py cli/app.py cli/status.py"
+).split()
+LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES if (PACKAGE / file).is_file()]
+
+
+def modules_loaded_by(path: Path) -> dict[str, str]:
+    """Every module that importing `path` brings, each with the module that asked for it."""
+    files = {module_name(found): found for found in python_files(PACKAGE)}
+    asked_by = {module_name(path): "the command line"}
+    waiting = [module_name(path)]
+    while waiting:
+        here = waiting.pop()
+        for name in imports_at_start(files[here]) if here in files else ():
+            # Importing a module runs the __init__ of every folder above it.
+            words = name.split(".")
+            for above in (".".join(words[:count]) for count in range(1, len(words) + 1)):
+                if above not in asked_by:
+                    asked_by[above] = here
+                    waiting.append(above)
+    return asked_by
+
+
+@pytest.mark.parametrize("path", LIGHT_MODULES, ids=module_name)
+def test_the_command_line_starts_without_torch_and_hivemind(path: Path) -> None:
+    loaded = modules_loaded_by(path)
+    heavy = {name: asker for name, asker in loaded.items() if name.split(".")[0] in HEAVY}
+    assert heavy == {}, "import it inside the function that needs it"
+
+
+def test_the_rules_of_this_file_bite() -> None:
+    """A rule that sees nothing would pass for ever: this file itself breaks purity in the ways it looks for."""
+    assert {name.split(".")[0] for name in all_imports(Path(__file__))} & IMPURE_MODULES == {"pathlib", "sys"}
+    assert "pytest" in imports_at_start(Path(__file__))
+    assert set(FLOOR_OF) >= rooms()
+    assert sys.version_info >= (3, 11)

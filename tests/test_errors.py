@@ -1,0 +1,55 @@
+"""Errors say who must act, and each kind ends the program with an exit code of its own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco import errors
+from p2p_diloco.errors import (
+    ConfigError,
+    FrameError,
+    NetworkError,
+    NonFiniteUpdate,
+    P2PDilocoError,
+    PeerError,
+    RoundError,
+    StateError,
+)
+
+ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, P2PDilocoError)]
+EXIT_CODES = Path(__file__).resolve().parent.parent / "docs" / "reference" / "exit-codes.md"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(P2PDilocoError, 1), (ConfigError, 2), (NetworkError, 3), (StateError, 4), (PeerError, 5), (RoundError, 6)],
+)
+def test_exit_codes_stay_what_scripts_rely_on(kind: type[P2PDilocoError], code: int) -> None:
+    assert kind.exit_code == code
+    assert kind("text").exit_code == code
+
+
+def test_a_bad_frame_is_the_fault_of_its_sender() -> None:
+    assert issubclass(FrameError, PeerError)
+    assert FrameError.exit_code == PeerError.exit_code
+
+
+def test_an_update_that_is_not_finite_costs_a_round_and_nothing_else() -> None:
+    assert issubclass(NonFiniteUpdate, RoundError)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error_can_be_caught_at_the_root_and_says_who_must_act(kind: type[P2PDilocoError]) -> None:
+    assert issubclass(kind, P2PDilocoError)
+    assert inspect.getdoc(kind)
+    assert str(kind("3 of 8 spans came")) == "3 of 8 spans came"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALL if "exit_code" in vars(kind)], ids=lambda kind: kind.__name__)
+def test_every_exit_code_is_documented(kind: type[P2PDilocoError]) -> None:
+    rows = re.findall(r"^\| (\d+) \| `?(\w+)`? \|", EXIT_CODES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert (str(kind.exit_code), kind.__name__) in rows

@@ -1,0 +1,66 @@
+"""What cannot be made again is written once, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco import new_file
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.new_file import write_new_file
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_new_file_has_its_content_and_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "deep" / "er" / "file"
+    write_new_file(path, b"words", mode=mode)
+    assert path.read_bytes() == b"words"
+    assert stat.S_IMODE(path.stat().st_mode) & mode == stat.S_IMODE(path.stat().st_mode)
+    assert os.listdir(path.parent) == ["file"], "no draft stays behind"
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"precious")
+    with pytest.raises(ConfigError) as caught:
+        write_new_file(path, b"words", mode=0o600)
+    assert str(caught.value) == f"{path} exists already and is never overwritten; move it away, or name another file"
+    assert path.read_bytes() == b"precious"
+
+
+def test_of_two_writers_at_once_the_second_loses_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_new_file(path, b"first", mode=0o600)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_new_file(path, b"second", mode=0o600)
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "No space left on device"), (errno.EROFS, "Read-only file system")]
+)
+def test_a_disk_that_refuses_is_reported_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, reason)
+
+    monkeypatch.setattr(new_file.os, "fsync", refuse)
+    with pytest.raises(StateError) as caught:
+        write_new_file(tmp_path / "file", b"words", mode=0o600)
+    assert str(caught.value) == (
+        f"cannot write {tmp_path / 'file'}: {reason}; check the folder and the disk, or name another file"
+    )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StateError, match="cannot write"):
+        write_new_file(tmp_path / "file" / "deeper", b"words", mode=0o600)

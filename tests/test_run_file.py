@@ -1,0 +1,153 @@
+"""`run.toml` says what the manifest says, and understands what people know from elsewhere."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import PeerId, format_peer_id
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.run_file import (
+    ALIASES,
+    EXPLAINED,
+    draft_manifest,
+    format_run_toml,
+    manifest_of,
+    read_run_toml,
+    write_run_toml,
+)
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.toml_document import known_keys
+
+ORGANISER = SigningKey(bytes(32)).peer
+NOW = 1_700_000_000.9
+
+
+def drafted(**values: Any) -> RunManifest:
+    return draft_manifest(organiser=ORGANISER, now_seconds=NOW, values=values)
+
+
+def test_a_new_run_begins_now() -> None:
+    manifest = draft_manifest(organiser=ORGANISER, now_seconds=NOW, name="mine")
+    assert (manifest.name, manifest.organiser) == ("mine", format_peer_id(ORGANISER))
+    assert (manifest.created, manifest.rounds.clock_start) == (1_700_000_000, 1_700_000_000.0)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run.toml"
+    manifest = drafted(
+        name='a "run" \\ 🦙',
+        model={"size": "small", "layers": 3},
+        inner={"learning_rate": 1e-05},
+        trust={"mode": "listed", "peers": [format_peer_id(ORGANISER)]},
+    )
+    write_run_toml(path, manifest)
+    assert read_run_toml(path) == manifest
+    assert read_run_toml(path).digest() == manifest.digest()
+
+
+@given(
+    name=st.text(min_size=1, max_size=64),
+    rate=st.floats(1e-300, 1e300),
+    peers=st.lists(st.binary(min_size=32, max_size=32).map(lambda key: format_peer_id(PeerId(key))), max_size=3),
+    fingerprint=st.none() | st.binary(min_size=32, max_size=32).map(bytes.hex),
+)
+def test_every_manifest_survives_its_file(name: str, rate: float, peers: list[str], fingerprint: str | None) -> None:
+    try:
+        manifest = drafted(
+            name=name,
+            inner={"learning_rate": rate},
+            data={"fingerprint": fingerprint},
+            trust={"mode": "listed" if peers else "open", "peers": peers},
+        )
+    except ConfigError:
+        return  # a name with control characters
+    assert manifest_of(tomllib.loads(format_run_toml(manifest)), "the file") == manifest
+
+
+def test_every_value_stands_in_the_file_with_a_comment() -> None:
+    text = format_run_toml(drafted())
+    for key in known_keys(RunManifest):
+        word = key.rpartition(".")[2]
+        lines = [line for line in text.splitlines() if line.removeprefix("# ").startswith(f"{word} =")]
+        assert lines, f"{key} is missing"
+        assert all("  # " in line for line in lines)
+    assert all(len(line) <= 140 for line in text.splitlines())
+    assert "# The clock. One round exchanges one fragment" in text
+
+
+def test_a_value_that_is_not_set_is_a_comment() -> None:
+    assert "\n# layers =" in format_run_toml(drafted())
+    assert "\nlayers = 3" in format_run_toml(drafted(model={"layers": 3}))
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+        write_run_toml(path, drafted())
+    assert path.read_text() == "precious"
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_run_toml(path, drafted())
+    manifest = read_run_toml(path, {"outer.momentum": 0.25, "rounds": {"fragments": 2}, "name": "other"})
+    assert (manifest.outer.momentum, manifest.rounds.fragments, manifest.name) == (0.25, 2, "other")
+    assert manifest.outer.learning_rate == 1.0
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_names_of_this_community_are_understood_at_the_top_and_in_their_section(alias: str) -> None:
+    target = ALIASES[alias]
+    assert target in known_keys(RunManifest)
+    value: float = 2 if target == "rounds.fragments" else 0.25
+    others = {"outer.merge": "blend"} if target.endswith("alpha") else {}
+    expected = drafted(**{target: value, **others})
+    assert drafted(**{alias: value, **others}) == expected
+    assert drafted(**{f"{target.partition('.')[0]}.{alias}": value, **others}) == expected
+
+
+def test_an_alias_on_the_command_line_wins_over_the_name_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_run_toml(path, drafted())
+    assert read_run_toml(path, {"outer_lr": 0.7}).outer.learning_rate == 0.7
+
+
+def test_a_name_and_its_alias_together_are_an_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        manifest_of({"outer": {"learning_rate": 1.0, "outer_lr": 0.7}}, "run.toml")
+    assert str(caught.value) == (
+        "outer.learning_rate and its other name outer.outer_lr are both in run.toml; keep one of them"
+    )
+
+
+def test_an_alias_in_another_section_is_unknown() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key inner\.outer_lr in the new run"):
+        drafted(**{"inner.outer_lr": 0.7})
+
+
+@pytest.mark.parametrize("word", sorted(EXPLAINED))
+@pytest.mark.parametrize("section", ["", "rounds."])
+def test_names_that_mean_nothing_here_are_explained(word: str, section: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}{word} in .* counts inner steps.*; set rounds\.round_seconds$"):
+        manifest_of({f"{section}{word}": 3}, "run.toml")
+
+
+def test_an_unknown_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(format_run_toml(drafted()).replace("\nmomentum =", "\nmomentun ="))
+    with pytest.raises(ConfigError) as caught:
+        read_run_toml(path)
+    assert str(caught.value) == f"unknown key outer.momentun in {path}; did you mean outer.momentum?"
+
+
+def test_an_override_of_a_value_as_if_it_were_a_section_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"cannot set name\.first: name is a value, not a section"):
+        drafted(**{"name.first": "x"})

@@ -1,0 +1,239 @@
+"""What is private to a machine comes in layers, and every typo is found in its layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from p2p_diloco import settings as module
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import format_peer_id
+from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, load_settings, split_arguments
+from p2p_diloco.signing import SigningKey
+
+NAME = format_peer_id(SigningKey(bytes(32)).peer)
+PEER = f"/ip4/203.0.113.7/tcp/31337/p2p/{NAME}"
+HERE = "/ip4/127.0.0.1/tcp/0"
+
+
+def settings_file(folder: Path, text: str, name: str = "peer.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_joiner_needs_no_settings() -> None:
+    settings = load_settings()
+    assert settings == PeerSettings()
+    assert (settings.device, settings.port, settings.initial_peers) == ("auto", None, ())
+    assert settings.state_directory.name == "p2p-diloco"
+    assert settings.identity_file == settings.state_directory / "identity.key"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_settings().port = 1  # type: ignore[misc]
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, 'port = 1\nthreads = 1\ndevice = "cuda:1"\npublic_name = "file"')
+    environment = {"P2P_DILOCO_PORT": "2", "P2P_DILOCO_THREADS": "2", "PATH": "x", "P2P_DILOCO_PUBLIC_NAME": ""}
+    settings = load_settings(flags={"port": 3, "threads": None}, environment=environment, files=[file])
+    assert (settings.port, settings.threads, settings.device, settings.public_name) == (3, 2, "cuda:1", "file")
+    assert settings.dial_out_only is False
+
+
+def test_a_later_file_wins_over_an_earlier_one(tmp_path: Path) -> None:
+    first = settings_file(tmp_path, "port = 1\nthreads = 1", "first.toml")
+    second = settings_file(tmp_path, "port = 2", "second.toml")
+    settings = load_settings(files=[first, second])
+    assert (settings.port, settings.threads) == (2, 1)
+
+
+def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, f'host-maddrs = ["{HERE}"]')
+    assert load_settings(files=[file]).host_maddrs == (HERE,)
+    assert load_settings(flags={"initial-peers": [PEER]}).initial_peers == (PEER,)
+    assert load_settings(flags={"--initial_peers": (PEER,)}).initial_peers == (PEER,)
+
+
+@pytest.mark.parametrize("separator", [",", " ", ", ", "\n"])
+def test_lists_in_text_are_split(separator: str) -> None:
+    text = separator.join([PEER, PEER.replace("31337", "1")])
+    expected = (PEER, PEER.replace("31337", "1"))
+    assert load_settings(environment={"P2P_DILOCO_INITIAL_PEERS": text}).initial_peers == expected
+    assert load_settings(flags={"initial_peers": [text]}).initial_peers == expected
+    assert load_settings(flags={"initial_peers": text}).initial_peers == expected
+
+
+def test_an_empty_list_is_no_word(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, f'initial_peers = ["{PEER}"]')
+    assert load_settings(flags={"initial_peers": ()}, files=[file]).initial_peers == (PEER,)
+
+
+def test_text_stays_text_and_numbers_become_numbers() -> None:
+    environment = {
+        "P2P_DILOCO_DATA": "007",
+        "P2P_DILOCO_PUBLIC_NAME": "10",
+        "P2P_DILOCO_MAX_DISK_GIB": "2.5",
+        "P2P_DILOCO_PORT": "0",
+    }
+    settings = load_settings(environment=environment)
+    assert (settings.data, settings.public_name, settings.max_disk_gib, settings.port) == ("007", "10", 2.5, 0)
+
+
+def test_every_field_that_is_not_text_can_be_given_as_text() -> None:
+    special = {name for name, field in PeerSettings.model_fields.items() if field.annotation not in (str, str | None)}
+    paths = {"state_directory", "identity_path"}
+    assert special - paths == module._LISTS | module._NUMBERS | module._SWITCHES
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("true", True), ("0", False), ("NO", False)])
+def test_switches_understand_what_shells_say(text: str, value: bool) -> None:
+    assert load_settings(environment={"P2P_DILOCO_DIAL_OUT_ONLY": text}).dial_out_only is value
+
+
+def test_home_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    settings = load_settings(
+        environment={"P2P_DILOCO_STATE_DIRECTORY": "~/state", "P2P_DILOCO_DATA": "~/texts/*.txt"},
+        flags={"identity_path": Path("~/id")},
+    )
+    assert settings.state_directory == Path("/home/ada/state")
+    assert settings.identity_file == Path("/home/ada/id")
+    assert settings.data == "/home/ada/texts/*.txt"
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        (
+            {"environment": {"P2P_DILOCO_PROT": "1"}},
+            "unknown variable P2P_DILOCO_PROT in the environment; did you mean P2P_DILOCO_PORT?",
+        ),
+        ({"flags": {"devise": "cpu"}}, "unknown key devise in the command line; did you mean device?"),
+        ({"flags": {"port": 70000}}, "port = 70000 in the command line: should be less than or equal to 65535"),
+        ({"environment": {"P2P_DILOCO_PORT": "http"}}, 'port = "http" in the environment: should be a valid integer'),
+        (
+            {"environment": {"P2P_DILOCO_DIAL_OUT_ONLY": "maybe"}},
+            'dial_out_only = "maybe" in the environment: should be a valid boolean',
+        ),
+        (
+            {"flags": {"device": "gpu"}},
+            "device in the command line: 'gpu' is no device; expected auto, cpu, cuda, cuda:<number> or mps",
+        ),
+        (
+            {"flags": {"public_name": "http://x"}},
+            "public_name in the command line: 'http://x' is no host name and no IP address; expected one such as "
+            "bootstrap.example.org",
+        ),
+        (
+            {"flags": {"outer.momentum": 0.5}},
+            "outer.momentum in the command line is agreed by all peers and comes with the run; only its organiser can "
+            "say it, in run.toml",
+        ),
+        (
+            {"flags": {"port": 1, "host_maddrs": [HERE]}},
+            f"port 1 and host_maddrs {HERE} both name a port to listen on; keep one of them",
+        ),
+        (
+            {"flags": {"dial_out_only": True}, "environment": {"P2P_DILOCO_PUBLIC_NAME": "example.org"}},
+            "dial_out_only contradicts host_maddrs, announce_maddrs and public_name; keep one of them",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_layer(layers: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(**layers)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("key", ["host_maddrs", "announce_maddrs"])
+def test_addresses_of_this_machine_are_checked(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} in the command line: address .* leave out /p2p/…"):
+        load_settings(flags={key: [PEER]})
+
+
+def test_addresses_of_others_name_the_peer() -> None:
+    with pytest.raises(ConfigError, match=r"initial_peers in the command line: address .* does not say which peer"):
+        load_settings(flags={"initial_peers": ["/ip4/203.0.113.7/tcp/31337"]})
+
+
+def test_an_unknown_variable_that_resembles_none_lists_them() -> None:
+    with pytest.raises(ConfigError, match=r"unknown variable P2P_DILOCO_ZZZ .*; known are: P2P_DILOCO_DEVICE, "):
+        load_settings(environment={"P2P_DILOCO_ZZZ": "1"})
+
+
+def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, "prot = 1")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(files=[file])
+    assert str(caught.value) == f"unknown key prot in {file}; did you mean port?"
+
+
+def test_what_peers_agree_on_is_no_setting(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, '[model]\nsize = "base"')
+    with pytest.raises(ConfigError, match=r"model\.size in .*peer\.toml is agreed by all peers and comes with the run"):
+        load_settings(files=[file])
+
+
+def test_data_is_a_setting_although_the_run_has_a_section_of_that_name(tmp_path: Path) -> None:
+    assert load_settings(files=[settings_file(tmp_path, 'data = "texts"')]).data == "texts"
+
+
+def test_a_peer_listens_where_it_is_told() -> None:
+    assert PeerSettings().listen_addresses(BOOTSTRAP_PORT) == ("/ip4/0.0.0.0/tcp/31337",)
+    assert PeerSettings(port=5).listen_addresses(BOOTSTRAP_PORT) == ("/ip4/0.0.0.0/tcp/5",)
+    assert PeerSettings(host_maddrs=(HERE,)).listen_addresses(0) == (HERE,)
+    assert PeerSettings(dial_out_only=True).listen_addresses(0) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("example.org", "/dns4/example.org/tcp/7"),
+        ("203.0.113.7", "/ip4/203.0.113.7/tcp/7"),
+        ("2001:db8::1", "/ip6/2001:db8::1/tcp/7"),
+    ],
+)
+def test_a_public_name_becomes_an_address(name: str, address: str) -> None:
+    assert PeerSettings(public_name=name).announced_addresses(7) == (address,)
+
+
+def test_whole_addresses_win_over_the_public_name() -> None:
+    settings = PeerSettings(public_name="example.org", announce_maddrs=("/ip4/203.0.113.7/tcp/1",))
+    assert settings.announced_addresses(7) == ("/ip4/203.0.113.7/tcp/1",)
+    assert PeerSettings().announced_addresses(7) == ()
+
+
+def test_files_and_overrides_are_taken_out_of_a_command_line() -> None:
+    words = [
+        "join",
+        "invite",
+        "@peer.toml",
+        "--initial_peers=a_b",
+        "--outer.momentum",
+        "0.7",
+        "--rounds.round-seconds=2",
+        "-v",
+        "@",
+        "--",
+        "@x",
+        "--a.b",
+    ]
+    rest, files, overrides = split_arguments(words)
+    assert rest == ["join", "invite", "--initial-peers=a_b", "-v", "@", "--", "@x", "--a.b"]
+    assert files == (Path("peer.toml"),)
+    assert overrides == {"outer.momentum": 0.7, "rounds.round_seconds": 2}
+
+
+def test_a_file_name_with_a_dot_is_no_override() -> None:
+    assert split_arguments(["bootstrap", "run.toml"]) == (["bootstrap", "run.toml"], (), {})
+
+
+def test_an_override_without_a_value_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"--outer\.momentum needs a value, such as --outer\.momentum 0\.5"):
+        split_arguments(["new", "--outer.momentum"])

@@ -1,0 +1,210 @@
+"""What every transport promises when peers misbehave, stop, die, or are not there."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId, sha256, short_peer_id
+from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
+from tests.transport.stage import OTHER_RUN, RUN, Recorder, Stage, in_seconds, link
+
+SMALL = TransportLimits(control_frame_bytes=4 * KIB, bulk_frame_bytes=64 * KIB)
+
+
+class FailureContract(ABC):
+    """The tests. Each takes a stage, all time is loop time."""
+
+    @abstractmethod
+    def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Run `scene` on a fresh stage, in a fresh loop, and close everything."""
+
+    @pytest.mark.parametrize("lane", list(Lane))
+    def test_a_peer_that_sends_too_long_a_frame_loses_its_link(self, lane: Lane) -> None:
+        async def scene(stage: Stage) -> None:
+            (hostile, hostile_heard), (two, heard) = await stage.add(), await stage.add(limits=SMALL)
+            await link(hostile, two, heard)
+            frame_bytes = SMALL.frame_bytes(lane) + 1
+            assert hostile.post(two.peer, bytes(frame_bytes), lane=lane, deadline=in_seconds(10))
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert heard.frames == []
+            assert heard.lost() == [
+                f"{short_peer_id(hostile.peer)} announced a {lane.value} frame of {frame_bytes} bytes "
+                f"where 1 to {SMALL.frame_bytes(lane)} are allowed"
+            ]
+            await hostile_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+
+        self.play(scene)
+
+    def test_a_peer_of_another_run_gets_no_link(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add(run=OTHER_RUN)
+            with pytest.raises(PeerError, match=rf"does not take part in run {RUN.hex()[:16]}"):
+                await one.dial(two.peer, two.listen_addresses(), in_seconds(10))
+            assert one_heard.links == two_heard.links == []
+
+        self.play(scene)
+
+    def test_an_address_where_nobody_listens_is_refused(self) -> None:
+        async def scene(stage: Stage) -> None:
+            one, _ = await stage.add()
+            nobody = PeerId(sha256(b"nobody"))
+            with pytest.raises(PeerError, match=rf"{short_peer_id(nobody)} cannot be dialled: .*refused"):
+                await one.dial(nobody, [stage.vacant_address(nobody)], in_seconds(10))
+
+        self.play(scene)
+
+    def test_a_peer_without_addresses_of_its_own_cannot_be_dialled(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, _), (two, _) = await stage.add(), await stage.add()
+            nobody = PeerId(sha256(b"nobody"))
+            for addresses in ((), two.listen_addresses()):
+                with pytest.raises(PeerError, match=f"none of its {len(addresses)} addresses"):
+                    await one.dial(nobody, addresses, in_seconds(10))
+
+        self.play(scene)
+
+    def test_nobody_dials_itself(self) -> None:
+        async def scene(stage: Stage) -> None:
+            one, _ = await stage.add()
+            with pytest.raises(PeerError, match="is this peer itself"):
+                await one.dial(one.peer, one.listen_addresses(), in_seconds(10))
+
+        self.play(scene)
+
+    def test_closing_sends_what_waits_and_tells_the_others(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+            leaver, leaver_heard = stage.make(), Recorder()
+            leaver.listener = leaver_heard
+            async with leaver:
+                await link(leaver, one, one_heard)
+                await link(leaver, two, two_heard)
+                for peer in (one.peer, two.peer):
+                    for index in range(8):
+                        assert leaver.post(peer, bytes([index]) * MIB, lane=Lane.BULK, deadline=in_seconds(10))
+                    assert leaver.post(peer, b"good-bye", lane=Lane.CONTROL, deadline=in_seconds(10))
+            assert leaver_heard.kinds() == ["up", "up"]
+            assert leaver.linked_peers() == frozenset()
+            for heard in (one_heard, two_heard):
+                await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+                assert heard.payloads(Lane.CONTROL) == [b"good-bye"]
+                assert [frame[0] for frame in heard.payloads(Lane.BULK)] == list(range(8))
+                assert heard.lost() == [f"{short_peer_id(leaver.peer)} closed the connection"]
+
+        self.play(scene)
+
+    def test_a_listener_that_objects_to_a_frame_closes_the_link(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+            await link(one, two, two_heard)
+            two_heard.refuse = PeerError("that peer talks nonsense")
+            assert one.post(two.peer, b"nonsense", lane=Lane.CONTROL, deadline=in_seconds(10))
+            await two_heard.wait_until(lambda it: it.lost() == ["that peer talks nonsense"])
+            await one_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+
+        self.play(scene)
+
+    def test_a_bug_of_the_listener_is_reported_and_harms_no_link(self) -> None:
+        async def scene(stage: Stage) -> None:
+            reported: list[BaseException] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+            (one, _), (two, heard) = await stage.add(), await stage.add()
+            await link(one, two, heard)
+            heard.refuse = KeyError("a bug")
+            for _ in range(2):
+                assert one.post(two.peer, b"frame", lane=Lane.CONTROL, deadline=in_seconds(10))
+            await heard.wait_until(lambda it: len(it.frames) == 2)
+            await asyncio.sleep(0)
+            assert reported == [heard.refuse, heard.refuse]
+            assert heard.lost() == []
+
+        self.play(scene)
+
+    def test_hanging_up_within_a_callback_ends_the_frames(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+            await link(one, two, two_heard)
+
+            class HangsUp(Recorder):
+                def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
+                    super().frame_received(peer, lane, frame)
+                    two.hang_up(peer)
+
+            hangs_up = HangsUp()
+            two.listener = hangs_up
+            for _ in range(5):
+                assert one.post(two.peer, b"frame", lane=Lane.CONTROL, deadline=in_seconds(10))
+            await one_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert len(hangs_up.frames) == 1
+            assert hangs_up.kinds() == ["lost"]
+
+        self.play(scene)
+
+    def test_more_links_than_allowed_are_turned_away(self) -> None:
+        async def scene(stage: Stage) -> None:
+            one, one_heard = await stage.add(limits=TransportLimits(links=1))
+            (two, two_heard), (three, three_heard) = await stage.add(), await stage.add()
+            await link(two, one, one_heard)
+            with pytest.raises(PeerError):
+                await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
+            assert three_heard.links == []
+            assert one.linked_peers() == {two.peer}
+            assert two_heard.kinds() == ["up"]
+
+        self.play(scene)
+
+    def test_a_stopped_peer_costs_its_link_and_holds_nobody(self) -> None:
+        async def scene(stage: Stage) -> None:
+            remote = await stage.add_remote()
+            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+            two_heard.echo = two
+            await link(one, two, two_heard)
+            await one.dial(remote.peer, remote.addresses, in_seconds(10))
+            remote.stop()
+            deadline = in_seconds(2)
+            posted = 0
+            while posted < 100 and one.post(remote.peer, bytes(MIB), lane=Lane.BULK, deadline=deadline):
+                posted += 1
+            assert one.post(two.peer, b"still here", lane=Lane.CONTROL, deadline=in_seconds(10))
+            await one_heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"still here"], 1.5)
+            await one_heard.wait_until(lambda it: len(it.lost()) == 1, 3)
+            assert one_heard.lost() == [f"{short_peer_id(remote.peer)} did not read a bulk frame by its deadline"]
+            assert one.linked_peers() == {two.peer}
+            remote.go_on()
+
+        self.play(scene)
+
+    def test_a_stopped_peer_does_not_answer_a_dial(self) -> None:
+        async def scene(stage: Stage) -> None:
+            remote = await stage.add_remote()
+            one, heard = await stage.add()
+            remote.stop()
+            begun = in_seconds(0)
+            with pytest.raises(PeerError, match="cannot be dialled: no answer by the deadline at"):
+                await one.dial(remote.peer, remote.addresses, in_seconds(1))
+            assert 0.9 < in_seconds(0) - begun < 1.5
+            remote.go_on()
+            await one.dial(remote.peer, remote.addresses, in_seconds(10))
+            assert heard.kinds() == ["up"]
+
+        self.play(scene)
+
+    def test_a_killed_peer_is_noticed_at_once(self) -> None:
+        async def scene(stage: Stage) -> None:
+            remote = await stage.add_remote()
+            one, heard = await stage.add()
+            await one.dial(remote.peer, remote.addresses, in_seconds(10))
+            assert one.post(remote.peer, b"ping", lane=Lane.CONTROL, deadline=in_seconds(10))
+            await heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"ping"])
+            remote.kill()
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], 5)
+            with pytest.raises(PeerError):
+                await one.dial(remote.peer, remote.addresses, in_seconds(2))
+
+        self.play(scene)

@@ -1,0 +1,146 @@
+"""Frames on a stream: reads that are bounded, writes that are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.framing import greet, read_frame, write_frame
+from p2p_diloco.transport.link import Lane, TransportLimits
+from p2p_diloco.transport.virtual_time import run_virtual
+
+PEER = PeerId(sha256(b"peer"))
+LIMITS = TransportLimits(bulk_frame_bytes=100, frame_seconds=3.0, slowest_bytes_per_second=10.0)
+
+
+class FakeWriter:
+    """Keeps what is written; `drain` is what the test says."""
+
+    def __init__(self, drain: Callable[[], object] = lambda: None) -> None:
+        self.written = b""
+        self._drain = drain
+
+    def write(self, chunk: bytes) -> None:
+        self.written += chunk
+
+    async def drain(self) -> None:
+        waiting = self._drain()
+        if isinstance(waiting, asyncio.Future):
+            await waiting
+
+
+def stream(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    for chunk in chunks:
+        reader.feed_data(chunk)
+    if error is not None:
+        reader.set_exception(error)
+    elif ends:
+        reader.feed_eof()
+    return reader
+
+
+def read(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> bytes | None:
+    async def main() -> bytes | None:
+        return await read_frame(stream(*chunks, ends=ends, error=error), sender=PEER, lane=Lane.BULK, limits=LIMITS)
+
+    return run_virtual(main())
+
+
+def write(frame: bytes, drain: Callable[[], object] = lambda: None) -> bytes:
+    async def main() -> bytes:
+        writer = FakeWriter(drain)
+        await write_frame(
+            cast(asyncio.StreamWriter, writer), frame, receiver=PEER, lane=Lane.BULK,
+            deadline=asyncio.get_running_loop().time() + 5,
+        )  # fmt: skip
+        return writer.written
+
+    return run_virtual(main())
+
+
+def test_a_frame_comes_as_it_was_written() -> None:
+    assert read(write(b"payload")) == b"payload"
+    long = bytes(range(256)) * 300
+    assert write(long) == len(long).to_bytes(4, "big") + long
+
+
+def test_the_end_between_frames_is_no_error() -> None:
+    assert read() is None
+
+
+def test_a_length_beyond_the_limit_is_refused_before_its_bytes_come() -> None:
+    with pytest.raises(FrameError, match=r"12D3\.\..* announced a bulk frame of 4294967295 bytes where 1 to 100 are"):
+        read(b"\xff\xff\xff\xff", ends=False)
+
+
+def test_an_empty_frame_is_refused() -> None:
+    with pytest.raises(FrameError, match="announced a bulk frame of 0 bytes"):
+        read(bytes(4), ends=False)
+
+
+def test_a_cut_off_length_is_refused() -> None:
+    with pytest.raises(FrameError, match="closed the connection within a length of a bulk frame"):
+        read(b"\x00\x00")
+
+
+def test_a_cut_off_frame_is_refused() -> None:
+    with pytest.raises(FrameError, match="sent 3 of 8 bytes of a bulk frame and was gone"):
+        read(b"\x00\x00\x00\x08abc")
+
+
+def test_a_frame_that_trickles_in_is_given_up() -> None:
+    with pytest.raises(PeerError, match=r"did not finish a bulk frame of 50 bytes in 8\.0 s"):
+        read(b"\x00\x00\x00\x32abc", ends=False)
+
+
+@pytest.mark.parametrize("start", [b"", b"\x00\x00\x00\x08"])
+def test_a_broken_connection_is_the_peers_error(start: bytes) -> None:
+    async def main() -> None:
+        reader = stream(start, ends=False)
+        reading = asyncio.create_task(read_frame(reader, sender=PEER, lane=Lane.BULK, limits=LIMITS))
+        await asyncio.sleep(1)
+        reader.set_exception(ConnectionResetError(104, "Connection reset by peer"))
+        with pytest.raises(PeerError, match=r"the connection to .* broke: Connection reset by peer"):
+            await reading
+
+    run_virtual(main())
+
+
+def test_a_write_that_nobody_reads_ends_at_its_deadline() -> None:
+    with pytest.raises(PeerError, match="did not read a bulk frame by its deadline"):
+        write(b"payload", drain=lambda: asyncio.get_running_loop().create_future())
+
+
+def test_a_write_to_a_broken_connection_is_the_peers_error() -> None:
+    def fail() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(PeerError, match=r"the connection to .* broke: Broken pipe"):
+        write(b"payload", drain=fail)
+
+
+def test_greetings_are_exchanged() -> None:
+    async def main() -> bytes:
+        writer = FakeWriter()
+        await greet(stream(bytes(4) + b"next", ends=False), cast(asyncio.StreamWriter, writer))
+        return writer.written
+
+    assert run_virtual(main()) == bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(b"HTTP", "did not begin with a greeting"), (b"\x00", "closed before it began"), (b"", "closed before it began")],
+)
+def test_a_stream_without_greeting_is_refused(answer: bytes, text: str) -> None:
+    async def main() -> None:
+        await greet(stream(answer), cast(asyncio.StreamWriter, FakeWriter()))
+
+    with pytest.raises(FrameError, match=text):
+        run_virtual(main())

@@ -1,0 +1,50 @@
+"""hivemind behind its border: silent, and guarded against what strangers send."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import pytest
+
+from p2p_diloco.errors import FrameError
+from p2p_diloco.transport.hivemind_border import load_hivemind, p2pd_messages
+
+
+def test_hivemind_speaks_through_our_logger_only(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_hivemind()
+    with caplog.at_level(logging.DEBUG, logger="p2p_diloco.transport.hivemind_border"):
+        logging.getLogger("hivemind.dht.node").warning("noise about %s", "nothing")
+        logging.getLogger("hivemind.dht.node").info("more noise")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("DEBUG", "hivemind.dht.node: noise about nothing")
+    ]
+    assert capsys.readouterr().err == ""
+    assert logging.getLevelName(logging.WARNING) == "WARNING"
+
+
+def test_nested_messages_are_refused_before_they_are_parsed() -> None:
+    load_hivemind()
+    serializer = importlib.import_module("hivemind.utils.serializer").MSGPackSerializer
+    assert serializer.loads(serializer.dumps((1, [b"two", {"three": 3.0}]))) == (1, [b"two", {"three": 3.0}])
+    protocol = importlib.import_module("hivemind.dht.protocol").DHTProtocol
+    for parse in (serializer.loads, protocol.serializer.loads):
+        with pytest.raises(FrameError, match="nests more than 16 levels deep"):
+            parse(b"\x91" * 1900 + b"\xc0")
+
+
+def test_the_dictionary_of_the_dht_passes_the_guard() -> None:
+    load_hivemind()
+    storage = importlib.import_module("hivemind.dht.storage")
+    serializer = importlib.import_module("hivemind.utils.serializer").MSGPackSerializer
+    dictionary = storage.DictionaryDHTValue()
+    for index in range(100):
+        assert dictionary.store(bytes([index]) * 32, bytes(500), 4e9)
+    assert len(serializer.loads(serializer.dumps(dictionary))) == 100
+
+
+def test_the_messages_of_the_daemon_are_there() -> None:
+    messages = p2pd_messages()
+    assert messages.Request(type=messages.Request.IDENTIFY).SerializeToString() == b"\x08\x00"

@@ -1,0 +1,104 @@
+"""A link as a bundle of streams, over streams that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.link import Lane, LaneCounters
+from p2p_diloco.transport.outbox import Outbox
+from p2p_diloco.transport.stream_link import LaneStream, StreamLink
+from p2p_diloco.transport.virtual_time import run_virtual
+
+
+class FakeWriter:
+    """A writer that remembers its end."""
+
+    def __init__(self, eof_error: OSError | None = None) -> None:
+        self.transport = self
+        self.acts: list[str] = []
+        self._eof_error = eof_error
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high > 0
+
+    def write_eof(self) -> None:
+        if self._eof_error is not None:
+            raise self._eof_error
+        self.acts.append("eof")
+
+    def abort(self) -> None:
+        self.acts.append("abort")
+
+
+def make_stream(writer: FakeWriter, lane: Lane = Lane.BULK) -> LaneStream:
+    return LaneStream(lane, (asyncio.StreamReader(), cast(Any, writer)))
+
+
+def make_link() -> StreamLink:
+    return StreamLink(PeerId(bytes(32)), {lane: Outbox(100, LaneCounters()) for lane in Lane})
+
+
+def test_closing_gently_waits_for_the_other_end() -> None:
+    async def main() -> float:
+        writer = FakeWriter()
+        stream = make_stream(writer)
+        asyncio.get_running_loop().call_later(0.3, stream.reader.feed_data, b"last words")
+        asyncio.get_running_loop().call_later(0.5, stream.reader.feed_eof)
+        await stream.close_gently(1.0)
+        assert writer.acts == ["eof", "abort"]
+        return asyncio.get_running_loop().time()
+
+    assert 0.4 < run_virtual(main()) < 0.6
+
+
+def test_closing_gently_waits_for_the_reader_but_not_for_ever() -> None:
+    async def main() -> float:
+        writer = FakeWriter()
+        stream = make_stream(writer)
+        stream.task = asyncio.create_task(asyncio.sleep(100))
+        await stream.close_gently(1.0)
+        assert writer.acts == ["abort"]
+        return asyncio.get_running_loop().time()
+
+    assert 0.9 < run_virtual(main()) < 1.1
+
+
+def test_closing_gently_what_is_broken_just_closes() -> None:
+    async def main() -> None:
+        writer = FakeWriter(BrokenPipeError())
+        await make_stream(writer).close_gently(1.0)
+        assert writer.acts == ["abort"]
+
+    run_virtual(main())
+
+
+def test_taking_a_link_down_stops_its_work_but_not_the_caller() -> None:
+    async def main() -> None:
+        link = make_link()
+        link.is_up = True
+        stream = make_stream(FakeWriter())
+        link.streams[Lane.BULK].append(stream)
+        stream.task = asyncio.create_task(asyncio.sleep(100))
+        own = asyncio.current_task()
+        assert own is not None
+        link.writers = [own, asyncio.create_task(asyncio.sleep(100))]
+        link.outboxes[Lane.BULK].offer(b"frame", 1.0)
+        assert not link.is_idle()
+        assert link.take_down() == [stream]
+        await asyncio.sleep(0.01)
+        assert stream.task.cancelled()
+        assert link.writers[1].cancelled()
+        assert (link.is_up, link.is_lost, link.all_streams(), link.is_idle()) == (False, True, [], True)
+
+    run_virtual(main())
+
+
+def test_a_link_that_writes_is_not_idle() -> None:
+    async def main() -> None:
+        link = make_link()
+        link.writing.add(Lane.CONTROL)
+        assert not link.is_idle()
+
+    run_virtual(main())

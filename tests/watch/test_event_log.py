@@ -1,0 +1,73 @@
+"""`events.jsonl`: in order, one line each, and a torn line costs nothing but itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.watch.event_log import (
+    EVENTS_FILE,
+    MAX_LINE_CHARACTERS,
+    PeerEvent,
+    append_event,
+    format_event,
+    parse_event,
+    read_events,
+)
+
+READY = PeerEvent(time=1.5, topic="ready", text="compared with 2 peers", figures={"peers": 2})
+VOID = PeerEvent(time=2.5, topic="void", text="fragment 0 span 1", figures={"share": 0.5, "why": "nobody"})
+
+
+def test_events_come_back_in_order(tmp_path: Path) -> None:
+    append_event(tmp_path, READY)
+    append_event(tmp_path, VOID)
+    assert read_events(tmp_path) == (READY, VOID)
+
+
+def test_only_the_topics_asked_for_are_read(tmp_path: Path) -> None:
+    append_event(tmp_path, READY)
+    append_event(tmp_path, VOID)
+    assert read_events(tmp_path, "void", "branch") == (VOID,)
+
+
+def test_a_line_break_in_a_text_does_not_break_the_line() -> None:
+    event = PeerEvent(time=0.0, topic="link", text="lost\nthe\u2028link")
+    assert "\n" not in format_event(event)
+    assert parse_event(format_event(event)) == event
+
+
+def test_what_a_kill_cut_off_costs_only_that_line(tmp_path: Path) -> None:
+    append_event(tmp_path, READY)
+    with (tmp_path / EVENTS_FILE).open("a") as file:
+        file.write('{"time": 2.0, "top')
+    append_event(tmp_path, VOID)
+    assert read_events(tmp_path) == (READY, VOID)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "  ", "{", "3", "[]", "{}", '{"time": null, "topic": "a", "text": "b", "figures": {}}', "[" * 60_000]
+)
+def test_what_is_no_event_is_skipped(line: str) -> None:
+    assert parse_event(line) is None
+
+
+def test_a_line_that_is_too_long_is_skipped() -> None:
+    assert parse_event(format_event(PeerEvent(time=0.0, topic="a", text="b" * MAX_LINE_CHARACTERS))) is None
+
+
+def test_numbers_that_are_not_finite_are_written_as_words() -> None:
+    event = parse_event(format_event(PeerEvent(time=0.0, topic="a", text="b", figures={"loss": float("nan")})))
+    assert event is not None
+    assert event.figures == {"loss": "nan"}
+
+
+def test_no_file_is_no_events(tmp_path: Path) -> None:
+    assert read_events(tmp_path) == ()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot write .*events\.jsonl: No such file or directory; check"):
+        append_event(tmp_path / "gone", READY)

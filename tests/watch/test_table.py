@@ -1,0 +1,67 @@
+"""A status as a table and as a line."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
+from p2p_diloco.watch.table import MAX_PEER_ROWS, status_line, status_table
+
+STATUS = PeerStatus(
+    run="ab" * 32,
+    run_name="night [bold]run[/bold]",
+    peer="12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp",
+    round=117,
+    cycle=29,
+    num_members=4,
+    num_ready=3,
+    phase="training",
+    loss=2.5,
+    anchor_loss=2.4,
+    tokens_per_second=12_345.0,
+    participation=0.97,
+    bytes_sent=ByteCounts(vectors=1_000_000, control=200_000),
+    peers=(
+        PeerLine(peer="12D3KooWabcdefgh1111", ready=True, can_be_dialled=True, steps=12, seconds_since_heard=0.4),
+        PeerLine(peer="12D3KooWabcdefgh2222", trains=False, seconds_since_heard=40.0),
+    ),
+)
+
+
+def shown(status: PeerStatus) -> str:
+    console = Console(file=io.StringIO(), width=120, markup=False, highlight=False)
+    console.print(status_table(status))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_shows_peers_round_loss_speed_participation_and_bytes() -> None:
+    text = shown(STATUS)
+    for part in ("round 117", "3 of 4 ready", "2.500", "2.400", "12.3k", "97.0 %", "1.2 MB", "12D3..1111", "0.4 s ago"):
+        assert part in text
+
+
+def test_peers_that_only_help_or_only_dial_are_told_apart() -> None:
+    line = next(line for line in shown(STATUS).splitlines() if "2222" in line)
+    assert "helps, dials out" in line
+
+
+def test_a_name_from_the_swarm_cannot_style_the_terminal() -> None:
+    assert "night [bold]run[/bold]" in shown(STATUS)
+
+
+def test_a_large_swarm_is_cut() -> None:
+    peers = tuple(PeerLine(peer=f"peer{number:06d}") for number in range(MAX_PEER_ROWS + 3))
+    text = shown(PeerStatus(peers=peers, leaving=True))
+    assert "and 3 more" in text
+    assert "catching up" in text
+    assert "leaving" in text
+
+
+def test_a_line_says_what_every_number_is() -> None:
+    assert status_line(STATUS) == (
+        "round 117, training, 3 of 4 members ready, loss 2.500, anchor 2.400, 12.3k tokens/s, participation 97.0 %, "
+        "sent 1.2 MB, received 0 B"
+    )

@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.watch.wording import (
+    NOTHING,
+    format_bytes,
+    format_count,
+    format_loss,
+    format_seconds,
+    format_share,
+    short_peer,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (12, "12"), (12.34, "12.3"), (999, "999"), (3_400, "3.4k"), (1_200_000, "1.2M")]
+)
+def test_counts_have_a_unit(value: float, text: str) -> None:
+    assert format_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(512, "512 B"), (3_400, "3.4 kB"), (5e13, "50.0 TB"), (5e16, "50000.0 TB")]
+)
+def test_bytes_have_a_unit(value: float, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(4.21, "4.2 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+def test_seconds_become_minutes_and_hours(value: float, text: str) -> None:
+    assert format_seconds(value) == text
+
+
+def test_losses_and_shares_have_fixed_decimals() -> None:
+    assert (format_loss(2.40398), format_share(0.9712)) == ("2.404", "97.1 %")
+
+
+@pytest.mark.parametrize("form", [format_count, format_bytes, format_loss, format_share, format_seconds])
+def test_where_there_is_nothing_to_say_stands_a_dash(form: object) -> None:
+    assert callable(form)
+    assert [form(value) for value in (None, float("nan"), float("inf"))] == [NOTHING] * 3
+
+
+def test_the_last_characters_tell_peers_apart() -> None:
+    assert short_peer("12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp") == "12D3..58mp"
+    assert short_peer("") == ""
