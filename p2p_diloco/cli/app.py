@@ -203,7 +203,10 @@ def _invite_first(words: Sequence[str]) -> list[str]:
 
 
 def _version() -> str:
-    return importlib.metadata.version("p2p-diloco")
+    try:
+        return importlib.metadata.version("p2p-diloco")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed; run from its source folder"
 
 
 def _sentence(text: str) -> str:

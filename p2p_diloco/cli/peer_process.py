@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from p2p_diloco.cli.flags import PeerFlags
 from p2p_diloco.cli.parent import end_with_parent
@@ -23,7 +23,6 @@ from p2p_diloco.signing import SigningKey
 
 if TYPE_CHECKING:
     from p2p_diloco.trainer.peer import PeerPlan
-    from p2p_diloco.trainer.stop import StopRequest
 
 STOPPED = 130
 _HARD_STOP_SECONDS = 10.0
@@ -115,12 +114,22 @@ async def _run(plan: PeerPlan, output: PeerOutput) -> int:
     return interrupts.exit_code
 
 
+class Stoppable(Protocol):
+    """What hears of an interrupt, such as the trainer's `StopRequest`."""
+
+    def leave(self) -> None:
+        """Go politely."""
+        ...
+
+    def stop_now(self) -> None:
+        """Go at once."""
+        ...
+
+
 class Interrupts:
     """Ctrl-C once: say good-bye, save, leave. Twice: stop now."""
 
-    def __init__(
-        self, stop: StopRequest, *, say: Callable[[str], None], exit_within: Callable[[float], object]
-    ) -> None:
+    def __init__(self, stop: Stoppable, *, say: Callable[[str], None], exit_within: Callable[[float], object]) -> None:
         """Begin without any.
 
         Args:

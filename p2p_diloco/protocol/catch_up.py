@@ -271,9 +271,8 @@ class CatchUp:
 
     def take_content(self, sender: PeerId, reply: ContentReply) -> list[Action]:
         """Have a peer's content digests compared with ours."""
-        if reply.fragment >= len(self._rules.num_spans):
+        if self._content_asked.pop((reply.fragment, sender), None) is None:
             return []
-        self._content_asked.pop((reply.fragment, sender), None)
         return [CompareContent(peer=sender, fragment=reply.fragment, digests=reply.digests)]
 
     def content_compared(

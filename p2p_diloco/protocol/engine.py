@@ -165,8 +165,8 @@ class PeerEngine:
         actions: list[Action] = []
         begun = self._turns.tick(now)
         if begun is not None:
-            goes_on = self.last_round is None or begun <= self.last_round
-            contributes = self.serves_state and self.catch_up.is_complete() and goes_on
+            self.exchange.is_over = self.last_round is not None and begun > self.last_round
+            contributes = self.serves_state and self.catch_up.is_complete()
             self._beacon.freeze(begun)
             self._repair.begin_round(begun)
             actions += self._turns.turn(begun, contributes, now)
@@ -285,8 +285,7 @@ class PeerEngine:
                 self.membership.included_total += len(peers)
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span)
-            if self.me.trains or self.serves_state:
-                actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
+            actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
         return actions + self._repair.pump(now)
 
     def span_reduced(
@@ -297,6 +296,9 @@ class PeerEngine:
         if isinstance(entry, str):
             return [Report(topic="void", text=f"{span} is void in round {round_index}: {entry}")]
         actions = self.entry_checked(self.me.peer, entry, payload_norm, now)
+        head = self.chains.heads.get(span)
+        if head is None or head.round != round_index:
+            return actions  # it does not hold before us, so it would not before anybody
         roster, _ = self.book.folded[entry.roster]
         deadline = self.rules.clock.begin(round_index + 1)
         hub = roster.hub()

@@ -41,13 +41,15 @@ class Exchange:
         self._parents: dict[tuple[int, SpanId], tuple[Digest, tuple[Part, ...]]] = {}
         self._early: dict[int, dict[PeerId, list[Opening | SpanVector]]] = {}
         self.collection: Collection | None = None
+        self.is_over = False
+        """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
     def begin(self, round_index: int, contributes: bool) -> list[Action]:
         """Begin a round under the roster now in force; ask the island for its contribution when it takes part."""
         self._parents.clear()
         roster, grid = self._membership.book.in_force, self._membership.book.grid()
         early, self._early = self._early, {}
-        if roster is None or grid is None or round_index < 0:
+        if roster is None or grid is None or round_index < 0 or self.is_over:
             self.collection = None
             return []
         me = self._membership.me

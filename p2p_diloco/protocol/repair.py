@@ -175,7 +175,7 @@ class Repair:
                 return self.catch_up.take_span(sender, message, now) + self.pump(now)
             case ContentRequest() if self.serves_state and self._holds(message.fragment):
                 return [ServeContent(to=sender, fragment=message.fragment)]
-            case ContentReply():
+            case ContentReply() if self._holds(message.fragment):
                 return self.catch_up.take_content(sender, message)
             case _:
                 return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
@@ -29,7 +29,6 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
     TakeSnapshot,
 )
-from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import (
@@ -46,14 +45,16 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.replica import Replica, SpanUpdate
+from p2p_diloco.swarm.surroundings import AddressBook, PeerMemory, SwarmObserver
 from p2p_diloco.swarm.traffic import Traffic, purpose_of
 from p2p_diloco.swarm.vector_work import (
     Codecs,
     Reduced,
     content_digests,
+    is_finite_piece,
     payload_norm,
     reduce_parts,
     state_bytes,
@@ -63,46 +64,6 @@ from p2p_diloco.transport.link import Lane, Transport
 
 PIECE_BYTES = 1 << 20
 INTRODUCTION_SECONDS = 10.0
-
-
-class PeerMemory(Protocol):
-    """What must survive a restart; each call returns when the bytes are safe."""
-
-    def keep_ballots(self, ballots: Ballots) -> None:
-        """Keep what this peer is bound to."""
-        ...
-
-    def keep_goodbye(self, goodbye: Goodbye) -> None:
-        """Keep this incarnation's good-bye."""
-        ...
-
-    def keep_roster(self, certified: CertifiedRoster) -> None:
-        """Keep a certified roster."""
-        ...
-
-
-class SwarmObserver(Protocol):
-    """Who hears what happens."""
-
-    def report(self, topic: str, text: str) -> None:
-        """Hear a sentence about a topic."""
-        ...
-
-    def round_closed(self, closed: RoundClosed) -> None:
-        """Hear what came of a round."""
-        ...
-
-
-class AddressBook(Protocol):
-    """Who knows where peers can be reached: the link keeper."""
-
-    def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records to tell a new acquaintance."""
-        ...
-
-    def introduced(self, records: tuple[bytes, ...]) -> None:
-        """Take records that a peer told."""
-        ...
 
 
 class SwarmNode:
@@ -226,6 +187,9 @@ class SwarmNode:
                     self._addresses.introduced(message.records)
             case Entry():
                 self._check_entry(peer, message)
+            case SpanReply() if not is_finite_piece(message.piece):
+                self._observer.report("frame-refused", f"{short_peer_id(peer)} served numbers that are not finite")
+                self._transport.hang_up(peer)
             case EntryRequest():
                 self._play(self.engine.receive(peer, message, now), on_request=True)
             case _:

@@ -96,6 +96,11 @@ def state_bytes(state: SpanState) -> bytes:
     return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
 
 
+def is_finite_piece(piece: bytes) -> bool:
+    """Tell whether a piece of a transfer holds whole, finite numbers: nothing else may reach φ."""
+    return len(piece) % 4 == 0 and bool(np.isfinite(np.frombuffer(piece, dtype="<f4")).all())
+
+
 def state_from_bytes(head: SpanHead, raw: bytes) -> SpanState:
     """Read a transferred span.
 

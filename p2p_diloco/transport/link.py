@@ -56,7 +56,7 @@ class TransportLimits:
     bulk_queue_bytes: int = 128 * MIB
     frame_seconds: float = 30.0
     slowest_bytes_per_second: float = 128.0 * KIB
-    linger_seconds: float = 1.0
+    linger_seconds: float = 2.0
     links: int = 512
 
     def frame_bytes(self, lane: Lane) -> int:

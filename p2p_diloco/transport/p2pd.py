@@ -142,7 +142,7 @@ class Daemon:
     async def _launch(self) -> None:
         binary = find_p2pd()
         arguments = [str(binary), *_flags(self._settings, self.control_path)]
-        if self._settings.dies_with_parent and sys.platform == "linux":
+        if self._settings.dies_with_parent and sys.platform == "linux" and sys.executable:
             arguments = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments]
         environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "nocolor"}
         try:
@@ -246,7 +246,7 @@ def _check_port(is_ipv6: bool, host: str, port: int) -> None:
 def _flags(settings: DaemonSettings, control_path: Path) -> list[str]:
     flags = [
         f"-listen=/unix{control_path}",
-        f"-id={settings.identity_path}",
+        f"-id={settings.identity_path.absolute()}",
         "-relay=0",
         "-relayService=0",
         "-autonat=0",

@@ -120,7 +120,7 @@ def test_a_frame_that_never_ends_is_given_up(tmp_path: Path) -> None:
         async with transport, stranger(tmp_path) as (_, client):
             pairs = await open_link(client, transport)
             pairs[Lane.BULK][1].write(b"\x00\x00\x10\x00abc")
-            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], 3)
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert "did not finish a bulk frame of 4096 bytes in 0.3 s" in heard.lost()[0]
             for _, each in pairs.values():
                 each.transport.abort()
@@ -131,7 +131,7 @@ def test_a_frame_that_never_ends_is_given_up(tmp_path: Path) -> None:
 def test_a_stranger_who_does_not_greet_or_opens_one_lane_gets_no_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libp2p, "_GREETING_SECONDS", 0.5)
+    monkeypatch.setattr(libp2p, "_GREETING_SECONDS", 1.5)
 
     async def scene() -> None:
         transport, heard = make(tmp_path, "host")
@@ -139,7 +139,7 @@ def test_a_stranger_who_does_not_greet_or_opens_one_lane_gets_no_link(
             silent, rude, lonely = [await open_lane(client, transport, Lane.CONTROL) for _ in range(3)]
             rude[1].write(b"GET / HTTP/1.1\r\n\r\n")
             lonely[1].write(GREETING)
-            assert await is_closed(rude[0], 0.4)
+            assert await is_closed(rude[0], 1.2)
             assert await is_closed(silent[0])
             assert await is_closed(lonely[0])
             assert heard.links == []
@@ -158,7 +158,7 @@ def test_a_stranger_cannot_pile_up_streams(tmp_path: Path) -> None:
             more = [await open_lane(client, transport, Lane.BULK) for _ in range(8)]
             for _, writer in more:
                 writer.write(GREETING)
-            closed = await asyncio.gather(*(is_closed(reader, 1.0) for reader, _ in more))
+            closed = await asyncio.gather(*(is_closed(reader, 2.0) for reader, _ in more))
             assert sum(closed) == 8 - 3  # one stream of the lane was there, four are allowed
             assert heard.kinds() == ["up"]
             for _, writer in (*pairs.values(), *more):
@@ -219,7 +219,7 @@ def test_a_stopped_daemon_holds_neither_dialling_nor_closing(tmp_path: Path) -> 
                     await one.dial(two.peer, two.listen_addresses(), in_seconds(0.5))
                 begun = in_seconds(0)
                 os.kill(one.daemon.pid, signal.SIGTERM)
-            assert in_seconds(0) - begun < 8
+            assert in_seconds(0) - begun < 10
 
     play(scene())
 

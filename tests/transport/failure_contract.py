@@ -80,7 +80,7 @@ class FailureContract(ABC):
     def test_closing_sends_what_waits_and_tells_the_others(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
-            leaver, leaver_heard = stage.make(), Recorder()
+            leaver, leaver_heard = stage.make(limits=TransportLimits(linger_seconds=20)), Recorder()
             leaver.listener = leaver_heard
             async with leaver:
                 await link(leaver, one, one_heard)
@@ -167,13 +167,14 @@ class FailureContract(ABC):
             await link(one, two, two_heard)
             await one.dial(remote.peer, remote.addresses, in_seconds(10))
             remote.stop()
-            deadline = in_seconds(2)
+            deadline = in_seconds(3)
             posted = 0
             while posted < 100 and one.post(remote.peer, bytes(MIB), lane=Lane.BULK, deadline=deadline):
                 posted += 1
             assert one.post(two.peer, b"still here", lane=Lane.CONTROL, deadline=in_seconds(10))
-            await one_heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"still here"], 1.5)
-            await one_heard.wait_until(lambda it: len(it.lost()) == 1, 3)
+            await one_heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"still here"])
+            assert one_heard.lost() == []
+            await one_heard.wait_until(lambda it: len(it.lost()) == 1)
             assert one_heard.lost() == [f"{short_peer_id(remote.peer)} did not read a bulk frame by its deadline"]
             assert one.linked_peers() == {two.peer}
             remote.go_on()
@@ -188,7 +189,7 @@ class FailureContract(ABC):
             begun = in_seconds(0)
             with pytest.raises(PeerError, match="cannot be dialled: no answer by the deadline at"):
                 await one.dial(remote.peer, remote.addresses, in_seconds(1))
-            assert 0.9 < in_seconds(0) - begun < 1.5
+            assert 0.9 < in_seconds(0) - begun < 5
             remote.go_on()
             await one.dial(remote.peer, remote.addresses, in_seconds(10))
             assert heard.kinds() == ["up"]
@@ -203,7 +204,7 @@ class FailureContract(ABC):
             assert one.post(remote.peer, b"ping", lane=Lane.CONTROL, deadline=in_seconds(10))
             await heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"ping"])
             remote.kill()
-            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], 5)
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             with pytest.raises(PeerError):
                 await one.dial(remote.peer, remote.addresses, in_seconds(2))
 

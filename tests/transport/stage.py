@@ -48,7 +48,7 @@ class Recorder:
         self.ends.append(error)
         self._news.set()
 
-    async def wait_until(self, condition: Callable[[Recorder], bool], seconds: float = 10.0) -> None:
+    async def wait_until(self, condition: Callable[[Recorder], bool], seconds: float = 20.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition(self):
                 self._news.clear()

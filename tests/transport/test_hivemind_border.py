@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from p2p_diloco.errors import FrameError
+from p2p_diloco.transport import hivemind_border
 from p2p_diloco.transport.hivemind_border import load_hivemind, p2pd_messages
 
 
@@ -18,9 +19,11 @@ def test_hivemind_speaks_through_our_logger_only(
     with caplog.at_level(logging.DEBUG, logger="p2p_diloco.transport.hivemind_border"):
         logging.getLogger("hivemind.dht.node").warning("noise about %s", "nothing")
         logging.getLogger("hivemind.dht.node").info("more noise")
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+    ours = [record for record in caplog.records if record.name == hivemind_border.__name__]
+    assert [(record.levelname, record.getMessage()) for record in ours] == [
         ("DEBUG", "hivemind.dht.node: noise about nothing")
     ]
+    assert not logging.getLogger("hivemind").propagate
     assert capsys.readouterr().err == ""
     assert logging.getLevelName(logging.WARNING) == "WARNING"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
+import itertools
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,8 @@ def chart(*lines: Line, flags: tuple[Flag, ...] = (), level: tuple[float, str] |
     return Chart(title="loss", x_name="seconds", y_name="nats", lines=lines, flags=flags, level=level)
 
 
-def parsed(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text)
+def parsed(text: str) -> ET.Element:
+    return ET.fromstring(text)
 
 
 def test_every_point_is_a_dot_that_says_its_numbers() -> None:
@@ -51,7 +52,7 @@ def test_names_at_the_ends_do_not_cover_each_other() -> None:
     svg = parsed(draw_chart(chart(*lines)))
     heights = sorted(float(text.get("y", "")) for text in svg.iter("text") if text.get("class") == "label c0")
     assert len(heights) == 8
-    assert all(lower - upper >= 13.9 for upper, lower in zip(heights, heights[1:], strict=False))
+    assert all(lower - upper >= 13.9 for upper, lower in itertools.pairwise(heights))
     assert heights[-1] < HEIGHT
 
 

@@ -27,7 +27,7 @@ REPORT = Report(
     sheets=(Sheet(title="Peers", columns=("peer", "end"), rows=(("peer-1", "<b>finished</b>"),)),),
     footnote="made by: p2p-diloco demo",
 )
-VOID_ELEMENTS = {"meta", "circle", "path"}
+VOID_ELEMENTS = {"meta"}
 
 
 class Balance(HTMLParser):

@@ -22,9 +22,7 @@ def test_counts_have_a_unit(value: float, text: str) -> None:
     assert format_count(value) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(512, "512 B"), (3_400, "3.4 kB"), (5e13, "50.0 TB"), (5e16, "50000.0 TB")]
-)
+@pytest.mark.parametrize(("value", "text"), [(512, "512 B"), (3_400, "3.4 kB"), (5e16, "50000.0 TB")])
 def test_bytes_have_a_unit(value: float, text: str) -> None:
     assert format_bytes(value) == text
 

@@ -1,0 +1,29 @@
+"""No variable of the shell that runs the tests reaches a command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.cli.new import make_run
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("P2P_DILOCO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("P2P_DILOCO_STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run and its key, as `new` writes them."""
+    path = tmp_path / "run.toml"
+    make_run(path, name="night", key_path=None, around=Surroundings(overrides={}, environment={}))
+    capsys.readouterr()
+    return path

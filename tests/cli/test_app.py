@@ -1,0 +1,164 @@
+"""Every wrong command line is one sentence and a documented exit code."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli import status
+from p2p_diloco.cli.app import main
+from p2p_diloco.errors import NetworkError, StateError
+
+Captured = pytest.CaptureFixture[str]
+RUN = "ab" * 32
+PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
+INVITE = f"p2pdiloco://{RUN}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+
+
+def failed(arguments: list[str], capsys: Captured) -> tuple[int, str]:
+    """Return exit code and the one sentence."""
+    code = main(arguments)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("p2p-diloco: error: ")
+    return code, lines[0].removeprefix("p2p-diloco: error: ")
+
+
+@pytest.mark.parametrize("command", [[], ["new"], ["bootstrap"], ["join"], ["status"], ["demo"]])
+def test_every_command_explains_itself(command: list[str], capsys: Captured) -> None:
+    assert main([*command, "--help"]) == 0
+    assert "Usage: p2p-diloco" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"1.2.3 of {name}")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "1.2.3 of p2p-diloco\n"
+
+
+def test_a_source_folder_without_an_install_has_no_version(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("not installed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["jion"], 'unknown command "jion". Did you mean "join"?'),
+        (["join"], "join needs an invite"),
+        (["join", "hello"], "'hello' is not an invite; expected p2pdiloco://"),
+        (["join", "p2pdiloco://abc"], "the run id has 3 characters, expected 64 digits; was the line cut off?"),
+        (["join", f"p2pdiloco://{RUN}"], "the invite names no bootstrap address"),
+        (["join", f"p2pdiloco://{RUN}?b=/ip4/1.2.3.4/tcp/5"], "does not say which peer is there"),
+        (["join", INVITE, "--prot", "3"], "unknown option: --prot"),
+        (["join", INVITE, "--port", "99999"], "port = 99999 in the command line"),
+        (["join", INVITE, "--device", "tpu"], "'tpu' is no device"),
+        (["join", INVITE, "--until-round", "soon"], 'unable to convert "soon" into int'),
+        (["join", INVITE, "--outer.momentum", "0.7"], "outer.momentum in the command line is agreed by all peers"),
+        (["join", INVITE, "--outer.momentum"], "--outer.momentum needs a value"),
+        (["join", INVITE, "@nowhere.toml"], "there is no file nowhere.toml"),
+        (["join", INVITE, "--found", "run.toml"], "keep one of them"),
+        (["bootstrap"], 'command "bootstrap" parameter'),
+        (["bootstrap", "nowhere.toml"], "there is no file nowhere.toml"),
+        (["demo", "--peers", "2"], "--peers is 2; expected 3 to 64"),
+        (["demo", "--seconds", "5"], "--seconds is 5; expected at least 40"),
+        (["demo", "--model", "huge"], "--model is 'huge'; the demo knows tiny and small"),
+        (["demo", "--outer.momentum", "0.7"], "the demo makes its own run and takes no --outer.momentum"),
+        (["demo", "--json", "nowhere/figures.json"], "there is no folder nowhere for --json"),
+        (["status"], "no peer has run with the state directory"),
+    ],
+)
+def test_what_you_must_mend_is_said_with_exit_code_2(arguments: list[str], text: str, capsys: Captured) -> None:
+    code, sentence = failed(arguments, capsys)
+    assert code == 2
+    assert text in sentence
+
+
+def test_an_unknown_key_of_a_file_is_named_with_its_nearest_relative(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "peer.toml").write_text("prot = 3\n")
+    assert failed(["join", INVITE, "@peer.toml"], capsys) == (2, "unknown key prot in peer.toml; did you mean port?")
+
+
+def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("P2P_DILOCO_PROT", "3")
+    code, sentence = failed(["join", INVITE], capsys)
+    assert code == 2
+    assert "unknown variable P2P_DILOCO_PROT in the environment; did you mean P2P_DILOCO_PORT?" in sentence
+
+
+def test_a_run_file_without_its_key_says_where_it_should_be(run_file: Path, capsys: Captured) -> None:
+    (run_file.parent / "organiser.key").unlink()
+    code, sentence = failed(["bootstrap", str(run_file)], capsys)
+    assert code == 2
+    assert "there is no key file" in sentence
+
+
+def test_the_key_of_somebody_else_is_refused(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "other/run.toml"]) == 0
+    capsys.readouterr()
+    arguments = ["bootstrap", str(run_file), "--organiser-key", str(tmp_path / "other" / "organiser.key")]
+    code, sentence = failed(arguments, capsys)
+    assert code == 2
+    assert "but the run names" in sentence
+
+
+def test_a_state_directory_that_cannot_be_written_has_exit_code_4(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file").write_text("")
+    code, sentence = failed(["join", INVITE, "--state-directory", str(tmp_path / "file" / "state")], capsys)
+    assert code == 4
+    assert "cannot write to the state directory" in sentence
+    assert "choose another place with --state-directory" in sentence
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path, *, as_json: bool) -> int:
+        raise error
+
+    monkeypatch.setattr(status, "show_status", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (NetworkError("port 31337 is taken"), 3, "port 31337 is taken"),
+        (ExceptionGroup("tasks", [ValueError("x"), StateError("cannot write a")]), 4, "cannot write a"),
+        (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 4, "cannot write a.bin: No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system"), 4, "cannot write to the disk: Read-only file system"),
+    ],
+)
+def test_the_error_says_who_must_act(
+    error: Exception, code: int, text: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    raising(error, monkeypatch)
+    found, sentence = failed(["status"], capsys)
+    assert (found, text in sentence) == (code, True)
+
+
+def test_our_own_bugs_show_where_they_are(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    raising(ZeroDivisionError("division by zero"), monkeypatch)
+    assert main(["status"]) == 1
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors
+    assert errors.splitlines()[-1] == (
+        "p2p-diloco: error: something that should not happen: ZeroDivisionError: division by zero; please report it"
+    )
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(KeyboardInterrupt(), monkeypatch)
+    assert main(["status"]) == 130
+
+
+def test_flags_may_have_underscores_and_an_invite_may_come_last(capsys: Captured) -> None:
+    arguments = ["join", "--initial_peers", f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}", INVITE.replace(RUN, "zz" * 32)]
+    code, sentence = failed(arguments, capsys)
+    assert (code, sentence) == (2, "the run id holds 'z'; expected hexadecimal digits (0 to 9, a to f) only")

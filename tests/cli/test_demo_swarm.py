@@ -1,0 +1,106 @@
+"""The demo's timeline, played with pretended peers in virtual time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, DemoPlan, plan_demo
+from p2p_diloco.cli.demo_swarm import FINISH_SECONDS, START_SECONDS, DemoStory, DemoSwarm, RunFiles
+from p2p_diloco.errors import P2PDilocoError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pretence import INVITE, PretendedChildren, VirtualClock
+
+START = 1e9
+
+
+class Stage:
+    """One demo with everything pretended."""
+
+    def __init__(self, root: Path, options: DemoOptions, **weather: object) -> None:
+        self.plan: DemoPlan = plan_demo(options, now_seconds=START)
+        self.clock = VirtualClock(START)
+        end = self.plan.clock_start + self.plan.end_at
+        self.children = PretendedChildren(root, self.clock, end=end, **weather)  # type: ignore[arg-type]
+        self.said: list[str] = []
+
+    def run(self) -> DemoStory:
+        files = RunFiles(swarm=Path("run.toml"), lone=Path("lone.toml"))
+        swarm = DemoSwarm(self.plan, children=self.children, clock=self.clock, say=self.said.append, run_files=files)
+        return swarm.run()
+
+
+def test_the_story_is_the_plan(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(seconds=100.0))
+    story, plan = stage.run(), stage.plan
+    assert list(story.started) == [BOOTSTRAP, *plan.peers]
+    assert list(story.killed) == [plan.victim, BOOTSTRAP]
+    assert story.exit_codes == {name: 0 for name in plan.peers if name != plan.victim}
+    since = {name: time - plan.clock_start for name, time in {**story.started, **story.killed}.items()}
+    assert since[plan.late] == pytest.approx(plan.late_at, abs=1.0)
+    assert since[plan.victim] == pytest.approx(plan.kill_at, abs=1.0)
+    assert since[BOOTSTRAP] == pytest.approx(plan.bootstrap_kill_at, abs=1.0)
+
+
+def test_every_peer_joins_with_the_line_that_the_bootstrap_printed_and_ends_with_its_parent(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(data="text.txt"))
+    stage.run()
+    assert stage.children.arguments[BOOTSTRAP][:2] == ["bootstrap", "run.toml"]
+    assert "--data" not in stage.children.arguments[BOOTSTRAP]
+    for name in stage.plan.peers:
+        arguments = stage.children.arguments[name]
+        assert arguments[:2] == ["join", INVITE]
+        assert arguments[-2:] == ["--data", "text.txt"]
+        assert "--with-parent" in arguments
+        assert arguments[arguments.index("--until-round") + 1] == str(stage.plan.last_round)
+        assert arguments[arguments.index("--host-maddrs") + 1] == "/ip4/127.0.0.1/tcp/0"
+
+
+def test_a_lone_island_founds_a_run_of_its_own(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(with_lone=True))
+    story = stage.run()
+    assert stage.children.arguments[LONE][:3] == ["join", "--found", "lone.toml"]
+    assert story.exit_codes[LONE] == 0
+
+
+def test_kills_wait_until_they_can_be_survived_but_not_for_ever(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(seconds=100.0), deaf=("peer-4",))
+    story, plan = stage.run(), stage.plan
+    assert story.killed[plan.victim] - plan.clock_start == pytest.approx(plan.kill_at, abs=1.0)
+    assert story.killed[BOOTSTRAP] - plan.clock_start == pytest.approx(0.9 * plan.end_at, abs=1.0)
+
+
+def test_a_peer_that_dies_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(), broken=("peer-1",))
+    with pytest.raises(P2PDilocoError, match="peer-1 ended with exit code 3 before its time; its last words: Traceb"):
+        stage.run()
+
+
+def test_a_bootstrap_that_never_speaks_is_given_up(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(), says="hello 'there\nhello\n")
+    with pytest.raises(P2PDilocoError, match="the bootstrap printed no join command within 90 s; its last words: hel"):
+        stage.run()
+    assert stage.clock.time() == pytest.approx(START + START_SECONDS, abs=1.0)
+
+
+def test_a_bootstrap_that_dies_silently_is_said(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(), broken=(BOOTSTRAP,))
+    with pytest.raises(P2PDilocoError, match="bootstrap ended with exit code 3"):
+        stage.run()
+
+
+def test_a_peer_that_does_not_finish_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions(), stuck=("peer-3",))
+    story = stage.run()
+    assert "peer-3" not in story.exit_codes
+    assert stage.said[-1] == f"peer-3 did not finish within {FINISH_SECONDS:g} s"
+
+
+def test_people_see_how_it_goes(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DemoOptions())
+    stage.run()
+    assert any("4 of 4 ready" in line or "3 of 3 ready" in line for line in stage.said)
+    assert any(line.endswith("peer-2 is killed (kill -9)") for line in stage.said)

@@ -1,0 +1,40 @@
+"""What `join` asks of a peer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli import join
+from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
+from p2p_diloco.cli.join import request_join, run_join
+from p2p_diloco.cli.peer_process import PeerRequest
+
+PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
+INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+AROUND = Surroundings(overrides={}, environment={})
+
+
+def test_an_invite_is_all_that_a_joiner_needs() -> None:
+    request = request_join(
+        INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND
+    )
+    assert request.invite is not None
+    assert (request.invite.run.hex(), request.trains, request.signed_manifest) == ("ab" * 32, True, None)
+
+
+def test_a_trainer_may_found_a_run(run_file: Path) -> None:
+    around = Surroundings(overrides={"name": "dawn"}, environment={})
+    request = request_join(
+        None, found=run_file, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=around
+    )
+    assert request.signed_manifest is not None
+    assert (request.signed_manifest.manifest.name, request.trains, request.invite) == ("dawn", True, None)
+
+
+def test_the_command_runs_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[PeerRequest] = []
+    monkeypatch.setattr(join, "run_requested_peer", lambda request: ran.append(request) or 7)
+    code = run_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
+    assert (code, len(ran)) == (7, 1)

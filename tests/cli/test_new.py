@@ -1,0 +1,54 @@
+"""`new` writes a run and its key, and nothing over anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli.app import main
+from p2p_diloco.ids import format_peer_id
+from p2p_diloco.key_file import read_key_file
+from p2p_diloco.run_file import read_run_toml
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_new_writes_a_run_that_its_key_signs(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new"]) == 0
+    key = read_key_file(tmp_path / "organiser.key")
+    manifest = read_run_toml(tmp_path / "run.toml")
+    assert manifest.organiser == format_peer_id(key.peer)
+    assert manifest.name == "run"
+    manifest.sign(key)
+    assert "next: p2p-diloco bootstrap run.toml" in capsys.readouterr().out
+
+
+def test_a_run_that_is_there_stays(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new"]) == 0
+    before = (tmp_path / "run.toml").read_bytes()
+    assert main(["new"]) == 2
+    assert "run.toml exists already and is never overwritten" in capsys.readouterr().err
+    assert (tmp_path / "run.toml").read_bytes() == before
+
+
+def test_a_key_that_is_there_signs_the_next_run_too(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "one.toml"]) == 0
+    key = (tmp_path / "organiser.key").read_bytes()
+    assert main(["new", "two.toml"]) == 0
+    assert (tmp_path / "organiser.key").read_bytes() == key
+    assert "uses organiser.key" in capsys.readouterr().out
+
+
+def test_values_come_from_a_file_and_from_overrides(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("outer_lr = 0.8\n[rounds]\nfragments = 2\n")
+    assert main(["new", "@base.toml", "--name", "night", "--rounds.round_seconds", "7.5"]) == 0
+    manifest = read_run_toml(tmp_path / "run.toml")
+    assert (manifest.name, manifest.outer.learning_rate, manifest.rounds.fragments) == ("night", 0.8, 2)
+    assert manifest.rounds.round_seconds == 7.5
+
+
+def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "--outer.momentm", "0.7"]) == 2
+    assert "unknown key outer.momentm" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,108 @@
+"""What a running peer prints and keeps."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from p2p_diloco.cli.peer_output import PeerOutput
+from p2p_diloco.watch.event_log import PeerEvent, read_events
+from p2p_diloco.watch.status_file import PeerStatus, read_status
+
+INVITE = "p2pdiloco://" + "ab" * 32 + "?b=/ip4/192.0.2.10/tcp/31337/p2p/12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def event(topic: str, text: str = "text") -> PeerEvent:
+    return PeerEvent(time=1.0, topic=topic, text=text)
+
+
+def output(folder: Path, stream: io.StringIO, *, announces: bool = False) -> PeerOutput:
+    return PeerOutput(folder, announces_invite=announces, stream=stream, now_seconds=lambda: 0.0)
+
+
+def said(stream: io.StringIO) -> list[str]:
+    """Return the lines without their time of day."""
+    return [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
+
+
+def test_the_first_line_is_the_whole_join_command(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream, announces=True) as shown:
+        shown.event(event("founded", "a run [bold]x[/bold]"))
+        shown.status(PeerStatus(round=1))
+        shown.listening(INVITE)
+        shown.event(event("ready"))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == f'p2p-diloco join "{INVITE}"'
+    assert said(stream)[1] == "founded: a run [bold]x[/bold]"
+    assert said(stream)[-1] == "ready: text"
+
+
+def test_what_waited_for_the_invite_is_printed_when_none_comes(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream, announces=True) as shown:
+        shown.event(event("link"))
+    assert said(stream) == ["link: text"]
+
+
+def test_plain_lines_come_once_a_round_or_when_the_phase_changes(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream) as shown:
+        for status in (
+            PeerStatus(round=1),
+            PeerStatus(round=1),
+            PeerStatus(round=1, phase="training"),
+            PeerStatus(round=2, phase="training"),
+        ):
+            shown.status(status)
+    assert [line.split(", ")[:2] for line in said(stream)] == [
+        ["round 1", "connecting"],
+        ["round 1", "training"],
+        ["round 2", "training"],
+    ]
+
+
+def test_everything_is_kept_for_other_programs(tmp_path: Path) -> None:
+    with output(tmp_path, io.StringIO()) as shown:
+        shown.status(PeerStatus(round=5))
+        shown.event(event("round"))
+        shown.event(event("evaluation"))
+    assert read_status(tmp_path) == PeerStatus(round=5)
+    assert [found.topic for found in read_events(tmp_path)] == ["round", "evaluation"]
+
+
+def test_events_that_the_status_says_already_are_not_printed(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream) as shown:
+        shown.event(event("round"))
+        shown.event(event("void", "nobody came"))
+    assert said(stream) == ["void: nobody came"]
+
+
+def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    folder = tmp_path / "gone"
+    with output(folder, stream) as shown:
+        for _ in range(3):
+            shown.event(event("round"))
+        folder.mkdir()
+        shown.event(event("round"))
+    assert len(said(stream)) == 1
+    assert said(stream)[0].startswith("cannot write")
+    assert said(stream)[0].endswith("training goes on")
+
+
+def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch: object) -> None:
+    stream = Terminal()
+    with output(tmp_path, stream) as shown:
+        shown.status(PeerStatus(round=5, run_name="night"))
+        shown.event(event("ready"))
+    assert "night" in stream.getvalue()
+    assert "ready: text" in stream.getvalue()

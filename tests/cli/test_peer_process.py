@@ -1,0 +1,59 @@
+"""A peer as a process: its folder and its signals. Whole processes are run in tests/swarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli.peer_process import STOPPED, Interrupts, check_folder
+from p2p_diloco.errors import StateError
+
+
+class Told:
+    """Notes what a peer is told."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def leave(self) -> None:
+        self.words.append("leave")
+
+    def stop_now(self) -> None:
+        self.words.append("stop now")
+
+
+def interrupted(times: int) -> tuple[Interrupts, Told, list[str], list[float]]:
+    told, said, exits = Told(), list[str](), list[float]()
+    interrupts = Interrupts(told, say=said.append, exit_within=exits.append)
+    for _ in range(times):
+        interrupts.interrupt()
+    return interrupts, told, said, exits
+
+
+def test_the_first_interrupt_leaves_politely_and_ends_well() -> None:
+    interrupts, told, said, exits = interrupted(1)
+    assert (told.words, exits, interrupts.exit_code) == (["leave"], [], 0)
+    assert said == ["leaving after this round; Ctrl-C again stops at once"]
+
+
+def test_the_second_stops_now_and_bounds_how_long_that_may_take() -> None:
+    interrupts, told, _, exits = interrupted(2)
+    assert (told.words, exits, interrupts.exit_code) == (["leave", "stop now"], [10.0], STOPPED)
+
+
+def test_the_third_does_not_wait() -> None:
+    assert interrupted(3)[3] == [10.0, 0.0]
+
+
+def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    check_folder(folder)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_takes_long(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match=r"cannot write to the state directory .* choose another place"):
+        check_folder(tmp_path / "file")

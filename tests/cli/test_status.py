@@ -1,0 +1,74 @@
+"""`status` reads what a peer said, living or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli.app import main
+from p2p_diloco.cli.status import is_running
+from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, write_status
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def test_json_holds_the_whole_status_and_whether_the_peer_lives(state: Path, capsys: Captured) -> None:
+    write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time()))
+    assert main(["status", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["running"], document["round"], document["peers"]) == (True, 7, [])
+
+
+def test_the_table_shows_the_invite_in_one_piece(state: Path, capsys: Captured) -> None:
+    invite = "p2pdiloco://" + "ab" * 200
+    write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time(), invite=invite))
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert f'p2p-diloco join "{invite}"' in out
+    assert "not running" not in out
+
+
+def test_a_peer_that_is_gone_is_said_to_be(state: Path, capsys: Captured) -> None:
+    write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time() - 7500))
+    assert main(["status"]) == 0
+    assert "this peer is not running; it said this 2 h 05 min ago" in capsys.readouterr().out
+
+
+def test_a_broken_file_is_said_to_be(state: Path, capsys: Captured) -> None:
+    (state / STATUS_FILE).write_text("{")
+    assert main(["status"]) == 2
+    assert "cannot be read; was it written by another version?" in capsys.readouterr().err
+
+
+def test_another_folder_can_be_named(tmp_path: Path, capsys: Captured) -> None:
+    write_status(tmp_path, PeerStatus(round=9))
+    assert main(["status", "--json", "--state_directory", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["round"] == 9
+
+
+@pytest.mark.parametrize(("error", "expected"), [(ProcessLookupError, False), (PermissionError, True), (None, True)])
+def test_a_process_of_somebody_else_lives_too(
+    error: type[OSError] | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert is_running(PeerStatus(pid=4711), 1.0) is expected
+
+
+def test_an_old_status_and_one_without_a_process_are_not_believed() -> None:
+    assert not is_running(PeerStatus(pid=os.getpid()), 61.0)
+    assert not is_running(PeerStatus(pid=0), 1.0)

@@ -1,0 +1,182 @@
+"""Values made for tests: rosters with their certificates, heads, entries, engines, signed with the cheap signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from swarm_driver import ORGANISER, RUN, found_run, peer_id, run_rules, sign_as, verify
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
+from p2p_diloco.protocol.entry import Entry, pack_included
+from p2p_diloco.protocol.membership import Membership, Self
+from p2p_diloco.protocol.messages import FragmentHead, Heartbeat
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Member, Roster, vote_statement
+from p2p_diloco.protocol.roster_book import RosterBook
+
+NO_SIGNATURE = bytes(64)
+SPAN = SpanId(0, 0)
+NAMES = ("ann", "bob", "cat", "dan", "eve", "fay", "gus", "hal")
+
+
+def ids(num_peers: int) -> list[PeerId]:
+    return [peer_id(name) for name in NAMES[:num_peers]]
+
+
+def member(peer: PeerId, *, dialable: bool = True, incarnation: int = 1) -> Member:
+    return Member(peer=peer, incarnation=incarnation, can_be_dialled=dialable)
+
+
+def founding() -> CertifiedRoster:
+    return found_run(peer_id("boot"), 1, True)
+
+
+def child_of(parent: Roster, members: Iterable[Member], **changes: object) -> Roster:
+    child = Roster(
+        run=RUN,
+        genesis=parent.genesis,
+        parent=parent.digest(),
+        k=parent.k + 1,
+        epoch=parent.epoch,
+        level=0,
+        cycle=parent.cycle,
+        regrid=0,
+        members=tuple(members),
+        helper=parent.helper,
+        goodbyes=(),
+        included_total=parent.included_total,
+    )
+    return replace(child, **changes)  # type: ignore[arg-type]
+
+
+def certify(roster: Roster, voters: Iterable[PeerId], ballot: int = 5) -> CertifiedRoster:
+    statement = vote_statement(roster.digest(), ballot)
+    votes = tuple(sorted((peer, sign_as(peer, statement)) for peer in voters))
+    return CertifiedRoster(roster=roster, ballot=ballot, votes=votes)
+
+
+def roster_of(num_members: int, *, dialable: bool = True, **changes: object) -> Roster:
+    """Roster 1 with that many members."""
+    return child_of(founding().roster, [member(peer, dialable=dialable) for peer in ids(num_members)], **changes)
+
+
+def roster_1(num_members: int, *, dialable: bool = True, **changes: object) -> CertifiedRoster:
+    return certify(roster_of(num_members, dialable=dialable, **changes), [peer_id("boot")])
+
+
+def goodbye(peer: PeerId, *, parent: Roster | None = None, **changes: object) -> Goodbye:
+    word = Goodbye(
+        run=RUN,
+        peer=peer,
+        incarnation=1,
+        parent=parent.digest() if parent is not None else Digest(bytes(32)),
+        k=parent.k if parent is not None else 0,
+        promised=0,
+        voted=False,
+        signature=NO_SIGNATURE,
+    )
+    word = replace(word, **changes)  # type: ignore[arg-type]
+    return replace(word, signature=sign_as(peer, word.statement()))
+
+
+def heartbeat(peer: PeerId, **changes: object) -> Heartbeat:
+    beat = Heartbeat(
+        run=RUN,
+        peer=peer,
+        incarnation=1,
+        sequence=1,
+        roster=Digest(bytes(32)),
+        roster_k=0,
+        included_total=0,
+        heads=(),
+        ready=True,
+        can_be_dialled=True,
+        trains=True,
+        tokens=0,
+        steps=0,
+        tokens_per_second=0.0,
+        loss=0.0,
+        signature=NO_SIGNATURE,
+    )
+    beat = replace(beat, **changes)  # type: ignore[arg-type]
+    return replace(beat, signature=sign_as(peer, beat.statement()))
+
+
+def self_of(peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable: bool = True) -> Self:
+    return Self(
+        peer=peer,
+        incarnation=incarnation,
+        can_be_dialled=dialable,
+        trains=trains,
+        sign=lambda statement: sign_as(peer, statement),
+    )
+
+
+def book_with(*rosters: CertifiedRoster) -> RosterBook:
+    book = RosterBook(run=RUN, organiser=ORGANISER, verify=verify)
+    for certified in rosters:
+        book.add(certified)
+    return book
+
+
+def membership_of(
+    peer: PeerId,
+    *rosters: CertifiedRoster,
+    ballots: Ballots = NO_BALLOTS,
+    remembers: bool = True,
+    incarnation: int = 1,
+    trains: bool = True,
+) -> Membership:
+    return Membership(
+        me=self_of(peer, incarnation=incarnation, trains=trains),
+        rules=run_rules(),
+        book=book_with(*rosters),
+        ballots=ballots,
+        verify=verify,
+        remembers=remembers,
+    )
+
+
+def head_of(*, height: int = 0, digest: bytes = b"start", round_index: int = -1, radius: float = 0.0) -> SpanHead:
+    return SpanHead(
+        digest=sha256(digest),
+        height=height,
+        round=round_index,
+        roster=founding().roster.digest(),
+        radius=radius,
+        median_weight=0.0,
+    )
+
+
+def entry_on(
+    head: SpanHead,
+    roster: Roster,
+    owner: PeerId,
+    *,
+    span: SpanId = SPAN,
+    places: Sequence[int] | None = None,
+    **changes: object,
+) -> Entry:
+    included = set(places) if places is not None else set(range(len(roster.members)))
+    entry = Entry(
+        run=RUN,
+        round=head.round + 2 if head.round >= 0 else span.fragment,
+        span=span,
+        parent=head.digest,
+        height=head.height + 1,
+        roster=roster.digest(),
+        included=pack_included(included, len(roster.members)),
+        weights=tuple(1.0 for _ in included),
+        tokens=100,
+        median_norm=1.0,
+        median_weight=1.0,
+        payload=b"payload",
+        signature=NO_SIGNATURE,
+    )
+    entry = replace(entry, **changes)  # type: ignore[arg-type]
+    return replace(entry, signature=sign_as(owner, entry.statement()))
+
+
+def fragment_head(round_index: int = 0, digest: bytes = b"\1" * 8) -> FragmentHead:
+    return FragmentHead(round=round_index, digest=Digest(digest))

@@ -1,0 +1,22 @@
+"""What the rules want done: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import get_args
+
+import pytest
+from swarm_driver import peer_id
+
+from p2p_diloco.protocol.actions import Action, Part, Report
+
+
+def test_actions_cannot_be_changed_on_their_way() -> None:
+    report = Report(topic="void", text="nothing came")
+    with pytest.raises(FrozenInstanceError):
+        report.text = "all came"  # type: ignore[misc]
+
+
+def test_a_part_is_no_action() -> None:
+    assert Part not in get_args(Action)
+    assert Part(peer=peer_id("ann"), payload=b"", weight=1.0, norm=1.0).weight == 1.0

@@ -1,0 +1,93 @@
+"""All certified rosters that a peer knows, and which is in force."""
+
+from __future__ import annotations
+
+import pytest
+from made import book_with, certify, child_of, founding, ids, roster_1
+from swarm_driver import ORGANISER, RUN, verify
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import sha256
+from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.roster_book import RosterBook
+
+
+def chain_of(first: CertifiedRoster, length: int, **changes: object) -> list[CertifiedRoster]:
+    chain = [first]
+    for _ in range(length):
+        parent = chain[-1].roster
+        chain.append(certify(child_of(parent, parent.members, **changes), parent.peers()))
+    return chain
+
+
+def test_a_chain_is_taken_in_order_and_its_end_is_in_force() -> None:
+    book = book_with(founding())
+    chain = chain_of(roster_1(3), 30)
+    for certified in chain:
+        assert book.add(certified)
+        assert book.in_force == certified.roster
+    assert not book.add(chain[4])
+    assert book.chain() == [founding(), *chain]
+    grid = book.grid()
+    assert grid is not None
+    assert grid.rows == (tuple(ids(3)),)
+    assert book.parent_of(chain[3].roster) == chain[2].roster
+    assert book.parent_of(founding().roster) is None
+    assert chain[3].roster.digest() in book
+
+
+def test_an_empty_book_has_nothing_in_force() -> None:
+    book = RosterBook(run=RUN, organiser=ORGANISER, verify=verify)
+    assert book.in_force is None
+    assert book.grid() is None
+    assert book.landmarks() == ()
+    assert book.after(()) == ()
+
+
+def test_a_roster_whose_parent_is_not_known_is_refused() -> None:
+    with pytest.raises(PeerError, match="follows one that is not known here"):
+        book_with().add(roster_1(2))
+
+
+def test_a_senior_branch_takes_over_and_the_old_one_leaves_the_chain() -> None:
+    trunk = chain_of(roster_1(3), 3)
+    book = book_with(founding(), *trunk)
+    split = trunk[1]
+    ours = chain_of(split, 5)[1:]
+    theirs = chain_of(split, 2, included_total=9)[1:]
+    for certified in [*ours, *theirs]:
+        book.add(certified)
+    assert book.in_force == theirs[-1].roster
+    assert book.is_on_chain(theirs[0].roster.digest())
+    assert book.is_on_chain(split.roster.digest())
+    assert not book.is_on_chain(ours[0].roster.digest())
+    assert not book.is_on_chain(trunk[2].roster.digest())
+    assert ours[-1].roster.digest() in book
+    assert book.chain() == [founding(), *trunk[:2], *theirs]
+
+
+def test_two_peers_find_where_their_chains_part_and_a_long_branch_comes_in_pieces() -> None:
+    trunk = chain_of(roster_1(2), 60)
+    ours = book_with(founding(), *trunk, *chain_of(trunk[-1], 40, regrid=1, included_total=5)[1:])
+    branch = chain_of(trunk[30], 90)[1:]
+    end = certify(
+        child_of(branch[-1].roster, branch[-1].roster.members, included_total=9), branch[-1].roster.peers()
+    )
+    theirs = book_with(founding(), *trunk[:31], *branch, end)
+    replies = 0
+    while ours.in_force != theirs.in_force:
+        reply = theirs.after(ours.landmarks())
+        assert reply
+        for certified in reply:
+            ours.add(certified)
+        replies += 1
+        assert replies < 10
+    assert ours.chain() == theirs.chain()
+    assert theirs.after(ours.landmarks()) == ()
+
+
+def test_who_knows_nothing_gets_the_chain_from_its_beginning() -> None:
+    book = book_with(founding(), *chain_of(roster_1(2), 50))
+    assert book.after(())[0] == founding()
+    assert book.after((sha256(b"never heard of"),)) == book.after(())
+    assert len(book.landmarks()) <= 64
