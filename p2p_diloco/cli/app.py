@@ -58,7 +58,7 @@ def run_command(arguments: Sequence[str]) -> int:
     around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ))
     app = make_app(around)
     try:
-        command, bound, *_ = app.parse_args(_invite_first(rest), print_error=False, exit_on_error=False)
+        command, bound, *_ = app.parse_args(_joined_dash(_invite_first(rest)), print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise ConfigError(_sentence(str(error))) from None
     code = command(*bound.args, **bound.kwargs)
@@ -200,6 +200,17 @@ def _invite_first(words: Sequence[str]) -> list[str]:
     """Put an invite right behind its command, lest a flag with many values swallow it."""
     invites = [word for word in words[1:] if word.strip().lower().startswith(f"{SCHEME}://")]
     return [*words[:1], *invites, *(word for word in words[1:] if word not in invites)]
+
+
+def _joined_dash(words: Sequence[str]) -> list[str]:
+    """Tie a lone dash to its flag: `--json -` means standard output, and the parser would take it for a flag."""
+    joined: list[str] = []
+    for word in words:
+        if word == "-" and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += "=-"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _version() -> str:

@@ -11,7 +11,10 @@ from p2p_diloco.invite import SCHEME, parse_invite
 from p2p_diloco.key_file import read_key_file
 from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.run_file import read_run_toml
+from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
+
+BOOTSTRAP_FOLDER = "bootstrap"
 
 
 def signed_run(path: Path, key_path: Path | None, around: Surroundings) -> tuple[SignedManifest, SigningKey]:
@@ -34,10 +37,18 @@ def request_bootstrap(
         ConfigError: something does not fit.
     """
     if run.lower().startswith(f"{SCHEME}://"):
-        return PeerRequest(settings=settings_of(settings, around), flags=flags, invite=parse_invite(run), trains=False)
-    own = settings_of(settings, around.without_overrides())
+        own = _with_own_folder(settings_of(settings, around))
+        return PeerRequest(settings=own, flags=flags, invite=parse_invite(run), trains=False)
+    own = _with_own_folder(settings_of(settings, around.without_overrides()))
     signed, key = signed_run(Path(run), key_path, around)
     return PeerRequest(settings=own, flags=flags, signed_manifest=signed, organiser_key=key, trains=False)
+
+
+def _with_own_folder(settings: PeerSettings) -> PeerSettings:
+    """Give a bootstrap peer a folder of its own, unless one was named: its machine may also train, as another peer."""
+    if "state_directory" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"state_directory": settings.state_directory / BOOTSTRAP_FOLDER})
 
 
 def run_bootstrap(

@@ -17,7 +17,7 @@ from rich.table import Table
 from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, DemoPlan, plan_demo
 from p2p_diloco.cli.demo_report import PEER_COLUMNS, demo_report, figure_rows, peer_rows, verdict_line
-from p2p_diloco.cli.demo_result import DemoResult, Traces, judge_demo
+from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory, DemoSwarm, RunFiles
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.cli.new import KEY_FILE
@@ -27,9 +27,9 @@ from p2p_diloco.run_file import draft_manifest, write_run_toml
 from p2p_diloco.watch.event_log import EVENTS_FILE, read_events
 from p2p_diloco.watch.report import write_report
 from p2p_diloco.watch.status_file import STATUS_FILE, read_status
+from p2p_diloco.watch.table import LOG_WIDTH
 
 STANDARD_OUTPUT = "-"
-_LOG_WIDTH = 120
 
 
 def run_demo(options: DemoOptions, around: Surroundings) -> int:
@@ -49,7 +49,7 @@ def run_demo(options: DemoOptions, around: Surroundings) -> int:
     stream = sys.stderr if options.json == STANDARD_OUTPUT else sys.stdout
     say = partial(print, file=stream, flush=True)
     say("measuring the text")
-    baseline_loss = _bigram_entropy(options.data)
+    text = measure_text(options)
     with ChildProcesses() as children:
         plan = plan_demo(options, now_seconds=time.time())
         try:
@@ -59,7 +59,7 @@ def run_demo(options: DemoOptions, around: Surroundings) -> int:
             _keep_outputs(options.report, children, plan)
             raise
         traces = {name: _traces(children.folder(name), started) for name, started in story.started.items()}
-        result = judge_demo(plan, story, traces, baseline_loss=baseline_loss)
+        result = judge_demo(plan, story, traces, text)
         if result.failures:
             _keep_outputs(options.report, children, plan)
     path = write_report(options.report, demo_report(plan, story, traces, result))
@@ -75,7 +75,7 @@ def print_result(
     """Print the tables and the verdict."""
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = _LOG_WIDTH
+        console.width = LOG_WIDTH
     peers = Table(*PEER_COLUMNS, box=None, header_style="dim", pad_edge=False)
     for row in peer_rows(plan, story, traces):
         peers.add_row(*row)
@@ -90,10 +90,20 @@ def print_result(
     console.print(verdict_line(result), style="red" if result.failures else "green", soft_wrap=True)
 
 
-def _bigram_entropy(data: str | None) -> float:
-    from p2p_diloco.island.data import bigram_entropy, open_corpus
+def measure_text(options: DemoOptions) -> TextLosses:
+    """Return what is known of the text before any training.
 
-    return bigram_entropy(open_corpus(data))
+    Raises:
+        ConfigError: the text is missing or too short.
+    """
+    from p2p_diloco.island.data import bigram_entropy, open_corpus
+    from p2p_diloco.island.evaluation import held_out_loss
+    from p2p_diloco.island.model import build_model, model_shape
+    from p2p_diloco.manifest import ModelSection
+
+    corpus = open_corpus(options.data)
+    start = build_model(model_shape(options.model), ModelSection().seed)
+    return TextLosses(start=held_out_loss(start, corpus), bigram=bigram_entropy(corpus))
 
 
 def _write_runs(plan: DemoPlan, children: ChildProcesses) -> RunFiles:

@@ -39,7 +39,7 @@ def demo_report(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], 
         title=f"p2p_diloco demo: {plan.options.peers} peers, {format_seconds(plan.end_at)}, model {plan.options.model}",
         verdict=verdict_line(result),
         good=not result.failures,
-        curves=_curves(plan, traces, volunteers, swarm_tokens),
+        curves=_curves(plan, traces, swarm_tokens, result),
         moments=tuple(
             Moment(seconds=mark.time - plan.clock_start, tokens=swarm_tokens(mark.time), text=mark.text)
             for mark in story.marks
@@ -112,8 +112,9 @@ def _peer_row(plan: DemoPlan, story: DemoStory, name: str, status: PeerStatus | 
 
 
 def _curves(
-    plan: DemoPlan, traces: Mapping[str, Traces], volunteers: Mapping[str, Traces], swarm_tokens: _Clock
+    plan: DemoPlan, traces: Mapping[str, Traces], swarm_tokens: _Clock, result: DemoResult
 ) -> tuple[LossCurve, ...]:
+    volunteers = {name: traces[name] for name in plan.peers if name in traces}
     curves = [
         LossCurve(name=name, kind="peer", points=_points(plan, trace.evaluations(), "local_loss", swarm_tokens))
         for name, trace in volunteers.items()
@@ -121,7 +122,8 @@ def _curves(
     # All hold the same anchor, so each measurement of any of them is one of it.
     evaluations = sorted((e for trace in volunteers.values() for e in trace.evaluations()), key=lambda e: e.time)
     anchor = _points(plan, evaluations, "anchor_loss", swarm_tokens)
-    curves.append(LossCurve(name="anchor", kind="anchor", points=anchor))
+    start = LossPoint(seconds=0.0, tokens=0.0, loss=result.loss_first)
+    curves.append(LossCurve(name="anchor", kind="anchor", points=(start, *anchor)))
     if LONE in traces:
         own = _token_clock(traces[LONE])
         points = _points(plan, traces[LONE].evaluations(), "local_loss", lambda time: _at(own, time))

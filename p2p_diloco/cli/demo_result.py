@@ -27,6 +27,14 @@ class Traces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextLosses:
+    """Held-out loss without training, nats per byte: of the model that the run starts with, and bigram entropy."""
+
+    start: float
+    bigram: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
     """The figures of `--json`.
 
@@ -37,7 +45,7 @@ class DemoResult:
         cycles: the same in cycles.
         peers_final: peers that reached the last round and finished.
         participation: contributions included, of those of members alive and ready.
-        loss_first: held-out loss of the anchor before training, nats per byte.
+        loss_first: held-out loss of the anchor as the run starts, nats per byte.
         loss_last: at the end.
         lone_loss: of an island alone beside the swarm, with the same share of the machine; None unless asked for.
         baseline_loss: bigram entropy of the held-out text.
@@ -60,7 +68,7 @@ class DemoResult:
     cycles: float
     peers_final: int
     participation: float | None
-    loss_first: float | None
+    loss_first: float
     loss_last: float | None
     lone_loss: float | None
     baseline_loss: float
@@ -83,19 +91,20 @@ class DemoResult:
         }
 
 
-def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], *, baseline_loss: float) -> DemoResult:
+def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], text: TextLosses) -> DemoResult:
     """Work out the figures and say what did not go as promised.
 
     Args:
         plan: what was to happen.
         story: what did.
         traces: by name, of every process that was started.
-        baseline_loss: bigram entropy of the held-out text, nats per byte.
+        text: what was measured before.
     """
     volunteers = {name: traces[name] for name in plan.peers if name in traces}
     survivors = {name: trace for name, trace in volunteers.items() if name not in story.killed}
     final = [trace.status for trace in survivors.values() if trace.status is not None]
-    finished = [status for status in final if status.phase == "finished" and status.state_digest]
+    finishers = [trace for trace in survivors.values() if _has_finished(trace.status)]
+    finished = [trace.status for trace in finishers if trace.status is not None]
     digests = {status.state_digest for status in finished}
     equal = len(digests) == 1 and len(finished) == len(survivors)
     longest = max(final, key=lambda status: status.rounds_closed, default=None)
@@ -108,10 +117,10 @@ def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], *
         "cycles": longest.rounds_closed / FRAGMENTS if longest else 0.0,
         "peers_final": len(finished),
         "participation": longest.participation if longest else None,
-        "loss_first": _first_loss(volunteers.values()),
-        "loss_last": _last_loss(survivors.values()),
+        "loss_first": text.start,
+        "loss_last": _last_loss(finishers),
         "lone_loss": _lone_loss(traces.get(LONE)),
-        "baseline_loss": baseline_loss,
+        "baseline_loss": text.bigram,
         "bytes_sent_per_parameter_per_cycle": _vector_rate(final),
         "control_bytes_per_second": _control_rate(survivors.values()),
         "transfer_bytes": sum(status.bytes_sent.transfer for status in final),
@@ -123,7 +132,7 @@ def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], *
         "bootstrap_killed": BOOTSTRAP in story.killed,
         "seconds": plan.end_at,
     }
-    unfinished = [name for name, trace in survivors.items() if trace.status not in finished]
+    unfinished = [name for name, trace in survivors.items() if not _has_finished(trace.status)]
     return DemoResult(**figures, failures=tuple(_failures(plan, story, figures, unfinished)))
 
 
@@ -148,9 +157,8 @@ def _failures(plan: DemoPlan, story: DemoStory, figures: Mapping[str, Any], unfi
             yield f"{name} ended with exit code {code}"
 
 
-def _first_loss(traces: Iterable[Traces]) -> float | None:
-    firsts = [trace.evaluations()[0] for trace in traces if trace.evaluations()]
-    return _figure(min(firsts, key=lambda event: event.time), "anchor_loss") if firsts else None
+def _has_finished(status: PeerStatus | None) -> bool:
+    return status is not None and status.phase == "finished" and status.state_digest != ""
 
 
 def _last_loss(traces: Iterable[Traces]) -> float | None:

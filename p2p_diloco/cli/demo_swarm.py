@@ -96,7 +96,8 @@ class DemoSwarm:
         self._kill(BOOTSTRAP)
         self._wait_until(lambda: False, plan.end_at)
         self._mark(f"round {plan.last_round} is over; the peers agree on the last bytes")
-        self._wait_until(self._all_ended, plan.end_at + FINISH_SECONDS)
+        self._wait_until(lambda: not self._living(), plan.end_at + FINISH_SECONDS)
+        self._check_all()
         for name in self._living():
             self._say(f"{name} did not finish within {FINISH_SECONDS:g} s")
         return self._story
@@ -148,19 +149,21 @@ class DemoSwarm:
         """Wait until `is_done`, or until `at` seconds after round 0 began."""
         deadline = self._plan.clock_start + at
         while self._clock.time() < deadline and not is_done():
-            for name in (BOOTSTRAP, *self._plan.peers):
-                if name in self._story.started:
-                    self._check(name)
+            self._check_all()
             self._print_progress()
             self._clock.sleep(_STEP_SECONDS)
 
+    def _check_all(self) -> None:
+        for name in self._story.started:
+            self._check(name)
+
     def _check(self, name: str) -> None:
-        """Note the end of a process; one that ended early ends the demo, with its last words."""
+        """Note the end of a process; one that ended before the last round ends the demo, with its last words."""
         code = self._children.exit_code(name)
         if code is None or name in self._story.killed or name in self._story.exit_codes:
             return
         self._story.exit_codes[name] = code
-        if code != 0 or self._clock.time() < self._plan.clock_start + self._plan.end_at:
+        if self._clock.time() < self._plan.clock_start + self._plan.end_at:
             raise P2PDilocoError(f"{name} ended with exit code {code} before its time; {self._last_words(name)}")
 
     def _print_progress(self) -> None:
@@ -168,7 +171,7 @@ class DemoSwarm:
         if now - self._last_line < _LINE_SECONDS or now >= self._plan.clock_start + self._plan.end_at:
             return
         self._last_line = now
-        seen = [status for name in self._living() if (status := self._status(name)) is not None]
+        seen = [status for name in self._volunteers() if (status := self._status(name)) is not None]
         if not seen:
             return
         rate = sum(status.tokens_per_second for status in seen)
@@ -183,9 +186,11 @@ class DemoSwarm:
         )
 
     def _living(self) -> list[str]:
-        return [
-            name for name in self._plan.peers if name in self._story.started and self._children.exit_code(name) is None
-        ]
+        names = (name for name in self._story.started if name != BOOTSTRAP)
+        return [name for name in names if self._children.exit_code(name) is None]
+
+    def _volunteers(self) -> list[str]:
+        return [name for name in self._living() if name != LONE]
 
     def _status(self, name: str) -> PeerStatus | None:
         return read_status(self._children.folder(name))
@@ -195,14 +200,11 @@ class DemoSwarm:
         return status is not None and status.ready
 
     def _victim_can_be_spared(self) -> bool:
-        return self._is_ready(self._plan.victim) and sum(map(self._is_ready, self._living())) > 1
+        return self._is_ready(self._plan.victim) and sum(map(self._is_ready, self._volunteers())) > 1
 
     def _bootstrap_can_be_spared(self) -> bool:
         """Say whether the members of the first roster live on without it, and the late one has found them."""
-        return all(self._is_ready(name) for name in self._living())
-
-    def _all_ended(self) -> bool:
-        return not self._living()
+        return all(self._is_ready(name) for name in self._volunteers())
 
     def _last_words(self, name: str) -> str:
         path = self._children.folder(name) / OUTPUT_FILE

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, read_status, status_document
-from p2p_diloco.watch.table import status_table
+from p2p_diloco.watch.table import LOG_WIDTH, status_table
 from p2p_diloco.watch.wording import format_seconds
 
 _SILENT_SECONDS = 60.0
@@ -36,6 +36,8 @@ def show_status(folder: Path, *, as_json: bool) -> int:
         print(json.dumps(document, indent=2))
         return 0
     console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
     console.print(status_table(status))
     if not running:
         console.print(f"this peer is not running; it said this {format_seconds(age_seconds)} ago")

@@ -266,8 +266,7 @@ class Membership:
         if self._ballots.bond(digest, level).promised >= ballot or not self._may_vote(parent):
             return []
         bound = promise(self._ballots, digest, level, ballot)
-        if bound is None:
-            return []
+        assert bound is not None, "a higher ballot can be promised"
         self._ballots = bound
         voted = bound.bond(digest, level).voted
         unsigned = Promise(parent=digest, level=level, ballot=ballot, voted=voted, signature=NO_SIGNATURE)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
 from p2p_diloco.protocol.grid import Grid, fold_roster
-from p2p_diloco.protocol.messages import MOST_ROSTERS_IN_REPLY
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Roster,
@@ -18,6 +17,7 @@ from p2p_diloco.protocol.roster import (
 )
 
 _RECENT = 8
+_SPARSE = 40
 _MOST_IN_ONE_REPLY = 24
 
 
@@ -35,6 +35,7 @@ class RosterBook:
         self._chain: list[Digest] = []
         self._places: dict[Digest, int] = {}
         self._tips: dict[Digest, Roster] = {}
+        self._in_common: Digest | None = None
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._certified
@@ -49,6 +50,7 @@ class RosterBook:
         """
         digest = certified.roster.digest()
         if digest in self._certified:
+            self._in_common = digest
             return False
         if certified.roster.k == 0:
             check_founding(certified, self._run, self._organiser, self._verify)
@@ -101,17 +103,15 @@ class RosterBook:
         """Return digests by which another peer finds where our chains part.
 
         First the ends of other branches: a long one comes in several replies and is not in force before its last ones.
-        Then our chain: the latest, then ever sparser ones.
+        Then our chain: the latest, then ever sparser ones, and the last one that a reply had in common with it.
         """
         tips = sorted(self._tips.items(), key=lambda tip: seniority(tip[1]), reverse=True)
         branches = [digest for digest, _ in tips if digest != self.in_force_digest][:_RECENT]
-        digests = self._chain[::-1]
-        picked = digests[:_RECENT]
-        step = _RECENT
-        while step < len(digests) and len(picked) + _RECENT < MOST_ROSTERS_IN_REPLY:
-            picked.append(digests[step])
-            step *= 2
-        return (*branches, *picked)
+        last = len(self._chain) - 1
+        places = {last - back for back in (*range(_RECENT), *(_RECENT << n for n in range(_SPARSE))) if back <= last}
+        if self._in_common in self._places:
+            places.add(self._places[self._in_common])
+        return (*branches, *(self._chain[place] for place in sorted(places, reverse=True)))
 
     def after(self, known: Sequence[Digest]) -> tuple[CertifiedRoster, ...]:
         """Return what follows the first of `known` on the chain in force; from the founding one when none is on it."""

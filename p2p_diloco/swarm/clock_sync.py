@@ -8,6 +8,8 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.clock import median_offset
 
 LONGEST_ROUND_TRIP_SECONDS = 5.0
+LASTING_BEATS = 8
+"""An offset is good for some heartbeats: clocks drift slowly, and asking all peers at each would be most of the talk."""
 
 
 class SwarmClock:
@@ -22,6 +24,7 @@ class SwarmClock:
         self._offset = 0.0
         self._offsets: dict[PeerId, float] = {}
         self._asked: dict[tuple[PeerId, int], float] = {}
+        self._heard_at: dict[PeerId, float] = {}
         self._nonce = 0
 
     def now(self) -> float:
@@ -33,6 +36,11 @@ class SwarmClock:
         """What is added to the local clock."""
         return self._offset
 
+    def is_due(self, peer: PeerId, heartbeat_seconds: float) -> bool:
+        """Tell whether to ask `peer`: it never answered, long ago, or this clock was set back since."""
+        age = self.raw() - self._heard_at.get(peer, float("-inf"))
+        return not 0.0 <= age < LASTING_BEATS * heartbeat_seconds
+
     def ask(self, peer: PeerId) -> int:
         """Return the nonce of a new question to `peer`; its answer counts from now."""
         self._nonce += 1
@@ -41,15 +49,18 @@ class SwarmClock:
         return self._nonce
 
     def hear(self, peer: PeerId, nonce: int, clock_seconds: float) -> None:
-        """Take an answer; one that took long says too little."""
+        """Take an answer; one that took long, or during which this clock was set, says too little."""
         asked_at = self._asked.pop((peer, nonce), None)
         now = self.raw()
-        if asked_at is None or now - asked_at > LONGEST_ROUND_TRIP_SECONDS:
+        if asked_at is None or not 0.0 <= now - asked_at <= LONGEST_ROUND_TRIP_SECONDS:
             return
+        self._heard_at[peer] = now
         self._offsets[peer] = clock_seconds - (asked_at + now) / 2
         self._offset = median_offset(list(self._offsets.values()))
 
     def forget(self, peer: PeerId) -> None:
         """Let a peer that is gone have no say."""
         self._offsets.pop(peer, None)
+        self._heard_at.pop(peer, None)
+        self._asked = {key: at for key, at in self._asked.items() if key[0] != peer}
         self._offset = median_offset(list(self._offsets.values()))

@@ -20,6 +20,10 @@ LAST_RETRY_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 CALM_LOOK_SECONDS = 5.0
 CALM_AFTER_LOOKS = 30
+STEADY_SECONDS = 30.0
+"""A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
+MOST_KNOWN = 4096
+"""Peers whose addresses are kept: records cost their makers nothing."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class _Attempt:
 
     not_before: float = 0.0
     pause: float = FIRST_RETRY_SECONDS
+    linked_at: float | None = None
 
 
 class LinkKeeper:
@@ -108,10 +113,24 @@ class LinkKeeper:
         known = self._records.get(record.peer)
         if record.peer == self._transport.peer or record.run != self._transport.run:
             return
-        if known is None or record.issued_at > known.issued_at:
-            self._records[record.peer] = record
-            if record.addresses:
-                self.known[record.peer] = record.addresses
+        if known is not None and record.issued_at <= known.issued_at:
+            return
+        if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
+            return
+        self._records[record.peer] = record
+        if record.addresses:
+            self.known[record.peer] = record.addresses
+
+    def _forget_one(self) -> bool:
+        """Make room: the oldest record of a peer without a link goes."""
+        strangers = self._records.keys() - self._transport.linked_peers()
+        if not strangers:
+            return False
+        oldest = min(strangers, key=lambda peer: (self._records[peer].issued_at, peer))
+        del self._records[oldest]
+        self.known.pop(oldest, None)
+        self._attempts.pop(oldest, None)
+        return True
 
     def introductions(self) -> tuple[bytes, ...]:
         """Return signed records to tell a new acquaintance: the own one and the youngest of others."""
@@ -138,6 +157,10 @@ class LinkKeeper:
     def _due(self) -> Iterable[PeerId]:
         now = asyncio.get_running_loop().time()
         linked = self._transport.linked_peers()
+        for peer in linked & self._attempts.keys():
+            attempt = self._attempts[peer]
+            if attempt.linked_at is not None and now - attempt.linked_at >= STEADY_SECONDS:
+                del self._attempts[peer]
         for peer in sorted(self.known.keys() - linked - {self._transport.peer}):
             attempt = self._attempts.setdefault(peer, _Attempt())
             if now >= attempt.not_before:
@@ -149,10 +172,10 @@ class LinkKeeper:
         attempt = self._attempts[peer]
         try:
             await self._transport.dial(peer, self.known[peer], loop.time() + DIAL_SECONDS)
-            attempt.pause = FIRST_RETRY_SECONDS
-            attempt.not_before = loop.time() + FIRST_RETRY_SECONDS
+            attempt.linked_at = loop.time()
         except PeerError as error:
+            attempt.linked_at = None
             if attempt.pause == FIRST_RETRY_SECONDS:
                 self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
-            attempt.not_before = loop.time() + attempt.pause
-            attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)
+        attempt.not_before = loop.time() + attempt.pause
+        attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)

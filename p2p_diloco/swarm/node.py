@@ -48,6 +48,7 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.replica import Replica, SpanUpdate
+from p2p_diloco.swarm.round_notes import RoundNotes
 from p2p_diloco.swarm.surroundings import AddressBook, PeerMemory, SwarmObserver
 from p2p_diloco.swarm.traffic import Traffic, purpose_of
 from p2p_diloco.swarm.vector_work import (
@@ -98,6 +99,7 @@ class SwarmNode:
         self._wake = asyncio.Event()
         self._lost: NetworkError | None = None
         self._last_ping = 0.0
+        self._notes = RoundNotes()
         transport.listener = self
 
     # -- driving the engine
@@ -137,8 +139,10 @@ class SwarmNode:
         if now - self._last_ping < self.engine.rules.heartbeat_seconds:
             return
         self._last_ping = now
+        beat = self.engine.rules.heartbeat_seconds
         for peer in sorted(self._transport.linked_peers()):
-            self._post(peer, Ping(nonce=self._clock.ask(peer)), now + self.engine.rules.heartbeat_seconds)
+            if self._clock.is_due(peer, beat):
+                self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
 
     # -- what the transport tells
 
@@ -227,11 +231,11 @@ class SwarmNode:
     def _reduce(self, action: ReduceSpan) -> None:
         def reduced(result: Reduced | str) -> None:
             if isinstance(result, str):
-                self._observer.report("void", f"{action.span} is void in round {action.round}: {result}")
+                self._notes.note("void", f"{action.span} is void in round {action.round}: {result}")
                 return
             for peer, reason in result.dropped:
                 text = f"round {action.round}, {action.span}: dropped {short_peer_id(peer)}: {reason}"
-                self._observer.report("contribution-dropped", text)
+                self._notes.note("contribution-dropped", text, about=peer)
             now = self._clock.now()
             arguments = (action.round, action.span, result.sound, result.payload, result.norm, now)
             self._play(self.engine.span_reduced(*arguments))
@@ -286,7 +290,11 @@ class SwarmNode:
                 case KeepRoster():
                     self._memory.keep_roster(action.certified)
                 case RoundClosed():
+                    for topic, text in self._notes.take():
+                        self._observer.report(topic, text)
                     self._observer.round_closed(action)
+                case Report() if action.topic == "void":
+                    self._notes.note(action.topic, action.text)
                 case Report():
                     self._observer.report(action.topic, action.text)
                 case _:

@@ -34,5 +34,3 @@ def purpose_of(message: Message, *, on_request: bool = False) -> Purpose:
     if isinstance(message, Opening | SpanVector) or is_bulk(message):
         return "vectors"
     return "control"
-
-

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.protocol.roster import CertifiedRoster, Member, Roster, founding_statement
+from p2p_diloco.protocol.roster import CertifiedRoster, Member, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.run_plan import RunPlan
 
@@ -20,25 +22,12 @@ def make_start(plan: RunPlan) -> dict[SpanId, Vector]:
 
 def genesis_digest(start: dict[SpanId, Vector]) -> Digest:
     """Return the digest over the content digests of all spans at the start."""
-    return sha256(*(content_digest(start[span], start[span] * 0, ZERO_DIGEST) for span in sorted(start)))
+    return sha256(*(content_digest(start[span], np.zeros_like(start[span]), ZERO_DIGEST) for span in sorted(start)))
 
 
 def found_roster(plan: RunPlan, founder: Member, organiser: SigningKey, genesis: Digest, cycle: int) -> CertifiedRoster:
-    """Return roster 0: the founder alone, signed with the organiser's key."""
-    roster = Roster(
-        run=plan.rules.run,
-        genesis=genesis,
-        parent=ZERO_DIGEST,
-        k=0,
-        epoch=0,
-        level=0,
-        cycle=max(cycle, 0),
-        regrid=0,
-        members=(founder,),
-        helper=None,
-        goodbyes=(),
-        included_total=0,
-    )
+    """Return roster 0, the founder alone, signed with the organiser's key."""
+    roster = founding_roster(plan.rules.run, genesis, founder, cycle)
     signature = organiser.sign(founding_statement(roster.digest()))
     return CertifiedRoster(roster=roster, ballot=0, votes=((PeerId(organiser.peer), signature),))
 

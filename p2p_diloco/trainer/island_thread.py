@@ -300,38 +300,3 @@ class IslandThread:
         if advance.local_N is not local_N:
             self._parameters.write(span.fragment, place.start, place.stop, advance.local_N)
         return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)
-
-
-class HeldState:
-    """The `Replica` of a peer that does not train: the founder, who serves the start until others hold it."""
-
-    def __init__(self) -> None:
-        self._states: dict[SpanId, SpanState] = {}
-
-    def hold(self, states: dict[SpanId, SpanState]) -> None:
-        """Hold these spans."""
-        self._states = dict(states)
-
-    def drop(self) -> None:
-        """Hold nothing any more."""
-        self._states = {}
-
-    def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span, while it is held."""
-        return self._states.get(span)
-
-    def apply(self, update: SpanUpdate) -> None:
-        """Do nothing: what is held is the start."""
-
-    def replace(self, span: SpanId, state: SpanState) -> None:
-        """Do nothing: the start is not replaced."""
-
-    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
-        """Contribute nothing."""
-        answer(None)
-
-    def progress(self) -> Progress:
-        """Return that nothing is trained."""
-        return Progress()
-
-

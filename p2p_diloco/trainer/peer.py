@@ -143,8 +143,6 @@ def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId) -> dict[Peer
     return {peer: addresses for peer, addresses in known.items() if peer != me}
 
 
-
-
 async def _manifest(
     plan: PeerPlan,
     run: Digest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.island.data import BatchStream, Corpus
 from p2p_diloco.island.inner_loop import choose_device
 from p2p_diloco.island.model import build_model
 from p2p_diloco.manifest import RunManifest, SignedManifest
@@ -25,22 +26,23 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.vector_work import state_bytes
 from p2p_diloco.trainer.checkpoint import CHECKPOINT_FILE, load_checkpoint, save_checkpoint
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
-from p2p_diloco.trainer.island_thread import HeldState, IslandThread
+from p2p_diloco.trainer.held_state import HeldState
+from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
+from p2p_diloco.trainer.run_text import open_run_text
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.trainer.waiting import first_error, wait_for_first
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import Transport
 
 STATUS_SECONDS = 1.0
 CHECKPOINT_SECONDS = 300.0
-LAST_WORDS_SECONDS = 2.0
-AGREE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +86,10 @@ class PeerSession:
         self._keeper.introduced(parts.records)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vectors")
         self._failure: asyncio.Future[None] | None = None
-        self._replica: IslandThread | HeldState = HeldState()
+        self._replica: IslandThread | HeldState = HeldState(self._plan, in_loop=self._in_loop, died=self._fail)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: HeldOutWatch | None = None
+        self._saving = asyncio.Lock()
 
     def _make_engine(self) -> PeerEngine:
         folder, key = self._parts.folder, self._parts.key
@@ -99,21 +103,23 @@ class PeerSession:
         recalled = Recalled(
             rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
         )
-        engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
-        engine.last_round = self._parts.until_round
-        return engine
+        return PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
 
     async def run(self) -> None:
         """Be this peer until told to stop, or until the round that was named."""
-        loop = asyncio.get_running_loop()
-        self._failure = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
         if self._parts.settings.threads is not None:
             torch.set_num_threads(self._parts.settings.threads)
         self._tally.engine = self._engine
-        corpus = self._open_corpus() if self._parts.trains else None
+        if self._parts.until_round is not None:
+            self._stop.end_after(self._parts.until_round)
+        corpus = None
+        if self._parts.trains:
+            corpus = await asyncio.to_thread(open_run_text, self._manifest.data, self._parts.settings.data)
         try:
             if corpus is not None:
-                self._replica = await asyncio.to_thread(self._make_island, corpus, loop)
+                self._replica = await asyncio.to_thread(self._make_island, corpus)
                 if self._parts.evaluate_seconds > 0:
                     self._watch = await asyncio.to_thread(HeldOutWatch, self._plan, corpus)
             node = self._make_node()
@@ -123,24 +129,14 @@ class PeerSession:
             await self._live(node)
         finally:
             self._worker.shutdown(wait=False, cancel_futures=True)
+            if isinstance(self._replica, IslandThread):
+                self._replica.stop()
+            else:
+                self._replica.close()
             if self._watch is not None:
                 self._watch.close()
 
-    def _open_corpus(self) -> Corpus:
-        path, data = self._parts.settings.data, self._manifest.data
-        if path is None and data.path != "stdlib":
-            raise ConfigError(
-                f'this run trains on "{data.path}"; say where your copy of that text lies with --data PATH'
-            )
-        corpus = open_corpus(path, held_out_share=data.held_out)
-        if data.fingerprint is not None and corpus.fingerprint.hex() != data.fingerprint:
-            raise ConfigError(
-                f"the text at {path or 'the standard library'} has fingerprint {corpus.fingerprint.hex()[:16]}…, the "
-                f"run wants {data.fingerprint[:16]}…; get the text that the organiser names"
-            )
-        return corpus
-
-    def _make_island(self, corpus: Corpus, loop: asyncio.AbstractEventLoop) -> IslandThread:
+    def _make_island(self, corpus: Corpus) -> IslandThread:
         plan = self._plan
         stream = BatchStream(
             corpus, self._parts.run, self._parts.key.peer, batch=plan.inner.batch, context=plan.shape.context
@@ -151,9 +147,15 @@ class PeerSession:
             stream=stream,
             device=choose_device(self._parts.settings.device),
             now=self._clock.now,
-            in_loop=lambda call: None if loop.is_closed() else _call(loop, call),
+            in_loop=self._in_loop,
             died=self._fail,
         )
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():
@@ -214,15 +216,15 @@ class PeerSession:
     # -- living
 
     async def _live(self, node: SwarmNode) -> None:
-        ends = [self._stop.wait_for_leave(), self._wait_for_last_round()]
         async with self._services(node) as services:
-            end = asyncio.ensure_future(_first_of(*ends))
+            end = asyncio.ensure_future(wait_for_first(self._stop.wait_for_leave(), self._wait_for_last_round()))
             try:
                 await asyncio.wait({end, services, self._failed()}, return_when=asyncio.FIRST_COMPLETED)
                 if services.done():
                     await services
                 if self._failed().done():
                     self._failed().result()
+                end.result()
                 await self._end(node)
             finally:
                 end.cancel()
@@ -240,8 +242,9 @@ class PeerSession:
         finally:
             task.cancel()
             await asyncio.wait({task})
-            if not task.cancelled() and isinstance(task.exception(), BaseExceptionGroup):
-                raise _first_error(task.exception())
+            failure = None if task.cancelled() else task.exception()
+            if failure is not None:
+                raise first_error(failure)
 
     async def _serve(self, node: SwarmNode) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -275,14 +278,22 @@ class PeerSession:
             self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
             if self._keeper.known != remembered:
                 remembered = dict(self._keeper.known)
-                self._parts.folder.keep_addresses(remembered)
+                self._keep_addresses(remembered)
             await asyncio.sleep(STATUS_SECONDS)
+
+    def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
+        try:
+            self._parts.folder.keep_addresses(known)
+        except StateError as error:  # a restart may need a bootstrap then; no reason to stop
+            self._tally.report("addresses", str(error))
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
         roster = self._engine.book.in_force
         others_hold_it = any(beat.ready for beat in self._engine.membership.alive(now).values())
         if roster is None or roster.k == 0 or not others_hold_it or not self._engine.serves_state:
             return
+        if self._engine.is_hub:
+            return  # nobody else can be dialled: all fetch here
         if isinstance(self._replica, HeldState):
             self._replica.drop()
             self._engine.drop_state()
@@ -317,7 +328,8 @@ class PeerSession:
             return
         path = self._parts.folder.path / CHECKPOINT_FILE
         try:
-            await asyncio.to_thread(save_checkpoint, path, self._parts.run, self._replica.states())
+            async with self._saving:
+                await asyncio.to_thread(save_checkpoint, path, self._parts.run, self._replica.states())
         except StateError as error:
             self._tally.report("checkpoint", str(error))
 
@@ -325,26 +337,12 @@ class PeerSession:
 
     async def _wait_for_last_round(self) -> None:
         """Wait until the last round is over and all ready peers that are heard stand where this one stands."""
-        last = self._parts.until_round
-        if last is None:
-            await asyncio.get_running_loop().create_future()
-            return
-        clock = self._plan.rules.clock
-        over = clock.begin(last + 1)
-        await asyncio.sleep(max(over - self._clock.now(), 0.0))
+        last_round = await self._stop.wait_for_last_round()
+        await wait_until_over(self._engine, self._clock.now, last_round)
         if isinstance(self._replica, IslandThread):
             self._replica.stop_training()
-        beat = self._plan.rules.heartbeat_seconds
-        agreed_for = 0.0
-        while self._clock.now() < over + AGREE_SECONDS and agreed_for < 3 * beat + 1.0:
-            await asyncio.sleep(beat)
-            agreed_for = agreed_for + beat if self._all_agree() else 0.0
-
-    def _all_agree(self) -> bool:
-        now = self._clock.now()
-        mine = [head.digest for head in self._engine.closed_heads(now)]
-        others = [beat for beat in self._engine.membership.alive(now).values() if beat.ready and beat.heads]
-        return bool(mine) and all([head.digest for head in beat.heads] == mine for beat in others)
+        if not await wait_for_agreement(self._engine, self._clock.now):
+            self._tally.report("branch", f"some peers heard do not stand where this one stood after round {last_round}")
 
     async def _end(self, node: SwarmNode) -> None:
         """Finish the round, say good-bye, checkpoint; at once when told so."""
@@ -353,14 +351,14 @@ class PeerSession:
         work = asyncio.ensure_future(self._finish(node, told))
         hurry = asyncio.ensure_future(self._stop.wait_for_stop())
         try:
-            await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, hurry, self._failed()}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed().done():
+                self._failed().result()
             if work.done():
                 work.result()
         finally:
             work.cancel()
             hurry.cancel()
-            if isinstance(self._replica, IslandThread):
-                self._replica.stop()
 
     async def _finish(self, node: SwarmNode, told: bool) -> None:
         clock = self._plan.rules.clock
@@ -373,7 +371,7 @@ class PeerSession:
             await asyncio.to_thread(self._replica.wait_until_idle)
             if self._watch is not None:
                 await self._evaluate_once(self._watch, self._replica)
-            self._tally.state_digest = await asyncio.to_thread(_state_digest, self._replica.states())
+            self._tally.state_digest = await asyncio.to_thread(state_digest, self._replica.states())
             await self._save()
         if not told and self._parts.trains:
             node.leave()
@@ -381,28 +379,3 @@ class PeerSession:
         self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
         text = f"finished with state {self._tally.state_digest[:16] or 'nothing'}"
         self._tally.report("finished", text, state_digest=self._tally.state_digest)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    loop.call_soon_threadsafe(function)
-
-
-def _state_digest(states: dict[SpanId, SpanState]) -> str:
-    """Return SHA-256 over φ and m of all spans, in hexadecimal."""
-    return sha256(*(state_bytes(state) for _, state in sorted(states.items()))).hex()
-
-
-async def _first_of(*waits: object) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _first_error(group: BaseException | None) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    assert group is not None
-    return group

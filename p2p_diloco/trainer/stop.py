@@ -1,4 +1,4 @@
-"""How a peer is told to go: once politely, twice at once."""
+"""How a peer is told to go: after a round that all others know of, politely, or at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ class StopRequest:
     def __init__(self) -> None:
         self._leave = asyncio.Event()
         self._now = asyncio.Event()
+        self._last_round: int | None = None
+        self._has_last_round = asyncio.Event()
+
+    def end_after(self, last_round: int) -> None:
+        """Contribute to no round after this one, and go when all stand at its end; the first word counts."""
+        if self._last_round is None:
+            self._last_round = last_round
+            self._has_last_round.set()
 
     def leave(self) -> None:
         """Say good-bye, finish the round, checkpoint, go."""
@@ -25,6 +33,12 @@ class StopRequest:
     def is_leaving(self) -> bool:
         """Tell whether this peer was told to go."""
         return self._leave.is_set()
+
+    async def wait_for_last_round(self) -> int:
+        """Wait until there is a round to end after, and return it."""
+        await self._has_last_round.wait()
+        assert self._last_round is not None
+        return self._last_round
 
     async def wait_for_leave(self) -> None:
         """Wait until this peer is told to go."""

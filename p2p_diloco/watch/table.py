@@ -18,6 +18,8 @@ from p2p_diloco.watch.wording import (
 )
 
 MAX_PEER_ROWS = 24
+LOG_WIDTH = 120
+"""Columns for what is written to a file; a terminal has its own."""
 _SILENT_SECONDS = 10.0
 
 
@@ -48,20 +50,20 @@ def _heading(status: PeerStatus) -> Text:
     text.append(f"{name} {status.run[:8]}", style="bold")
     text.append(f"  {status.role} {short_peer(status.peer)}  ")
     text.append("leaving" if status.leaving else status.phase, style=_phase_style(status))
-    text.append(f"  round {status.round}  cycle {status.cycle}")
-    text.append(f"  roster {status.roster_k} (epoch {status.epoch}), ")
-    text.append(f"{status.num_ready} of {status.num_members} ready")
+    text.append(f"  round {status.round}  roster {status.roster_k}")
+    if status.epoch:
+        text.append(f" (epoch {status.epoch})", style="yellow")
+    text.append(f"  {status.num_ready} of {status.num_members} ready")
     return text
 
 
 def _figures(status: PeerStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     cells = (
-        ("train loss", format_loss(status.loss)),
-        ("held-out: anchor", format_loss(status.anchor_loss)),
+        ("loss", format_loss(status.loss)),
+        ("anchor", format_loss(status.anchor_loss)),
         ("own", format_loss(status.local_loss)),
         ("steps", format_count(status.inner_steps)),
-        ("tokens", format_count(status.tokens)),
         ("tokens/s", format_count(status.tokens_per_second)),
         ("participation", format_share(status.participation)),
         ("sent", format_bytes(_total_sent(status))),

@@ -31,7 +31,8 @@ class VirtualClock:
 class PretendedChildren:
     """Peers that get ready, train and finish by the clock alone.
 
-    `broken` names peers that end at once; `stuck` those that never finish; `deaf` those that never get ready.
+    `broken` names peers that end at once; `stuck` those that never finish; `deaf` those that never get
+    ready; `failing` those that end with an error.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class PretendedChildren:
         broken: Sequence[str] = (),
         stuck: Sequence[str] = (),
         deaf: Sequence[str] = (),
+        failing: Sequence[str] = (),
         says: str = f'p2p-diloco join "{INVITE}"\n',
     ) -> None:
         self._root, self._clock, self._end = root, clock, end
         self._broken, self._stuck, self._deaf, self._says = broken, stuck, deaf, says
+        self._failing = failing
         self._started: dict[str, float] = {}
         self._killed: set[str] = set()
         self._finished: set[str] = set()
@@ -75,7 +78,9 @@ class PretendedChildren:
         if name == BOOTSTRAP:
             return None
         self._live(name)
-        return 0 if name in self._finished else None
+        if name not in self._finished:
+            return None
+        return 4 if name in self._failing else 0
 
     def _live(self, name: str) -> None:
         now, folder = self._clock.time(), self.folder(name)

@@ -11,6 +11,7 @@ from p2p_diloco.cli.bootstrap import request_bootstrap, run_bootstrap
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.cli.peer_process import PeerRequest
 from p2p_diloco.run_file import read_run_toml
+from p2p_diloco.settings import PeerSettings
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
@@ -50,3 +51,9 @@ def test_the_command_runs_what_it_asked_for(run_file: Path, monkeypatch: pytest.
         str(run_file), key_path=None, settings=SettingsFlags(), flags=PeerFlags(until_round=3), around=around
     )
     assert (code, ran[0].flags.until_round) == (7, 3)
+
+
+def test_a_bootstrap_peer_has_a_folder_of_its_own_beside_a_trainer_of_the_same_machine(tmp_path: Path) -> None:
+    named = PeerSettings(state_directory=tmp_path)
+    assert bootstrap._with_own_folder(named) == named
+    assert bootstrap._with_own_folder(PeerSettings()).state_directory == PeerSettings().state_directory / "bootstrap"

@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, plan_demo
 from p2p_diloco.cli.demo_report import demo_report, figure_rows, peer_rows, verdict_line
-from p2p_diloco.cli.demo_result import Traces, judge_demo
+from p2p_diloco.cli.demo_result import TextLosses, Traces, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory, Mark
 from p2p_diloco.watch.event_log import PeerEvent
 from p2p_diloco.watch.report import format_report
@@ -36,12 +36,12 @@ TRACES = {
     BOOTSTRAP: Traces(status=PeerStatus(role="bootstrap"), events=(), started=START - 5),
 }
 STORY = DemoStory(marks=[Mark(time=START + 20, text="peer-2 is killed")], killed={"peer-2": START + 20})
-RESULT = judge_demo(PLAN, STORY, TRACES, baseline_loss=2.4)
+RESULT = judge_demo(PLAN, STORY, TRACES, TextLosses(start=5.545, bigram=2.4))
 
 
 def test_the_anchor_is_measured_by_all_and_each_peer_by_itself() -> None:
     curves = {curve.name: curve for curve in demo_report(PLAN, STORY, TRACES, RESULT).curves}
-    assert [point.loss for point in curves["anchor"].points] == [5.0, 4.0, 4.0]
+    assert [point.loss for point in curves["anchor"].points] == [5.545, 5.0, 4.0, 4.0]
     assert [point.loss for point in curves["peer-1"].points] == pytest.approx([4.9, 3.9])
     assert curves["peer-3"].points == ()
     assert {curve.name: curve.kind for curve in curves.values()} == {

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, plan_demo
-from p2p_diloco.cli.demo_result import DemoResult, Traces, judge_demo
+from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory
 from p2p_diloco.watch.event_log import PeerEvent
 from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
@@ -51,7 +51,7 @@ def good_story() -> DemoStory:
 
 
 def judged(traces: dict[str, Traces], story: DemoStory | None = None, baseline: float = 2.4) -> DemoResult:
-    return judge_demo(PLAN, story or good_story(), traces, baseline_loss=baseline)
+    return judge_demo(PLAN, story or good_story(), traces, TextLosses(start=5.545, bigram=baseline))
 
 
 def test_a_demo_that_kept_its_promises_has_no_failures() -> None:
@@ -59,7 +59,7 @@ def test_a_demo_that_kept_its_promises_has_no_failures() -> None:
     assert result.failures == ()
     assert (result.heads_equal, result.head, result.peers_final) == (True, "cd" * 32, 3)
     assert (result.rounds, result.cycles, result.participation) == (20, 10.0, 0.95)
-    assert (result.loss_first, result.loss_last, result.lone_loss) == (5.5, 2.1, None)
+    assert (result.loss_first, result.loss_last, result.lone_loss) == (5.545, 2.1, None)
     assert result.bytes_sent_per_parameter_per_cycle == pytest.approx(0.8)
     assert result.control_bytes_per_second == pytest.approx(10.0)
     assert result.transfer_bytes == 210
@@ -128,7 +128,7 @@ def test_a_late_peer_that_was_never_ready_and_one_that_failed_are_failures() -> 
 def test_without_measurements_there_is_no_success() -> None:
     traces = {name: replace(trace, events=()) for name, trace in good_traces().items()}
     result = judged(traces)
-    assert (result.loss_first, result.loss_last) == (None, None)
+    assert (result.loss_first, result.loss_last) == (5.545, None)
     assert "nobody measured the anchor's loss at the end" in result.failures
 
 

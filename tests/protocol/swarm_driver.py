@@ -194,6 +194,7 @@ class Swarm:
         self.children: dict[tuple[Digest, int], set[Digest]] = {}
         self.rosters: dict[Digest, Roster] = {}
         self.num_messages = 0
+        self.check_bytes = True
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
@@ -508,7 +509,7 @@ class Swarm:
 
     def _place(self, machine: Machine, span: SpanId, head: SpanHead, state: bytes) -> None:
         known = self.known_bytes.setdefault((span, head.digest), state)
-        assert known == state, f"{machine.name}: equal chain digests, different bytes (I1)"
+        assert known == state or not self.check_bytes, f"{machine.name}: equal chain digests, different bytes (I1)"
         machine.vectors[span] = (head, state)
 
     def _serve_span(self, machine: Machine, order: ServeSpan) -> None:

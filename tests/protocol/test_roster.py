@@ -124,7 +124,8 @@ def test_a_good_bye_that_was_not_signed_is_refused() -> None:
     ],
 )
 def test_a_good_bye_counts_only_where_the_leaver_cannot_have_voted(changes: dict[str, object], expected: bool) -> None:
-    word = goodbye(D, parent=PARENT, **changes)
+    word = replace(goodbye(D, parent=PARENT), **changes)  # type: ignore[arg-type]
+    word = replace(word, signature=sign_as(D, word.statement()))
     assert is_quotable(word, PARENT, PARENT.digest(), 5) is expected
     certified = certify(child(goodbyes=(word,)), [A, B])
     if expected:

@@ -41,7 +41,7 @@ MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
 INNER_RATE = 0.02
 GRADIENT_NOISE = 0.3
 TOKENS_PER_STEP = 100
-MOST_SHRINKS = 4
+MOST_SHRINKS = 16  # spans of one block: the fewer numbers, the more their rounding sways a norm
 
 
 def optimum(span: SpanId) -> Vector:
@@ -188,9 +188,7 @@ class FakeIsland:
         in_flight = self.in_flight.get(span, InFlight())
         self._keep(
             span,
-            replace_span(
-                self.states[span], in_flight, self.locals[span], replacement=command.state, merge_rule=MERGE
-            ),
+            replace_span(self.states[span], in_flight, self.locals[span], replacement=command.state, merge_rule=MERGE),
         )
 
     def _keep(self, span: SpanId, advance: SpanAdvance) -> None:

@@ -1,170 +1,37 @@
-"""Real peers without processes: `SwarmNode`, `LinkKeeper` and engine of each over one memory network, in virtual time."""
+"""Peers without processes: `SwarmNode`, `LinkKeeper` and engine of each over one memory network, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from tests.swarm.fake_island import CODECS, OPTIMA, SPAN_ELEMENTS, FakeIsland
-
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
-from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
-from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.ids import SpanId, sha256, short_peer_id
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.membership import Self
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Goodbye,
-    Member,
-    Roster,
-    founding_roster,
-    founding_statement,
-)
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.vector_work import state_bytes
 from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.memory import MemoryNetwork
 from p2p_diloco.transport.virtual_time import VirtualTimeLoop
+from tests.swarm.fake_island import CODECS, FakeIsland
+from tests.swarm.memory_machine import (
+    MANIFEST,
+    RUN,
+    START_SECONDS,
+    Machine,
+    found_run,
+    run_rules,
+    sign_as,
+    start_states,
+    verify,
+)
 
-RUN = sha256(b"a run in memory")
-START_SECONDS = 1_000_000.0
-"""Unix time at which a stage opens; round 0 begins a little later."""
-MANIFEST = b"the signed manifest"
-
-
-def key_of(name: str) -> SigningKey:
-    return SigningKey(sha256(b"key of", name.encode()))
-
-
-ORGANISER = key_of("organiser")
-
-
-def sign_as(peer: PeerId, statement: bytes) -> bytes:
-    """A cheap stand-in for Ed25519, which would cost the tests half their time."""
-    return sha256(b"signed by", peer, statement) * 2
-
-
-def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    return signature == sign_as(peer, statement)
-
-
-def run_rules(
-    *, round_seconds: float = 16.0, heartbeat_seconds: float = 2.0, spans: int = 4, group_size: int = 32
-) -> RunRules:
-    num_spans = (spans, spans)
-    all_spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
-    return RunRules(
-        run=RUN,
-        organiser=ORGANISER.peer,
-        clock=RoundClock(
-            start_seconds=START_SECONDS + round_seconds, round_seconds=round_seconds, num_fragments=len(num_spans)
-        ),
-        num_spans=num_spans,
-        span_elements=dict.fromkeys(all_spans, SPAN_ELEMENTS),
-        payload_bytes=dict.fromkeys(all_spans, CODECS.contribution.encoded_bytes(SPAN_ELEMENTS)),
-        entry_bytes=dict.fromkeys(all_spans, CODECS.entry.encoded_bytes(SPAN_ELEMENTS)),
-        group_size=group_size,
-        void_cycles=8,
-        heartbeat_seconds=heartbeat_seconds,
-        weight_clip=4.0,
-        contribution_limit=2.0,
-        entry_limit=3.0,
-        retained_cycles=16,
-    )
-
-
-def start_states(rules: RunRules, founding: Roster) -> dict[SpanId, SpanState]:
-    return {span: genesis_state(OPTIMA[span] * 0, founding.digest()) for span in rules.span_elements}
-
-
-def found_run(rules: RunRules, founder: Member) -> CertifiedRoster:
-    start_N = OPTIMA[SpanId(0, 0)] * 0
-    genesis = sha256(*(content_digest(start_N, start_N, ZERO_DIGEST) for _ in rules.span_elements))
-    roster = founding_roster(rules.run, genesis, founder)
-    signature = sign_as(ORGANISER.peer, founding_statement(roster.digest()))
-    return CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER.peer, signature),))
-
-
-@dataclass
-class Disk:
-    """What survives a restart; a `PeerMemory`."""
-
-    incarnation: int = 0
-    rosters: list[CertifiedRoster] = field(default_factory=list)
-    ballots: Ballots = NO_BALLOTS
-    goodbye: Goodbye | None = None
-    checkpoint: dict[SpanId, SpanState] = field(default_factory=dict)
-
-    def keep_ballots(self, ballots: Ballots) -> None:
-        self.ballots = ballots
-
-    def keep_goodbye(self, goodbye: Goodbye) -> None:
-        self.goodbye = goodbye
-
-    def keep_roster(self, certified: CertifiedRoster) -> None:
-        self.rosters.append(certified)
-
-
-@dataclass
-class Machine:
-    """One peer with its disk, its island and what it has reported; a `SwarmObserver`."""
-
-    name: str
-    dialable: bool
-    trains: bool
-    step_seconds: float
-    clock_offset: float
-    disk: Disk = field(default_factory=Disk)
-    reports: list[tuple[float, str, str]] = field(default_factory=list)
-    closed: list[RoundClosed] = field(default_factory=list)
-    island: FakeIsland | None = None
-    node: SwarmNode | None = None
-    transport: MemoryTransport | None = None
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def key(self) -> SigningKey:
-        return key_of(self.name)
-
-    @property
-    def peer(self) -> PeerId:
-        return self.key.peer
-
-    @property
-    def running(self) -> SwarmNode:
-        assert self.node is not None, f"{self.name} is not running"
-        return self.node
-
-    @property
-    def engine(self) -> PeerEngine:
-        return self.running.engine
-
-    def report(self, topic: str, text: str) -> None:
-        self.reports.append((asyncio.get_running_loop().time() - START_SECONDS, topic, text))
-
-    def round_closed(self, closed: RoundClosed) -> None:
-        self.closed.append(closed)
-
-    def texts(self, topic: str) -> list[str]:
-        return [text for _, its_topic, text in self.reports if its_topic == topic]
-
-    def height(self) -> int:
-        assert self.island is not None
-        return sum(state.head.height for state in self.island.states.values())
-
-    def digest(self) -> str:
-        """Return SHA-256 over φ and m of all spans, as the trainer's session says it at the end."""
-        assert self.island is not None
-        self.island.settle()
-        return sha256(*(state_bytes(state) for _, state in sorted(self.island.states.items()))).hex()
+_T = TypeVar("_T")
 
 
 class MemorySwarm:
@@ -175,6 +42,7 @@ class MemorySwarm:
         self.network = MemoryNetwork(seed, delay_seconds=(0.01, 0.1), loss=loss)
         self.machines: dict[str, Machine] = {}
         self.asleep_seconds = 0.0
+        self.last_rosters: list[Roster] = []
         self._seed = seed
         self._loop = asyncio.get_running_loop()
         self._directory = MemoryDirectory(self.unix_seconds)
@@ -212,6 +80,7 @@ class MemorySwarm:
         machine.disk.incarnation += 1
         clock = SwarmClock(lambda: self.unix_seconds() + machine.clock_offset)
         machine.transport = self.network.transport(machine.peer, run=RUN, can_be_dialled=machine.dialable)
+        machine.keeper = self._make_keeper(machine)
         machine.island = FakeIsland(
             spans=tuple(self.rules.span_elements),
             now=clock.now,
@@ -229,6 +98,7 @@ class MemorySwarm:
             observer=machine,
             manifest=MANIFEST,
             worker=None,
+            addresses=machine.keeper,
         )
         if founds:
             founding = found_run(self.rules, machine.engine.me.member())
@@ -237,6 +107,17 @@ class MemorySwarm:
         elif machine.disk.checkpoint:
             self._hold(machine, machine.disk.checkpoint)
         machine.task = asyncio.ensure_future(self._live(machine))
+
+    def _make_keeper(self, machine: Machine) -> LinkKeeper:
+        assert machine.transport is not None
+        return LinkKeeper(
+            transport=machine.transport,
+            directory=self._directory,
+            record=lambda: self._record(machine),
+            known={},
+            unix_seconds=self.unix_seconds,
+            hear=machine.report,
+        )
 
     def _make_engine(self, machine: Machine) -> PeerEngine:
         peer, disk = machine.peer, machine.disk
@@ -259,17 +140,10 @@ class MemorySwarm:
 
     async def _live(self, machine: Machine) -> None:
         assert machine.transport is not None
-        keeper = LinkKeeper(
-            transport=machine.transport,
-            directory=self._directory,
-            record=lambda: self._record(machine),
-            known={},
-            unix_seconds=self.unix_seconds,
-            hear=machine.report,
-        )
+        assert machine.keeper is not None
         async with machine.transport, asyncio.TaskGroup() as tasks:
             tasks.create_task(machine.running.run(), name=f"{machine.name}: swarm")
-            tasks.create_task(keeper.run(), name=f"{machine.name}: links")
+            tasks.create_task(machine.keeper.run(), name=f"{machine.name}: links")
             if not machine.trains:
                 tasks.create_task(self._drop_start(machine), name=f"{machine.name}: start")
 
@@ -303,10 +177,15 @@ class MemorySwarm:
         machine = self.machines[name]
         machine.running.leave()
         await self.run_to_round(self.round + 1)
+        self.save(name)
+        await self.kill(name)
+
+    def save(self, name: str) -> None:
+        """Let a machine keep its spans on its disk."""
+        machine = self.machines[name]
         assert machine.island is not None
         machine.island.settle()
         machine.disk.checkpoint = dict(machine.island.states)
-        await self.kill(name)
 
     async def kill(self, name: str) -> None:
         """End a machine as kill -9 does."""
@@ -321,8 +200,17 @@ class MemorySwarm:
         await asyncio.wait({machine.task})
         machine.node, machine.task = None, None
 
+    async def break_links(self) -> None:
+        """Lose every link at once."""
+        for machine in self.machines.values():
+            if machine.transport is not None and machine.node is not None:
+                for peer in sorted(machine.transport.linked_peers()):
+                    machine.transport.hang_up(peer)
+        await asyncio.sleep(0)
+
     async def close(self) -> None:
         """End all machines; one that failed on its own raises here."""
+        self.last_rosters = [m.engine.book.in_force for m in self.living() if m.engine.book.in_force is not None]
         for machine in self.machines.values():
             if machine.node is not None:
                 await self.kill(machine.name)
@@ -358,8 +246,9 @@ class MemorySwarm:
 
     # -- claims
 
-    def living(self, names: Iterable[str] | None = None) -> list[Machine]:
-        return [m for m in self.machines.values() if m.node is not None and m.trains and (not names or m.name in names)]
+    def living(self) -> list[Machine]:
+        """Return the machines that run and train."""
+        return [machine for machine in self.machines.values() if machine.node is not None and machine.trains]
 
     def all_members(self) -> bool:
         """Tell whether all that live and train are ready, under one roster that lists them and nobody else."""
@@ -406,25 +295,7 @@ class MemorySwarm:
         return "\n".join(lines)
 
 
-def play(scene: Callable[[], Awaitable[Any]]) -> Any:
+def play(scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run a scene in virtual time, from `START_SECONDS` on."""
-
-    async def whole() -> Any:
-        return await scene()
-
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(START_SECONDS)) as runner:
-        return runner.run(whole())
-
-
-def distance_to_optimum(machine: Machine) -> float:
-    """Return ‖φ − optimum‖ / ‖optimum‖ over all spans."""
-    assert machine.island is not None
-    missing = sum(float(((state.anchor_N - OPTIMA[span]) ** 2).sum()) for span, state in machine.island.states.items())
-    whole = sum(float((OPTIMA[span] ** 2).sum()) for span in machine.island.states)
-    return (missing / whole) ** 0.5
-
-
-def genesis_digest_of(swarm: MemorySwarm) -> Digest:
-    """Return the digest of the founding roster, for tests that forge."""
-    roster = next(m.engine.book.chain()[0].roster for m in swarm.machines.values() if m.node is not None)
-    return roster.digest()
+        return runner.run(scene())

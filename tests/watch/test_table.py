@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -30,8 +31,8 @@ STATUS = PeerStatus(
 )
 
 
-def shown(status: PeerStatus) -> str:
-    console = Console(file=io.StringIO(), width=120, markup=False, highlight=False)
+def shown(status: PeerStatus, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
     console.print(status_table(status))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -41,6 +42,17 @@ def test_the_table_shows_peers_round_loss_speed_participation_and_bytes() -> Non
     text = shown(STATUS)
     for part in ("round 117", "3 of 4 ready", "2.500", "2.400", "12.3k", "97.0 %", "1.2 MB", "12D3..1111", "0.4 s ago"):
         assert part in text
+
+
+def test_on_a_narrow_terminal_nothing_is_cut() -> None:
+    text = shown(replace(STATUS, run_name="night", tokens=123_456_789, inner_steps=99_999), width=80)
+    assert "…" not in text
+    assert "participation" in text
+
+
+def test_a_new_epoch_is_worth_a_word() -> None:
+    assert "(epoch 2)" in shown(replace(STATUS, epoch=2))
+    assert "epoch" not in shown(STATUS)
 
 
 def test_peers_that_only_help_or_only_dial_are_told_apart() -> None:

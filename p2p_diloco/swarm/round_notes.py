@@ -1,0 +1,35 @@
+"""What is said once per round: a round may be void for every span, and that is one piece of news, not one per span."""
+
+from __future__ import annotations
+
+from p2p_diloco.ids import PeerId
+
+_Subject = tuple[str, PeerId | None]
+
+
+class RoundNotes:
+    """Collects sentences until the round is over; of those on one subject the first is kept and the others counted."""
+
+    def __init__(self) -> None:
+        self._first: dict[_Subject, str] = {}
+        self._more: dict[_Subject, int] = {}
+
+    def note(self, topic: str, text: str, *, about: PeerId | None = None) -> None:
+        """Keep a sentence; `about` is the peer that it blames, which must not hide behind another one."""
+        subject = (topic, about)
+        if subject in self._first:
+            self._more[subject] = self._more.get(subject, 0) + 1
+        else:
+            self._first[subject] = text
+
+    def take(self) -> list[tuple[str, str]]:
+        """Return topic and sentence of each subject, in the order in which they came up, and begin anew."""
+        first, more = self._first, self._more
+        self._first, self._more = {}, {}
+        return [(subject[0], _with_count(text, more.get(subject, 0))) for subject, text in first.items()]
+
+
+def _with_count(text: str, more: int) -> str:
+    if not more:
+        return text
+    return f"{text} (and {more} more span{'s' if more > 1 else ''} of the round)"

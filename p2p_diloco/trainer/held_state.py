@@ -1,0 +1,83 @@
+"""What a peer holds that does not train: the start until others hold it, or all spans as the hub of those at home.
+
+A founder serves the start. When no member can be dialled, all go through this peer: it then follows the entries as
+everybody does, in a worker of its own, so that the event loop touches no vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.swarm.replica import Answer, SpanUpdate
+from p2p_diloco.trainer.run_plan import RunPlan
+
+
+class HeldState:
+    """A `Replica` without an island.
+
+    Args:
+        in_loop: hands a call over to the event loop.
+        died: told, in the loop, when an entry could not be followed.
+    """
+
+    def __init__(
+        self, plan: RunPlan, *, in_loop: Callable[[Callable[[], None]], None], died: Callable[[BaseException], None]
+    ) -> None:
+        self._plan = plan
+        self._in_loop = in_loop
+        self._died = died
+        self._states: dict[SpanId, SpanState] = {}
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="held state")
+
+    def hold(self, states: dict[SpanId, SpanState]) -> None:
+        """Hold these spans."""
+        self._states = dict(states)
+
+    def drop(self) -> None:
+        """Hold nothing any more."""
+        self._states = {}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def span_state(self, span: SpanId) -> SpanState | None:
+        """Return the span, while it is held."""
+        return self._states.get(span)
+
+    def apply(self, update: SpanUpdate) -> None:
+        """Absorb an update of a span that is held, soon."""
+        self._soon(lambda: self._absorb(update))
+
+    def replace(self, span: SpanId, state: SpanState) -> None:
+        """Hold a transferred span, before updates that are handed over later."""
+        held = self._states
+        self._soon(lambda: held.__setitem__(span, state))
+
+    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
+        """Contribute nothing."""
+        answer(None)
+
+    def progress(self) -> Progress:
+        """Return that nothing is trained."""
+        return Progress()
+
+    def _absorb(self, update: SpanUpdate) -> None:
+        held = self._states
+        state = held.get(update.span)
+        if state is None:
+            return  # dropped meanwhile
+        update_N = self._plan.codecs.entry.decode(update.payload, state.elements)
+        held[update.span] = absorb(state, entry=update.absorbed, update_N=update_N, rule=self._plan.outer)
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        self._worker.submit(work).add_done_callback(self._note_failure)
+
+    def _note_failure(self, done: Future[None]) -> None:
+        failure = None if done.cancelled() else done.exception()
+        if failure is not None:
+            self._in_loop(lambda: self._died(failure))

@@ -1,0 +1,54 @@
+"""The end that all peers share: a last round, then all stand at the same boundary, then each hashes what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.swarm.vector_work import state_bytes
+
+AGREE_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+BEATS_OF_AGREEMENT = 3
+
+
+async def wait_until_over(engine: PeerEngine, now: Callable[[], float], last_round: int) -> None:
+    """Let `last_round` be the last to which this peer contributes, and wait until it is over."""
+    engine.last_round = last_round
+    over = engine.rules.clock.begin(last_round + 1)
+    while (left := over - now()) > 0:  # noqa: ASYNC110  # in steps, for swarm time may be corrected meanwhile
+        await asyncio.sleep(min(left, LOOK_SECONDS))
+
+
+async def wait_for_agreement(engine: PeerEngine, now: Callable[[], float]) -> bool:
+    """Wait until all ready peers that are heard have stood at one boundary for some heartbeats, or `AGREE_SECONDS`.
+
+    Returns:
+        Whether they did.
+    """
+    beat = engine.rules.heartbeat_seconds
+    give_up = now() + AGREE_SECONDS
+    agreed_for = 0.0
+    while agreed_for < BEATS_OF_AGREEMENT * beat + LOOK_SECONDS:
+        if now() > give_up:
+            return False
+        await asyncio.sleep(beat)
+        agreed_for = agreed_for + beat if all_agree(engine, now()) else 0.0
+    return True
+
+
+def all_agree(engine: PeerEngine, now: float) -> bool:
+    """Tell whether this peer, if it trains, and all ready peers that are heard stand where the others stand."""
+    mine = tuple(head.digest for head in engine.closed_heads(now))
+    places = {tuple(head.digest for head in beat.heads) for beat in engine.membership.alive(now).values() if beat.ready}
+    if engine.me.trains:
+        return bool(mine) and places <= {mine}
+    return len(places) <= 1
+
+
+def state_digest(states: Mapping[SpanId, SpanState]) -> str:
+    """Return SHA-256 over φ and m of all spans, in hexadecimal."""
+    return sha256(*(state_bytes(state) for _, state in sorted(states.items()))).hex()

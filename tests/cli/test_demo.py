@@ -1,0 +1,132 @@
+"""The whole demo with pretended peers: files, figures and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from p2p_diloco.cli import demo
+from p2p_diloco.cli.app import main
+from p2p_diloco.cli.demo_plan import DemoOptions
+from p2p_diloco.cli.demo_result import TextLosses
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.run_file import read_run_toml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pretence import PretendedChildren, VirtualClock
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Pretence(PretendedChildren):
+    """Enters and leaves like real children."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]:
+    """Weather for the peers, to be filled by tests before the demo runs."""
+    weather: dict[str, object] = {}
+    root = tmp_path / "peers"
+    root.mkdir()
+    clock = VirtualClock(1e9)
+
+    def children() -> Pretence:
+        end = demo.plan_demo(DemoOptions(seconds=60.0), now_seconds=clock.time())
+        return Pretence(root, clock, end=end.clock_start + end.end_at, **weather)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(demo, "time", clock)
+    monkeypatch.setattr(demo, "ChildProcesses", children)
+    monkeypatch.setattr(demo, "measure_text", lambda options: TextLosses(start=5.545, bigram=2.4))
+    return weather
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["demo", "--seconds", "60", "--json", "figures.json", "--report", "out"]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["heads_equal"], figures["peers_final"], figures["killed"]) == (True, 3, ["peer-2"])
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+    out = capsys.readouterr().out
+    assert "all 3 living peers hold the same bytes" in out
+    assert not (tmp_path / "out" / "logs").exists()
+
+
+@pytest.mark.usefixtures("pretended")
+def test_figures_on_standard_output_stand_alone(capsys: Captured) -> None:
+    assert main(["demo", "--seconds", "60", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["heads_equal"] is True
+    assert "all 3 living peers hold the same bytes" in captured.err
+
+
+def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(
+    pretended: dict[str, object], tmp_path: Path, capsys: Captured
+) -> None:
+    pretended["stuck"] = ("peer-3",)
+    assert main(["demo", "--seconds", "60", "--json", "figures.json"]) == 1
+    assert json.loads((tmp_path / "figures.json").read_text())["failures"] == ["peer-3 did not finish"]
+    assert "not as promised: peer-3 did not finish" in capsys.readouterr().out
+    logs = tmp_path / "demo-report" / "logs" / "peer-3"
+    assert {path.name for path in logs.iterdir()} == {"output.log", "events.jsonl", "status.json"}
+
+
+def test_a_peer_that_dies_ends_the_demo_with_its_last_words(
+    pretended: dict[str, object], tmp_path: Path, capsys: Captured
+) -> None:
+    pretended["broken"] = ("peer-1",)
+    assert main(["demo", "--seconds", "60"]) == 1
+    assert "p2p-diloco: error: peer-1 ended with exit code 3 before its time" in capsys.readouterr().err
+    assert (tmp_path / "demo-report" / "logs" / "peer-1" / "output.log").exists()
+
+
+@pytest.mark.usefixtures("pretended")
+def test_the_runs_name_the_text_and_are_signed_by_one_key(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text")
+    assert main(["demo", "--seconds", "60", "--data", "text.txt"]) == 0
+    runs = tmp_path / "peers" / "runs"
+    run, lone = read_run_toml(runs / "run.toml"), read_run_toml(runs / "lone.toml")
+    assert (run.data.path, run.organiser) == ("text.txt", lone.organiser)
+    assert (runs / "organiser.key").is_file()
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--report", "file/out"], "cannot make the folder"),
+        (["--json", "folder"], "cannot write folder: Is a directory"),
+    ],
+)
+def test_what_cannot_be_written_has_exit_code_4(
+    arguments: list[str], text: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    assert main(["demo", "--seconds", "60", *arguments]) == 4
+    assert text in capsys.readouterr().err
+
+
+def test_a_text_that_is_too_short_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short")
+    with pytest.raises(ConfigError, match="text is 5 bytes long; expected at least 16384"):
+        demo.measure_text(DemoOptions(data=str(tmp_path / "text.txt")))
+
+
+def test_before_training_the_loss_is_that_of_guessing_and_worse_than_the_bigrams(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2_000)
+    losses = demo.measure_text(DemoOptions(data=str(tmp_path / "text.txt")))
+    assert losses.start == pytest.approx(5.545, abs=0.01)
+    assert losses.bigram < 1.0

@@ -1,0 +1,68 @@
+"""Heartbeats and closed boundaries."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from made import founding, head_of, membership_of, roster_1
+from swarm_driver import ALL_SPANS, RUN, peer_id, run_rules, verify
+
+from p2p_diloco.protocol.beacon import Beacon, Progress
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.messages import decode_message, encode_message
+from p2p_diloco.protocol.wire import MOST_COUNTED
+
+
+def beacon() -> tuple[Beacon, ChainBook]:
+    rules = run_rules()
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    return Beacon(rules=rules, membership=membership_of(peer_id("ann")), chains=chains), chains
+
+
+def test_heartbeats_come_at_their_interval_and_at_once_when_somebody_new_listens() -> None:
+    lamp, _ = beacon()
+    assert lamp.is_due(-5.0)
+    assert not lamp.is_due(-4.5)
+    lamp.hasten()
+    assert lamp.is_due(-4.5)
+    assert lamp.next_at == -3.5
+
+
+def test_the_fragment_in_progress_is_reported_as_it_was_when_its_round_began() -> None:
+    lamp, chains = beacon()
+    lamp.freeze(0)
+    assert lamp.closed_heads(1.0) == ()
+    for span in ALL_SPANS:
+        chains.set_head(span, head_of())
+    lamp.freeze(0)
+    before = lamp.closed_heads(1.0)
+    chains.set_head(ALL_SPANS[0], head_of(height=1, digest=b"moved"))
+    chains.set_head(ALL_SPANS[-1], head_of(height=1, digest=b"moved"))
+    after = lamp.closed_heads(1.0)
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 1e300, 2.5])
+def test_a_loss_that_diverged_does_not_silence_the_peer(loss: float) -> None:
+    lamp, _ = beacon()
+    beat = lamp.heartbeat(Progress(tokens=1 << 70, steps=1, loss=loss, tokens_per_second=loss), ())
+    assert decode_message(encode_message(beat)) == beat
+    assert beat.tokens == MOST_COUNTED
+
+
+def test_a_heartbeat_names_the_roster_in_force_and_counts_up() -> None:
+    lamp, _ = beacon()
+    assert lamp.heartbeat(Progress(), ()).roster == bytes(32)
+    membership = membership_of(peer_id("ann"))
+    membership.take_rosters((founding(), roster_1(2)), 0.0)
+    _, chains = beacon()
+    lamp = Beacon(rules=run_rules(), membership=membership, chains=chains)
+    first, second = lamp.heartbeat(Progress(), ()), lamp.heartbeat(Progress(), ())
+    assert (first.roster, first.roster_k) == (roster_1(2).roster.digest(), 1)
+    assert second.sequence == first.sequence + 1
+    assert verify(second.peer, second.statement(), second.signature)

@@ -1,0 +1,142 @@
+"""What peers say to each other: every message comes back as it went, and a stranger's bytes only raise FrameError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import SPAN, entry_on, founding, fragment_head, goodbye, head_of, heartbeat, ids, roster_1, roster_of
+
+from p2p_diloco.errors import FrameError
+from p2p_diloco.ids import sha256
+from p2p_diloco.protocol.ballot import Promise, Proposal, Vote
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryAbsent,
+    EntryRequest,
+    HeadsReply,
+    HeadsRequest,
+    Heartbeat,
+    Introductions,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    Opening,
+    Ping,
+    Pong,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    RowMean,
+    SpanOffer,
+    SpanReply,
+    SpanRequest,
+    SpanVector,
+    decode_message,
+    encode_message,
+    is_bulk,
+)
+from p2p_diloco.protocol.roster import Goodbye
+
+A = ids(1)[0]
+D = sha256(b"digest")
+ROSTER = roster_of(3)
+MESSAGES: tuple[Message, ...] = (
+    heartbeat(A, heads=(fragment_head(),), loss=1.5),
+    Ping(nonce=7),
+    Pong(nonce=7, clock_seconds=12.5),
+    goodbye(A),
+    RosterRequest(known=(D,)),
+    RosterReply(rosters=(founding(), roster_1(3))),
+    Promise(parent=D, level=1, ballot=9, voted=(4, ROSTER), signature=bytes(64)),
+    Proposal(ballot=9, roster=ROSTER),
+    Vote(parent=D, roster=D, ballot=9, signature=bytes(64)),
+    HeadsRequest(fragment=1),
+    HeadsReply(fragment=1, heads=(head_of(),)),
+    EntryRequest(span=SPAN, parent=D),
+    EntryAbsent(span=SPAN, parent=D),
+    SpanRequest(span=SPAN, version=D, offset=5),
+    SpanReply(span=SPAN, head=head_of(), total_bytes=9, offset=1, piece=b"piece"),
+    ContentRequest(fragment=0),
+    ContentReply(fragment=0, digests=((D, D),)),
+    ManifestRequest(nonce=1),
+    ManifestReply(manifest=b"{}"),
+    Introductions(records=(b"record",)),
+    Refusal(round=4, newer_roster=True, reason=b"late"),
+    Opening(
+        round=4,
+        roster=D,
+        incarnation=1,
+        tokens=5,
+        steps=6,
+        commitment=D,
+        spans=(SpanOffer(index=0, parent=D, norm=0.5),),
+    ),
+    SpanVector(round=4, span=SPAN, payload=b"vector"),
+    entry_on(head_of(), ROSTER, A),
+    RowMean(
+        round=4, span=SPAN, roster=D, parent=D, row=0, included=b"\1", weights=(1.0,), norms=(1.0,), tokens=3, payload=b""
+    ),
+)
+BULK = (Opening, SpanVector, Entry, RowMean, SpanReply)
+
+
+def test_every_kind_of_message_is_tried() -> None:
+    assert {type(message) for message in MESSAGES} == set(get_args(Message))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_as_it_went(message: Message) -> None:
+    assert decode_message(encode_message(message)) == message
+    assert is_bulk(message) is isinstance(message, BULK)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_that_is_cut_or_goes_on_is_refused(message: Message) -> None:
+    frame = encode_message(message)
+    for cut in range(0, len(frame), max(len(frame) // 50, 1)):
+        with pytest.raises(FrameError):
+            decode_message(frame[:cut])
+    with pytest.raises(FrameError, match="too long"):
+        decode_message(frame + b"\0")
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 40), st.binary(max_size=400))
+def test_random_bytes_only_raise_frame_errors(kind: int, body: bytes) -> None:
+    try:
+        message = decode_message(bytes((1, kind)) + body)
+    except FrameError:
+        return
+    assert encode_message(message) == bytes((1, kind)) + body
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_a_flipped_byte_only_raises_frame_errors(message: Message, data: st.DataObject) -> None:
+    frame = bytearray(encode_message(message))
+    frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decode_message(bytes(frame))
+    except FrameError:
+        return
+    assert encode_message(found) == bytes(frame)
+
+
+def test_another_version_or_kind_is_named() -> None:
+    with pytest.raises(FrameError, match="speaks protocol version 9; this peer speaks 1; update one"):
+        decode_message(bytes((9, 1)))
+    with pytest.raises(FrameError, match="of kind 200, which this peer does not know"):
+        decode_message(bytes((1, 200)))
+
+
+@pytest.mark.parametrize("make", [heartbeat, goodbye])
+def test_what_is_signed_covers_who_said_it(make: Callable[..., Heartbeat | Goodbye]) -> None:
+    first, second = ids(2)
+    assert make(first).statement() != make(second).statement()
+    assert make(first).statement() != make(first, incarnation=2).statement()

@@ -1,0 +1,70 @@
+"""The roster that a lead would like next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from made import goodbye, ids, member, roster_of
+from swarm_driver import run_rules
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.ballot import Candidacy
+from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.wish import View, wish_roster
+
+PARENT = roster_of(3)
+A, B, C, D, E = ids(5)
+
+
+def view(*present: PeerId) -> View:
+    return View(
+        lead=A,
+        present={peer: member(peer) for peer in present},
+        took_part={},
+        goodbyes=(),
+        clock=run_rules().clock,
+        round=9,
+        in_force_since=1,
+        included_total=0,
+        group_size=16,
+    )
+
+
+def wish(seen: View, level: int = 0) -> Roster:
+    roster = wish_roster(Candidacy(parent=PARENT, level=level, ballot=40), seen)
+    assert roster is not None
+    return roster
+
+
+def test_the_living_stay_and_ready_listeners_come() -> None:
+    assert wish(view(A, B, D)).peers() == {A, B, D}
+
+
+def test_nobody_is_no_roster() -> None:
+    assert wish_roster(Candidacy(parent=PARENT, level=0, ballot=40), view()) is None
+
+
+def test_a_row_that_is_full_takes_nobody_and_drops_nobody() -> None:
+    assert wish(replace(view(A, B, C, D, E), group_size=4)).peers() >= {A, B, C}
+    assert len(wish(replace(view(A, B, C, D, E), group_size=4)).members) == 4
+    assert wish(replace(view(A, B, C, D, E), group_size=2)).peers() == {A, B, C}
+
+
+def test_who_was_in_no_entry_of_a_cycle_goes_but_never_the_lead() -> None:
+    seen = replace(view(A, B, C), took_part={B: 9, C: 6})
+    assert wish(seen).peers() == {A, B}
+    assert wish(replace(seen, in_force_since=8)).peers() == {A, B, C}
+    assert wish(replace(seen, took_part={C: 6})).peers() == {A, B, C}
+
+
+def test_good_byes_of_members_are_quoted_in_the_ordinary_way() -> None:
+    words = (goodbye(C, parent=PARENT), goodbye(B, parent=PARENT, voted=True), goodbye(E), goodbye(A, incarnation=9))
+    seen = replace(view(A), goodbyes=words)
+    assert wish(seen).goodbyes == (words[0],)
+    degraded = wish(seen, level=1)
+    assert (degraded.goodbyes, degraded.level, degraded.epoch) == ((), 1, PARENT.epoch + 1)
+
+
+def test_sums_and_cycles_never_fall() -> None:
+    roster = wish(replace(view(A), included_total=7))
+    assert (roster.included_total, roster.cycle, roster.k) == (7, 4, PARENT.k + 1)

@@ -1,0 +1,314 @@
+"""A swarm of real processes over loopback and the real transport, that can be killed, frozen and woken at will.
+
+What peers saw is read from their folders. Leaving the swarm ends every process and makes sure that none is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.watch.event_log import PeerEvent, read_events
+from p2p_diloco.watch.status_file import PeerStatus, read_status
+
+ORGANISER = SigningKey(b"o" * 32)
+SCRIPT = Path(__file__).with_name("swarm_peer.py")
+ROUND_SECONDS = 1.5
+SPANS = 8
+FRAGMENTS = 2
+PATIENCE_SECONDS = 60.0
+"""For what takes a second on an idle machine: other tests may run beside this one."""
+LATE_SECONDS = 0.5 * ROUND_SECONDS
+"""How long after a round's deadline a busy machine may take to write down that it is over."""
+NICENESS = 5
+
+
+def tiny_manifest() -> RunManifest:
+    """Return a run whose rounds last a second or two and whose model trains in a millisecond."""
+    return draft_manifest(
+        organiser=ORGANISER.peer,
+        now_seconds=time.time(),
+        name="faults",
+        values={
+            "model": {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 32},
+            "rounds": {
+                "clock_start": time.time(),
+                "round_seconds": ROUND_SECONDS,
+                "fragments": FRAGMENTS,
+                "spans_per_fragment": SPANS,
+            },
+            "membership": {"heartbeat_seconds": 0.25, "void_cycles": 2},
+        },
+    )
+
+
+@dataclass
+class PeerProcess:
+    """One peer: its folder outlives its processes."""
+
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    seen: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def status(self) -> PeerStatus:
+        return read_status(self.folder) or PeerStatus()
+
+    def events(self, *topics: str, since: float = 0.0) -> tuple[PeerEvent, ...]:
+        return tuple(event for event in read_events(self.folder, *topics) if event.time >= since)
+
+    def rounds(self, since: float = 0.0) -> list[ClosedRound]:
+        return [ClosedRound(time=event.time, **event.figures) for event in self.events("round", since=since)]
+
+    def family(self) -> list[psutil.Process]:
+        """Return the peer's process, its libp2p daemon and their attendants."""
+        if self.process is None or self.process.poll() is not None:
+            return []
+        with contextlib.suppress(psutil.Error):
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedRound:
+    """What a peer wrote down when a round was over."""
+
+    time: float
+    round: int
+    num_spans: int
+    num_entries: int
+    num_included: int
+    num_ready: int
+    num_members: int
+
+    def is_whole(self, num_members: int) -> bool:
+        """Tell whether all spans got an entry that includes each of `num_members`."""
+        return (
+            self.num_members == num_members
+            and self.num_entries == self.num_spans
+            and self.num_included == self.num_spans * num_members
+        )
+
+
+class ProcessSwarm:
+    """All processes of one test."""
+
+    def __init__(self) -> None:
+        self.manifest = tiny_manifest()
+        self.peers: dict[str, PeerProcess] = {}
+        # A short path: the daemons' sockets lie within.
+        self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
+        self._text = self._root / "text.txt"
+        letters = random.Random(7)
+        words = ["".join(letters.choices("etaoinshrdlu", k=letters.randint(1, 8))) for _ in range(300)]
+        self._text.write_text(" ".join(letters.choices(words, k=20_000)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            left = self._end_all()
+            assert not left, f"processes that outlived their peers: {left}"
+            assert not list(self._root.glob("p2p-diloco-*")), "a daemon's socket directory is left"
+        finally:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    # -- starting and ending
+
+    def start(
+        self,
+        name: str,
+        *,
+        founds: bool = False,
+        trains: bool = True,
+        dial_out_only: bool = False,
+        via: Sequence[str] = (),
+    ) -> PeerProcess:
+        """Start a peer, or start it again; `via` names peers whose addresses it is told beside those of the invite."""
+        peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
+        peer.folder.mkdir(exist_ok=True)
+        order = {
+            "folder": str(peer.folder),
+            "text": str(self._text),
+            "trains": trains,
+            "dial_out_only": dial_out_only,
+            "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,
+            "organiser": ORGANISER.private_bytes().hex() if founds else None,
+            "invite": None if founds else self._invite(),
+            "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
+        }
+        (peer.folder / "order.json").write_text(json.dumps(order))
+        with (peer.folder / "output.log").open("ab") as output:
+            peer.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(peer.folder / "order.json")],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(self._root), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+                preexec_fn=lambda: os.nice(NICENESS) and None,
+            )
+        return peer
+
+    def _invite(self) -> str:
+        files = [peer.folder / "invite" for peer in self.peers.values()]
+        self.wait("an invite", lambda: any(file.exists() for file in files))
+        return next(file for file in files if file.exists()).read_text()
+
+    def kill(self, name: str) -> float:
+        """End a peer without a chance to say anything; return when."""
+        peer = self._running(name)
+        self._note_families()
+        peer.process.kill()  # type: ignore[union-attr]
+        peer.process.wait()  # type: ignore[union-attr]
+        return time.time()
+
+    def freeze(self, name: str) -> float:
+        """Stop a peer and its daemon, as a closed lid does; return when."""
+        for process in self._running(name).family():
+            process.suspend()
+        return time.time()
+
+    def wake(self, name: str) -> float:
+        """Let a frozen peer go on; return when."""
+        for process in reversed(self._running(name).family()):
+            process.resume()
+        return time.time()
+
+    def leave(self, name: str) -> None:
+        """Press Ctrl-C at a peer and wait until it is gone."""
+        peer = self._running(name)
+        self._note_families()
+        assert peer.process is not None
+        peer.process.send_signal(signal.SIGINT)
+        assert peer.process.wait(timeout=PATIENCE_SECONDS) == 0, self.story()
+
+    def end_all_after(self, last_round: int) -> dict[str, str]:
+        """Let all who live end after `last_round`; return what each says is its state."""
+        living = [peer for peer in self.peers.values() if peer.family()]
+        self._note_families()
+        for peer in living:
+            (peer.folder / "last_round").write_text(str(last_round))
+            assert peer.process is not None
+            peer.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for peer in living:
+            assert peer.process is not None
+            code = peer.process.wait(timeout=max(deadline - time.monotonic(), 0.1))
+            assert code == 0, f"{peer.name} ended with {code}\n{self.story()}"
+        return {peer.name: peer.status.state_digest for peer in living if peer.status.role == "trainer"}
+
+    def _running(self, name: str) -> PeerProcess:
+        peer = self.peers[name]
+        assert peer.process is not None, f"{name} was never started"
+        assert peer.process.poll() is None, f"{name} is gone\n{self.story()}"
+        return peer
+
+    def _note_families(self) -> None:
+        for peer in self.peers.values():
+            peer.seen += peer.family()
+
+    def _end_all(self) -> list[str]:
+        """Kill the peers alone, and see whether all that they started ends by itself; return what had to be killed."""
+        self._note_families()
+        for peer in self.peers.values():
+            if peer.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(peer.process.pid, signal.SIGKILL)
+                peer.process.wait()
+        seen = [process for peer in self.peers.values() for process in peer.seen]
+        for process in seen:
+            with contextlib.suppress(psutil.Error):
+                process.resume()  # one that is frozen cannot end
+        _, alive = psutil.wait_procs(set(seen), timeout=10.0)
+        left = []
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                left.append(" ".join(process.cmdline())[:120])
+                process.kill()
+        return left
+
+    # -- the clock
+
+    def round_at(self, seconds: float) -> int:
+        return int((seconds - self.manifest.rounds.clock_start) // ROUND_SECONDS)
+
+    def begin(self, round_index: int) -> float:
+        return self.manifest.rounds.clock_start + round_index * ROUND_SECONDS
+
+    def sleep_to(self, share: float) -> None:
+        """Wait until this share of a round has passed."""
+        now = time.time()
+        at = self.begin(self.round_at(now)) + share * ROUND_SECONDS
+        time.sleep(at - now if at > now else at - now + ROUND_SECONDS)
+
+    def sleep_rounds(self, num_rounds: float) -> None:
+        time.sleep(num_rounds * ROUND_SECONDS)
+
+    # -- waiting and telling
+
+    def wait(self, what: str, condition: Callable[[], Any], patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until `condition` holds; a peer that ended badly meanwhile fails the test at once."""
+        end = time.monotonic() + patience_seconds
+        while not condition():
+            assert time.monotonic() < end, f"waited {patience_seconds:.0f} s in vain for {what}\n{self.story()}"
+            time.sleep(0.05)
+
+    def wait_for_whole_round(self, names: Sequence[str], num_members: int, since: float) -> int:
+        """Wait until all of `names` closed one round in which every member is in every entry; return it."""
+        found: list[int] = []
+
+        def all_saw_one() -> bool:
+            whole = [
+                {closed.round for closed in self.peers[name].rounds(since) if closed.is_whole(num_members)}
+                for name in names
+            ]
+            found[:] = sorted(set.intersection(*whole))
+            return bool(found)
+
+        self.wait(f"a whole round of {num_members} at {', '.join(names)}", all_saw_one)
+        return found[0]
+
+    def rounds_between(self, name: str, begin: float, end: float) -> Iterator[ClosedRound]:
+        """Yield the rounds that lie between two moments as a whole, as `name` closed them."""
+        for closed in self.peers[name].rounds():
+            if self.begin(closed.round) >= begin and self.begin(closed.round + 1) <= end:
+                yield closed
+
+    def story(self) -> str:
+        """Return what all peers saw, for the one who must find out."""
+        lines = []
+        for peer in self.peers.values():
+            for event in peer.events():
+                place = (event.time - self.manifest.rounds.clock_start) / ROUND_SECONDS
+                figures = event.figures
+                more = f" included {figures['num_included']}" if event.topic == "round" else ""
+                more += f" of {figures['num_members']} members" if event.topic == "round" else ""
+                lines.append((event.time, f"{place:7.2f} {peer.name:10} [{event.topic}] {event.text}{more}"))
+        text = "\n".join(line for _, line in sorted(lines))
+        outputs = "".join(
+            f"\n-- {peer.name}: {log.read_text(errors='replace')[-2000:]}"
+            for peer in self.peers.values()
+            if (log := peer.folder / "output.log").exists() and log.stat().st_size
+        )
+        return text + outputs

@@ -1,0 +1,84 @@
+"""One peer in a process of its own, as a fault test orders it: `python swarm_peer.py ORDER.json`.
+
+Writes `invite`, `events.jsonl` and `status.json` into its folder. SIGINT: leave. SIGUSR1: end after the round that the
+file `last_round` names. Dies with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from p2p_diloco.invite import parse_invite
+from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.settings import PeerSettings
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.trainer.peer import PeerPlan, run_peer
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.watch.event_log import PeerEvent, append_event
+from p2p_diloco.watch.status_file import PeerStatus, write_status
+
+LAST_ROUND_FILE = "last_round"
+INVITE_FILE = "invite"
+
+
+class FolderObserver:
+    """Writes down what it hears, as the command line does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def listening(self, invite: str) -> None:
+        draft = self._folder / f".{INVITE_FILE}"
+        draft.write_text(invite)
+        draft.replace(self._folder / INVITE_FILE)
+
+    def status(self, status: PeerStatus) -> None:
+        write_status(self._folder, status)
+
+    def event(self, event: PeerEvent) -> None:
+        append_event(self._folder, event)
+
+
+def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
+    founding = order["manifest"] is not None
+    dial_out_only = order["dial_out_only"]
+    return PeerPlan(
+        settings=PeerSettings(
+            state_directory=folder,
+            host_maddrs=() if dial_out_only else ("/ip4/127.0.0.1/tcp/0",),
+            dial_out_only=dial_out_only,
+            initial_peers=tuple(order["initial_peers"]),
+            data=order["text"],
+            device="cpu",
+            threads=1,
+        ),
+        invite=None if founding else parse_invite(order["invite"]),
+        signed_manifest=decode_signed_manifest(bytes.fromhex(order["manifest"])) if founding else None,
+        organiser_key=SigningKey(bytes.fromhex(order["organiser"])) if founding else None,
+        trains=order["trains"],
+        evaluate_seconds=0.0,
+    )
+
+
+async def main(order: dict[str, Any]) -> None:
+    folder = Path(order["folder"])
+    stop = StopRequest()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.leave)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: stop.end_after(int((folder / LAST_ROUND_FILE).read_text())))
+    await run_peer(plan_of(order, folder), FolderObserver(folder), stop)
+
+
+if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(json.loads(Path(sys.argv[1]).read_text())))

@@ -1,0 +1,163 @@
+"""Faults with real processes over the real transport: nobody waits for anybody, and all end with the same bytes.
+
+The rules themselves are tested in virtual time elsewhere. Here a few long stories show that processes, signals, disks
+and sockets keep them; claims about the clock leave room for a busy machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import pytest
+from tests.swarm.process_swarm import LATE_SECONDS, ROUND_SECONDS, SPANS, ClosedRound, ProcessSwarm
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.timeout(200)]
+
+MOST_BUSY_SHARE = 0.5
+"""Share of the rounds of a fault that other programs on this machine may cost."""
+
+
+def check_nobody_was_held(swarm: ProcessSwarm, names: Iterable[str], begin: float, end: float) -> None:
+    """Every round between two moments was closed by everybody, one after the other, on time."""
+    for name in names:
+        closed = list(swarm.rounds_between(name, begin, end))
+        numbers = [each.round for each in closed]
+        assert numbers, f"{name} closed no round\n{swarm.story()}"
+        assert numbers == list(range(numbers[0], numbers[-1] + 1)), f"{name} missed a round\n{swarm.story()}"
+        late = [each for each in closed if each.time > swarm.begin(each.round + 1) + LATE_SECONDS]
+        assert not late, f"{name} was held: {late}\n{swarm.story()}"
+
+
+def check_only_own_spans_were_void(swarm: ProcessSwarm, name: str, begin: float, end: float, num_lost: int) -> None:
+    """Between two moments at most `num_lost` spans a round were void, but for rounds in which the machine was busy."""
+    closed = list(swarm.rounds_between(name, begin, end))
+    poor = [each for each in closed if each.num_entries < each.num_spans - num_lost]
+    assert closed, f"no round lies between\n{swarm.story()}"
+    assert len(poor) <= MOST_BUSY_SHARE * len(closed), f"too much was void: {poor}\n{swarm.story()}"
+
+
+def most_owned(num_members: int) -> int:
+    """Return the largest number of spans of one fragment that a member owns."""
+    return -(-SPANS // num_members)
+
+
+def check_all_are_equal(swarm: ProcessSwarm, digests: dict[str, str], names: Sequence[str]) -> None:
+    assert sorted(digests) == sorted(names), f"others ended: {digests}\n{swarm.story()}"
+    assert "" not in digests.values(), f"somebody ended with nothing: {digests}\n{swarm.story()}"
+    assert len(set(digests.values())) == 1, f"they differ: {digests}\n{swarm.story()}"
+
+
+def end_together(swarm: ProcessSwarm, names: Sequence[str]) -> None:
+    swarm.wait(f"{names} ready", lambda: all(swarm.peers[name].status.ready for name in names))
+    check_all_are_equal(swarm, swarm.end_all_after(swarm.round_at(time.time()) + 2), names)
+
+
+def last(rounds: list[ClosedRound]) -> ClosedRound:
+    return rounds[-1]
+
+
+def test_four_peers_lose_their_bootstrap_freeze_die_leave_and_come_back() -> None:
+    with ProcessSwarm() as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        for name in ("ada", "ben", "cleo"):
+            swarm.start(name)
+        swarm.start("dora", dial_out_only=True)
+        four = ["ada", "ben", "cleo", "dora"]
+        swarm.wait_for_whole_round(four, 4, since=0.0)
+
+        # The bootstrap dies: nothing happens.
+        killed = swarm.kill("bootstrap")
+        swarm.sleep_rounds(4)
+        check_nobody_was_held(swarm, four, killed, time.time())
+        check_only_own_spans_were_void(swarm, "ada", killed, time.time(), 0)
+        swarm.wait_for_whole_round(four, 4, since=killed)
+
+        # One freezes, first at the begin of a round, then in the middle of one, while it is a member.
+        for share in (0.05, 0.45):
+            others = ["ada", "cleo", "dora"]
+            swarm.sleep_to(share)
+            frozen = swarm.freeze("ben")
+            swarm.sleep_rounds(3.5)
+            woken = swarm.wake("ben")
+            check_nobody_was_held(swarm, others, frozen - ROUND_SECONDS, woken)
+            check_only_own_spans_were_void(swarm, "ada", frozen, woken, most_owned(3))
+            swarm.wait_for_whole_round(four, 4, since=woken)
+
+        # A late one comes, with the address of a volunteer: the invite's bootstrap is long dead.
+        swarm.start("emil", via=["ada"])
+        five = [*four, "emil"]
+        swarm.wait_for_whole_round(five, 5, since=woken)
+
+        # One is killed.
+        survivors = ["ada", "ben", "dora", "emil"]
+        killed = swarm.kill("cleo")
+        swarm.wait_for_whole_round(survivors, 4, since=killed)
+        check_nobody_was_held(swarm, survivors, killed, time.time())
+        check_only_own_spans_were_void(swarm, "ada", killed, time.time(), most_owned(4))
+
+        # One leaves with Ctrl-C and comes again, from its checkpoint.
+        before = swarm.peers["ben"].status
+        swarm.leave("ben")
+        left = time.time()
+        swarm.wait_for_whole_round(["ada", "dora", "emil"], 3, since=left)
+        check_nobody_was_held(swarm, ["ada", "dora", "emil"], left, time.time())
+        swarm.start("ben")
+        swarm.wait_for_whole_round(survivors, 4, since=left)
+        after = swarm.peers["ben"].status
+        assert (after.peer, after.incarnation) == (before.peer, before.incarnation + 1)
+        assert after.bytes_received.transfer < 8 * after.parameters, "fetched it all instead of taking its checkpoint"
+
+        # The one that can only dial out had its part in the entries, and received them all.
+        dora = swarm.peers["dora"].status
+        assert dora.addresses == ()
+        assert dora.bytes_sent.vectors > 0
+        assert last(swarm.peers["dora"].rounds()).num_entries > 0
+
+        end_together(swarm, survivors)
+
+
+def test_three_peers_become_two_and_one_and_two_again() -> None:
+    with ProcessSwarm() as swarm:
+        swarm.start("ada", founds=True)
+        for name in ("ben", "cleo"):
+            swarm.start(name)
+        three = ["ada", "ben", "cleo"]
+        swarm.wait_for_whole_round(three, 3, since=0.0)
+
+        # Of three, one freezes: two are more than half, and go on.
+        swarm.sleep_to(0.2)
+        frozen = swarm.freeze("cleo")
+        swarm.sleep_rounds(3.5)
+        woken = swarm.wake("cleo")
+        check_nobody_was_held(swarm, ["ada", "ben"], frozen - ROUND_SECONDS, woken)
+        check_only_own_spans_were_void(swarm, "ada", frozen, woken, most_owned(2))
+        swarm.wait_for_whole_round(three, 3, since=woken)
+
+        # The founder is killed: the other two go on, without anybody in the invite.
+        killed = swarm.kill("ada")
+        swarm.wait_for_whole_round(["ben", "cleo"], 2, since=killed)
+        check_nobody_was_held(swarm, ["ben", "cleo"], killed, time.time())
+        check_only_own_spans_were_void(swarm, "ben", killed, time.time(), most_owned(3))
+
+        # Of two, one freezes for a moment: rounds are void, on time, and nobody forks.
+        frozen = swarm.freeze("cleo")
+        swarm.sleep_rounds(2)
+        woken = swarm.wake("cleo")
+        check_nobody_was_held(swarm, ["ben"], frozen, woken)
+        assert swarm.peers["ben"].status.epoch == 0
+        swarm.wait_for_whole_round(["ben", "cleo"], 2, since=woken)
+
+        # Of two, one is killed: after the cycles that the manifest names the other goes on, degraded.
+        killed = swarm.kill("cleo")
+        swarm.wait_for_whole_round(["ben"], 1, since=killed)
+        check_nobody_was_held(swarm, ["ben"], killed, time.time())
+        assert swarm.peers["ben"].status.epoch == 1
+        assert any("degraded" in event.text for event in swarm.peers["ben"].events("roster", since=killed))
+
+        # It comes back without a checkpoint, and with it a third.
+        swarm.start("cleo")
+        swarm.start("dora", via=["ben"])
+        swarm.wait_for_whole_round(["ben", "cleo", "dora"], 3, since=killed)
+        assert swarm.peers["cleo"].status.incarnation == 2
+        end_together(swarm, ["ben", "cleo", "dora"])

@@ -1,0 +1,64 @@
+"""The real shell in bad weather: thirty-two peers in one process, a tenth of all messages lost, all from one seed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.swarm.memory_machine import distance_to_optimum, run_rules
+from tests.swarm.memory_stage import MemorySwarm, play
+
+NUM_PEERS = 32
+
+
+class Outcome(NamedTuple):
+    """What is left of a scene once its loop is gone."""
+
+    digests: frozenset[str]
+    names: tuple[str, ...]
+    distance: float
+    heights: frozenset[int]
+    frames_sent: int
+
+
+async def come_and_go(seed: int) -> Outcome:
+    """Thirty-two peers, of which some come late, some leave, some die and come again; then all agree."""
+    rules = run_rules(round_seconds=16.0, heartbeat_seconds=8.0, spans=8, group_size=NUM_PEERS)
+    swarm = MemorySwarm(seed=seed, loss=0.1, rules=rules)
+    swarm.add("bootstrap", trains=False, founds=True)
+    for number in range(28):
+        swarm.add(f"p{number}", dialable=number % 4 > 0, step_seconds=0.8 + 0.02 * number, clock_offset=0.01 * number)
+    await swarm.run_to_round(6)
+    for number in range(28, NUM_PEERS):
+        swarm.add(f"p{number}", step_seconds=1.0)
+    await swarm.kill("bootstrap")
+    await swarm.run_to_round(9)
+    await swarm.leave("p3")
+    await swarm.leave("p4")
+    for name in ("p7", "p11", "p18"):
+        await swarm.kill(name)
+    await swarm.run_to_round(13)
+    for name in ("p3", "p7", "p11"):
+        swarm.start(name)
+    await swarm.run_to_round(18)
+    await swarm.finish()
+    machines = swarm.living()
+    outcome = Outcome(
+        digests=frozenset(machine.digest() for machine in machines if machine.engine.ready),
+        names=tuple(machine.name for machine in machines if machine.engine.ready),
+        distance=max(distance_to_optimum(machine) for machine in machines),
+        heights=frozenset(machine.height() for machine in machines),
+        frames_sent=sum(m.transport.counters.control.frames_sent for m in machines if m.transport is not None),
+    )
+    await swarm.close()
+    return outcome
+
+
+def test_thirty_two_peers_that_come_and_go_hold_the_same_bytes_and_every_run_of_a_seed_is_the_same() -> None:
+    first = play(lambda: come_and_go(seed=1))
+
+    assert len(first.digests) == 1
+    assert len(first.names) == 30, "p4 left, p18 died, all others live, the ones that came again too"
+    assert first.distance < 0.1
+    assert min(first.heights) > 100
+
+    assert play(lambda: come_and_go(seed=1)) == first
