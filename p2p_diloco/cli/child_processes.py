@@ -22,7 +22,7 @@ from p2p_diloco.settings import ENVIRONMENT_PREFIX
 
 OUTPUT_FILE = "output.log"
 _END_SECONDS = 5.0
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Children(Protocol):
@@ -55,11 +55,13 @@ class ChildProcesses:
         self._command = tuple(command)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._root: Path | None = None
-        self._handlers: dict[int, signal.Handlers | object] = {}
+        self._handlers: dict[signal.Signals, signal.Handlers | object] = {}
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            self._handlers[number] = signal.signal(number, _interrupt)
+            # Whoever said nohup means it. An interrupt counts even where a shell's "&" had it ignored.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, _interrupt)
         try:
             # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
             self._root = Path(tempfile.mkdtemp(prefix="p2pd-demo-"))
@@ -71,11 +73,11 @@ class ChildProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # An impatient second Ctrl-C must not leave half of them behind.
-        patience = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_IGN)
         try:
             self._end_all()
         finally:
-            signal.signal(signal.SIGINT, patience)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave
 
@@ -121,7 +123,9 @@ class ChildProcesses:
             child.wait()
             if child.stdin is not None:
                 child.stdin.close()
-        psutil.wait_procs(living, timeout=_END_SECONDS)
+        deadline = time.monotonic() + _END_SECONDS
+        while any(map(_is_alive, living)) and time.monotonic() < deadline:
+            time.sleep(0.02)
         self._remove_files()
 
     def _remove_files(self) -> None:
@@ -141,6 +145,14 @@ def _family(pid: int) -> list[psutil.Process]:
         return [*parent.children(recursive=True), parent]
     except psutil.Error:
         return []
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Say whether a process still runs; one that is dead but that nobody has collected does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -81,9 +81,9 @@ class DemoSwarm:
         """
         plan = self._plan
         self._start(BOOTSTRAP, ["bootstrap", str(self._run_files.swarm)])
+        invite = self._wait_for_invite()
         if plan.options.with_lone:
             self._start(LONE, ["join", "--found", str(self._run_files.lone)])
-        invite = self._wait_for_invite()
         for name in plan.early:
             self._start(name, ["join", invite])
         self._wait_until(lambda: False, plan.late_at)

@@ -9,7 +9,7 @@ from p2p_diloco.protocol.clock import median_offset
 
 LONGEST_ROUND_TRIP_SECONDS = 5.0
 LASTING_BEATS = 8
-"""An offset is good for some heartbeats: clocks drift slowly, and asking all peers at each would be most of the talk."""
+"""An offset is good for some heartbeats: clocks drift slowly, and asking all at each would be most of the talk."""
 
 
 class SwarmClock:

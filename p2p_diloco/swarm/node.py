@@ -40,6 +40,7 @@ from p2p_diloco.protocol.messages import (
     Message,
     Ping,
     Pong,
+    Refusal,
     SpanReply,
     decode_message,
     encode_message,
@@ -282,6 +283,7 @@ class SwarmNode:
         for action in actions:
             match action:
                 case Send():
+                    self._note_refusal(action)
                     self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
                 case KeepBallots():
                     self._memory.keep_ballots(action.ballots)
@@ -301,6 +303,13 @@ class SwarmNode:
                     self._play_vectors(action)
         if actions:
             self._wake.set()
+
+    def _note_refusal(self, action: Send) -> None:
+        refusal = action.message
+        if isinstance(refusal, Refusal):
+            reason = refusal.reason.decode("utf-8", "replace")
+            text = f"round {refusal.round}: dropped {short_peer_id(action.to)}: {reason}"
+            self._notes.note("contribution-dropped", text, about=action.to)
 
     def _play_vectors(self, action: Action) -> None:
         match action:

@@ -32,4 +32,4 @@ class RoundNotes:
 def _with_count(text: str, more: int) -> str:
     if not more:
         return text
-    return f"{text} (and {more} more span{'s' if more > 1 else ''} of the round)"
+    return f"{text} (and {more} more like it)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import Digest, SpanHead, SpanId
+from p2p_diloco.ids import DIGEST_BYTES, Digest, SpanHead, SpanId
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.trainer.whole_file import replace_file
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -33,14 +34,10 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
         tensors[f"anchor.{name}"] = state.anchor_N
         tensors[f"momentum.{name}"] = state.momentum_N
         heads[name] = _head_to_json(state.head)
-    part = path.with_name(f".{path.name}.part")
+    metadata = {"run": run.hex(), "heads": json.dumps(heads)}
     try:
-        save_file(tensors, part, metadata={"run": run.hex(), "heads": json.dumps(heads)})
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, lambda draft: save_file(tensors, draft, metadata=metadata))
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
         raise StateError(
             f"cannot write the checkpoint {path}: {error}; the one before is kept; free some space or choose another "
             "place with --state-directory"
@@ -58,12 +55,18 @@ def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> 
     try:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            if metadata.get("run") != run.hex():
-                raise StateError(f"the checkpoint {path} belongs to another run; choose another --state-directory")
+            if metadata.get("run", run.hex()) != run.hex():
+                raise _ForeignCheckpointError
             heads = json.loads(metadata["heads"])
             return {span: _read_span(file, span, heads, count) for span, count in elements.items()}
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except _ForeignCheckpointError:
+        raise StateError(f"the checkpoint {path} belongs to another run; choose another --state-directory") from None
+    except (SafetensorError, StateError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
         raise StateError(f"the checkpoint {path} is broken ({error}); move it away to fetch the state anew") from None
+
+
+class _ForeignCheckpointError(Exception):
+    """The file is sound, but of another run."""
 
 
 def _read_span(file: Any, span: SpanId, heads: Mapping[str, Any], elements: int) -> SpanState:
@@ -79,11 +82,21 @@ def _head_to_json(head: SpanHead) -> dict[str, Any]:
 
 
 def _head_from_json(document: Mapping[str, Any]) -> SpanHead:
-    return SpanHead(
-        digest=Digest(bytes.fromhex(document["digest"])),
+    head = SpanHead(
+        digest=_digest(document["digest"]),
         height=int(document["height"]),
         round=int(document["round"]),
-        roster=Digest(bytes.fromhex(document["roster"])),
+        roster=_digest(document["roster"]),
         radius=float(document["radius"]),
         median_weight=float(document["median_weight"]),
     )
+    if head.height < 0 or not (math.isfinite(head.radius) and math.isfinite(head.median_weight)):
+        raise ValueError(f"a head of height {head.height}, radius {head.radius}, median weight {head.median_weight}")
+    return head
+
+
+def _digest(text: str) -> Digest:
+    raw = bytes.fromhex(text)
+    if len(raw) != DIGEST_BYTES:
+        raise ValueError(f"a digest of {len(raw)} bytes, expected {DIGEST_BYTES}")
+    return Digest(raw)

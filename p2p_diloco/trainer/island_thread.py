@@ -193,6 +193,8 @@ class IslandThread:
         return self._local_is_loaded
 
     def _note(self, step: InnerStep, seconds: float) -> None:
+        if not step.applied:
+            return  # its loss may be NaN, which would never leave the average again
         before = self._progress
         loss = step.loss if before.steps == 0 else LOSS_SMOOTHING * before.loss + (1 - LOSS_SMOOTHING) * step.loss
         self._progress = Progress(

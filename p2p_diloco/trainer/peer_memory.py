@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from p2p_diloco.errors import FrameError, StateError
-from p2p_diloco.ids import Digest, PeerId, format_peer_id, parse_peer_id
+from p2p_diloco.address import parse_peer_address
+from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.protocol.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, CertifiedRoster, Goodbye
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
+from p2p_diloco.trainer.whole_file import replace_file
+
+ROSTERS_FILE = "rosters.bin"
+BALLOTS_FILE = "ballots.bin"
+GOODBYE_FILE = "goodbye.bin"
+INCARNATION_FILE = "incarnation"
+ADDRESSES_FILE = "peers.json"
 
 _LENGTH_BYTES = 4
 
@@ -32,82 +41,107 @@ class RunFolder:
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Keep what this peer is bound to, before it says so."""
-        self.write("ballots.bin", to_bytes(ballots, BALLOTS_LAYOUT))
+        self.write(BALLOTS_FILE, to_bytes(ballots, BALLOTS_LAYOUT))
 
     def keep_goodbye(self, goodbye: Goodbye) -> None:
         """Keep this incarnation's good-bye."""
-        self.write("goodbye.bin", to_bytes(goodbye, GOODBYE_LAYOUT))
+        self.write(GOODBYE_FILE, to_bytes(goodbye, GOODBYE_LAYOUT))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Append a certified roster."""
         encoded = to_bytes(certified, CERTIFIED_LAYOUT)
+        path = self.path / ROSTERS_FILE
         try:
-            with (self.path / "rosters.bin").open("ab") as file:
+            with path.open("ab") as file:
                 file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
-            raise _disk_error(self.path, error) from None
+            raise _disk_error(path, error) from None
 
     def recall_ballots(self) -> Ballots:
         """Return what this peer was bound to, or nothing."""
-        fields = self._recall("ballots.bin", BALLOTS_LAYOUT)
+        fields = self._recall(BALLOTS_FILE, BALLOTS_LAYOUT)
         return Ballots(**fields) if fields is not None else NO_BALLOTS
 
     def recall_goodbye(self) -> Goodbye | None:
         """Return the last good-bye."""
-        fields = self._recall("goodbye.bin", GOODBYE_LAYOUT)
+        fields = self._recall(GOODBYE_FILE, GOODBYE_LAYOUT)
         return Goodbye(**fields) if fields is not None else None
 
     def recall_rosters(self) -> tuple[CertifiedRoster, ...]:
-        """Return all rosters kept, in the order in which they came; a torn last one, cut off by a crash, is dropped."""
-        path = self.path / "rosters.bin"
-        raw = path.read_bytes() if path.exists() else b""
+        """Return all rosters kept, in the order in which they came.
+
+        What cannot be read, as the end that a crash has torn, is cut off, so that later ones follow the last whole one.
+        """
+        raw = self.read(ROSTERS_FILE) or b""
         reader = FrameReader(raw)
         rosters = []
+        whole_bytes = 0
         while reader.remaining >= _LENGTH_BYTES:
             length = int.from_bytes(reader.take(_LENGTH_BYTES), "little")
             if length > reader.remaining:
                 break
+            record = FrameReader(reader.take(length))
             try:
-                rosters.append(CertifiedRoster(**take_fields(FrameReader(reader.take(length)), CERTIFIED_LAYOUT)))
+                rosters.append(CertifiedRoster(**take_fields(record, CERTIFIED_LAYOUT)))
+                record.expect_end()
             except FrameError:
                 break
+            whole_bytes = len(raw) - reader.remaining
+        if whole_bytes < len(raw):
+            self.write(ROSTERS_FILE, raw[:whole_bytes])
         return tuple(rosters)
 
     def next_incarnation(self) -> int:
-        """Count this start and return its number, from 1."""
-        raw = self.read("incarnation")
-        incarnation = (int(raw) if raw is not None and raw.isdigit() else 0) + 1
-        self.write("incarnation", str(incarnation).encode())
+        """Count this start and return its number, from 1.
+
+        Raises:
+            StateError: the count is broken. Nobody would hear a peer that begins to count anew.
+        """
+        raw = self.read(INCARNATION_FILE)
+        if raw is not None and not raw.isdigit():
+            raise StateError(
+                f"{self.path / INCARNATION_FILE} is broken; write into it how often this peer was started, or more"
+            )
+        incarnation = int(raw or 0) + 1
+        self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 
     def keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
         """Keep where peers were reached, so that a restart needs no bootstrap."""
         document = {format_peer_id(peer): list(addresses) for peer, addresses in known.items()}
-        self.write("peers.json", json.dumps(document, indent=1).encode())
+        self.write(ADDRESSES_FILE, json.dumps(document, indent=1).encode())
 
     def recall_addresses(self) -> dict[PeerId, tuple[str, ...]]:
-        """Return addresses of earlier starts; none when the file is missing or broken."""
+        """Return addresses of earlier starts; what is missing or broken is left out, for bootstraps know more."""
         try:
-            document = json.loads(self.read("peers.json") or b"{}")
-            return {parse_peer_id(peer): tuple(map(str, addresses)) for peer, addresses in document.items()}
-        except (ValueError, AttributeError):
+            document = json.loads(self.read(ADDRESSES_FILE) or b"{}")
+        except ValueError:
             return {}
+        known: dict[PeerId, tuple[str, ...]] = {}
+        for listed in document.values() if isinstance(document, dict) else ():
+            for text in listed if isinstance(listed, list) else ():
+                with contextlib.suppress(ConfigError):
+                    address, peer = parse_peer_address(str(text))
+                    known[peer] = (*known.get(peer, ()), address)
+        return known
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None when there is none."""
         path = self.path / name
-        return path.read_bytes() if path.exists() else None
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateError(f"cannot read {path}: {error.strerror}; check the disk") from None
 
     def write(self, name: str, content: bytes) -> None:
         """Put `content` under `name`, on the disk before this returns."""
         path = self.path / name
-        part = path.with_name(f".{name}.part")
         try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
+            replace_file(path, lambda draft: _write_all(draft, content))
         except OSError as error:
             raise _disk_error(path, error) from None
 
@@ -122,6 +156,10 @@ class RunFolder:
         except FrameError as error:
             raise StateError(f"{self.path / name} is broken ({error}); move it away to start as a newcomer") from None
         return fields
+
+
+def _write_all(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _disk_error(path: Path, error: OSError) -> StateError:

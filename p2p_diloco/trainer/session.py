@@ -43,6 +43,8 @@ from p2p_diloco.transport.link import Transport
 
 STATUS_SECONDS = 1.0
 CHECKPOINT_SECONDS = 300.0
+WINDOWS_OF_ONE_START = 1 << 40
+"""Each start of a peer draws from places of its own, so that one that restarts often does not learn the same by heart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,12 @@ class PeerSession:
     def _make_island(self, corpus: Corpus) -> IslandThread:
         plan = self._plan
         stream = BatchStream(
-            corpus, self._parts.run, self._parts.key.peer, batch=plan.inner.batch, context=plan.shape.context
+            corpus,
+            self._parts.run,
+            self._parts.key.peer,
+            batch=plan.inner.batch,
+            context=plan.shape.context,
+            position=(self._engine.me.incarnation - 1) * WINDOWS_OF_ONE_START,
         )
         return IslandThread(
             plan=plan,

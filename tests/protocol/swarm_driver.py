@@ -1,8 +1,8 @@
 """A swarm in one heap of virtual time: the real `PeerEngine`s, fake vectors, links that break, machines that die.
 
-Everything follows from the seed. The driver checks on the way what must hold at every moment: entries reach an island in
-parent order and equal chain digests mean equal bytes (I1, I3), no contribution is counted twice (I2), at most one child
-of a roster is certified by a majority (I8).
+Everything follows from the seed. The driver checks on the way what must hold at every moment: entries reach an island
+in parent order and equal chain digests mean equal bytes (I1, I3), no contribution is counted twice (I2), at most one
+child of a roster is certified by a majority (I8).
 """
 
 from __future__ import annotations

@@ -161,5 +161,5 @@ def test_both_sides_agree_on_who_moves(numbers: tuple[int, int, int, int], same:
 
 def test_a_digest_covers_every_field_of_every_head() -> None:
     changes = ({"height": 1}, {"radius": 2.0}, {"median_weight": 3.0}, {"round": 4}, {"roster": START.digest})
-    digests = {heads_digest([START, replace(START, **change)]) for change in changes}  # type: ignore[arg-type]
+    digests = {heads_digest([START, replace(START, **change)]) for change in changes}
     assert len(digests | {heads_digest([START, START])}) == 6

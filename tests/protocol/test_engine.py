@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from made import entry_on, founding, goodbye, heartbeat, ids, member, roster_1, self_of
+from made import entry_on, founding, fragment_head, goodbye, head_of, heartbeat, ids, member, roster_1, self_of
 from swarm_driver import MINUTE, ROUND_SECONDS, RUN, Swarm, peer_id, run_rules, verify
 
 from p2p_diloco.ids import sha256
 from p2p_diloco.protocol.actions import KeepGoodbye, Report, Send
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.messages import Ping, Refusal, RosterReply, RosterRequest
+from p2p_diloco.protocol.entry import next_head
+from p2p_diloco.protocol.messages import EntryRequest, Ping, Refusal, RosterReply, RosterRequest
 from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 
 CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
 
@@ -385,6 +387,40 @@ def test_entries_of_unknown_rosters_do_not_pile_up() -> None:
     for _ in range(50):
         engine.entry_checked(ids(1)[0], entry_on(head, roster, ids(1)[0], span=span), 1.0, 0.0)
     assert sum(map(len, engine._lacking_roster.values())) <= 3
+
+
+def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
+    certified = roster_1(1)
+    (ann,) = ids(1)
+    engine = with_roster(engine_of("cat"), certified)
+    span = next(iter(engine.rules.span_elements))
+    start = head_of()
+    engine.hold_state({span: start})
+    engine.link_up(ann)
+    beat = heartbeat(ann, roster=certified.roster.digest(), heads=(fragment_head(-2),))
+    engine.receive(ann, beat, 0.0)
+    parent = next_head(start, entry_on(start, certified.roster, ann, span=span))
+    asked = engine.entry_checked(ann, entry_on(parent, certified.roster, ann, span=span), 1.0, 0.0)
+    assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
+
+
+def test_a_mean_that_does_not_hold_before_its_owner_is_told_to_nobody() -> None:
+    swarm = founded(1)
+    goes_on(swarm)
+    machine = swarm.machines["p0"]
+    engine = machine.rules_engine
+    swarm.run_to(swarm.rules.clock.begin(swarm.rules.clock.round_at(swarm.now) + 2) + 0.01)
+    now = swarm.now
+    round_index = engine.round
+    assert round_index is not None
+    fragment = swarm.rules.clock.fragment(round_index)
+    span = next(s for s in machine.vectors if s.fragment == fragment)
+    encoded = EncodedSpan(span=span, parent=machine.vectors[span][0].digest, norm=1.0, payload=bytes(6))
+    contribution = FragmentContribution(round=round_index, fragment=fragment, tokens=1, steps=1, spans=(encoded,))
+    engine.contribution_ready(contribution, now)
+    actions = engine.span_reduced(round_index, span, frozenset({machine.peer}), b"mean", 1e30, now)
+    assert [action.topic for action in actions if isinstance(action, Report)] == ["entry-refused"]
+    assert not [action for action in actions if isinstance(action, Send)]
 
 
 def test_a_bad_entry_is_refused_with_a_reason() -> None:

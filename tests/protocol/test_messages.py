@@ -80,7 +80,16 @@ MESSAGES: tuple[Message, ...] = (
     SpanVector(round=4, span=SPAN, payload=b"vector"),
     entry_on(head_of(), ROSTER, A),
     RowMean(
-        round=4, span=SPAN, roster=D, parent=D, row=0, included=b"\1", weights=(1.0,), norms=(1.0,), tokens=3, payload=b""
+        round=4,
+        span=SPAN,
+        roster=D,
+        parent=D,
+        row=0,
+        included=b"\1",
+        weights=(1.0,),
+        norms=(1.0,),
+        tokens=3,
+        payload=b"",
     ),
 )
 BULK = (Opening, SpanVector, Entry, RowMean, SpanReply)

@@ -39,7 +39,7 @@ RULES = ReductionRules(weight_clip=4.0, radius_limit=2.0)
 def contribution(parent: Digest = HEAD.digest, **changes: int) -> FragmentContribution:
     spans = (EncodedSpan(span=SPAN, parent=parent, norm=1.0, payload=b"vector"),)
     found = FragmentContribution(round=0, fragment=0, tokens=100, steps=10, spans=spans)
-    return replace(found, **changes)
+    return replace(found, **changes)  # type: ignore[arg-type]
 
 
 def opening(parent: Digest = HEAD.digest, **changes: int) -> Opening:

@@ -87,10 +87,13 @@ class FakeIsland:
     ) -> None:
         self.mischief: Mischief | None = None
         self.states: dict[SpanId, SpanState] = {}
-        self.locals: dict[SpanId, Vector] = {}
+        self.local_SN: Vector | None = None
+        """θ, one row per span; None until all spans are there."""
         self.in_flight: dict[SpanId, InFlight] = {}
         self.steps = 0
         self._spans = spans
+        self._row = {span: row for row, span in enumerate(spans)}
+        self._optimum_SN = np.stack([optimum(span) for span in spans])
         self._now = now
         self._random = np.random.Generator(np.random.Philox(key=seed))
         self._step_seconds = step_seconds
@@ -139,16 +142,15 @@ class FakeIsland:
             self._step()
 
     def _load_local(self) -> bool:
-        if not self.locals and len(self.states) == len(self._spans):
-            self.locals = {span: state.anchor_N.copy() for span, state in self.states.items()}
-        return bool(self.locals)
+        if self.local_SN is None and len(self.states) == len(self._spans):
+            self.local_SN = np.stack([self.states[span].anchor_N for span in self._spans])
+        return self.local_SN is not None
 
     def _step(self) -> None:
+        assert self.local_SN is not None
         self.steps += 1
-        noise = GRADIENT_NOISE * self._random.standard_normal((len(self._spans), SPAN_ELEMENTS), dtype=np.float32)
-        for place, span in enumerate(self._spans):
-            gradient_N = self.locals[span] - OPTIMA[span] + noise[place]
-            self.locals[span] = self.locals[span] - np.float32(INNER_RATE) * gradient_N
+        noise_SN = self._random.standard_normal(self.local_SN.shape, dtype=np.float32)
+        self.local_SN -= INNER_RATE * (self.local_SN - self._optimum_SN + GRADIENT_NOISE * noise_SN)
 
     def _do(self, command: SpanUpdate | _Replacement | _Snapshot) -> None:
         match command:
@@ -165,13 +167,13 @@ class FakeIsland:
             return
         state = self.states[span]
         update_N = CODECS.entry.decode(update.payload, SPAN_ELEMENTS)
-        if not self.locals:
+        if self.local_SN is None:
             self.states[span] = absorb(state, entry=update.absorbed, update_N=update_N, rule=OUTER)
             return
         advance = advance_span(
             state,
             self.in_flight.get(span, InFlight()),
-            self.locals[span],
+            self._local(span),
             entry=update.absorbed,
             update_N=update_N,
             own_included=update.own_included,
@@ -182,22 +184,28 @@ class FakeIsland:
 
     def _take(self, command: _Replacement) -> None:
         span = command.span
-        if not self.locals:
+        if self.local_SN is None:
             self.states[span] = command.state
             return
         in_flight = self.in_flight.get(span, InFlight())
         self._keep(
             span,
-            replace_span(self.states[span], in_flight, self.locals[span], replacement=command.state, merge_rule=MERGE),
+            replace_span(self.states[span], in_flight, self._local(span), replacement=command.state, merge_rule=MERGE),
         )
 
+    def _local(self, span: SpanId) -> Vector:
+        assert self.local_SN is not None
+        local_N: Vector = self.local_SN[self._row[span]]
+        return local_N
+
     def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
-        self.states[span], self.in_flight[span], self.locals[span] = advance
+        self.states[span], self.in_flight[span], local_N = advance
+        self._local(span)[:] = local_N
 
     def _contribute(self, command: _Snapshot) -> FragmentContribution | None:
         since = self._since.setdefault(command.fragment, _Since())
         steps = self.steps - since.steps
-        if self._now() > command.deadline or steps == 0 or not self.locals:
+        if self._now() > command.deadline or steps == 0 or self.local_SN is None:
             return None
         spans = []
         for span in self._spans:
@@ -220,7 +228,7 @@ class FakeIsland:
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         codec, state = CODECS.contribution, self.states[span]
         in_flight = self.in_flight.get(span, InFlight())
-        prepared = prepare_contribution(state, in_flight, self.locals[span], round_index=round_index)
+        prepared = prepare_contribution(state, in_flight, self._local(span), round_index=round_index)
         payload = codec.encode(prepared.delta_N)
         for _ in range(MOST_SHRINKS):
             shrunk = shrink_contribution(prepared, codec.squared_norm(payload, SPAN_ELEMENTS) ** 0.5)
@@ -231,7 +239,7 @@ class FakeIsland:
         decoded_N = codec.decode(payload, SPAN_ELEMENTS)
         self._keep(
             span,
-            record_contribution(state, in_flight, self.locals[span], round_index=round_index, decoded_N=decoded_N),
+            record_contribution(state, in_flight, self._local(span), round_index=round_index, decoded_N=decoded_N),
         )
         return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
@@ -164,6 +167,6 @@ class Machine:
 def distance_to_optimum(machine: Machine) -> float:
     """Return ‖φ − optimum‖ / ‖optimum‖ over all spans."""
     assert machine.island is not None
-    missing = sum(float(((state.anchor_N - OPTIMA[span]) ** 2).sum()) for span, state in machine.island.states.items())
-    whole = sum(float((OPTIMA[span] ** 2).sum()) for span in machine.island.states)
-    return (missing / whole) ** 0.5
+    missing = [float(np.sum((state.anchor_N - OPTIMA[span]) ** 2)) for span, state in machine.island.states.items()]
+    whole = [float(np.sum(OPTIMA[span] ** 2)) for span in machine.island.states]
+    return math.sqrt(sum(missing) / sum(whole))

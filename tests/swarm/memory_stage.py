@@ -31,6 +31,7 @@ from tests.swarm.memory_machine import (
     verify,
 )
 
+JUST = 1e-3
 _T = TypeVar("_T")
 
 
@@ -225,7 +226,8 @@ class MemorySwarm:
             task.result()
 
     async def run_to_round(self, round_index: int) -> None:
-        await self.run(self.rules.clock.begin(round_index) - self.unix_seconds())
+        """Let time pass until a round has just begun."""
+        await self.run(self.rules.clock.begin(round_index) - self.unix_seconds() + JUST)
 
     async def until(self, claim: Callable[[], bool], within: float) -> float:
         """Wait until `claim` holds; return how long it took."""
@@ -259,11 +261,11 @@ class MemorySwarm:
         ) and all(m.engine.ready for m in self.living())
 
     def agreed(self) -> bool:
-        """Tell whether all that live hold the same bytes."""
-        machines = [m for m in self.living() if m.engine.ready]
-        return len({m.digest() for m in machines}) == 1
+        """Tell whether all that live are ready and hold the same bytes."""
+        machines = self.living()
+        return all(machine.engine.ready for machine in machines) and len({m.digest() for m in machines}) == 1
 
-    async def finish(self, *, rounds: int = 4, within_rounds: int = 6) -> str:
+    async def finish(self, *, rounds: int = 4, within_rounds: int = 8) -> str:
         """Let all stop contributing some rounds from now, wait until they agree, and return the digest."""
         last = self.round + rounds
         for machine in self.living():

@@ -30,6 +30,7 @@ from p2p_diloco.watch.status_file import PeerStatus, read_status
 
 ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")
+PROJECT = Path(__file__).parent.parent.parent
 ROUND_SECONDS = 1.5
 SPANS = 8
 FRAGMENTS = 2
@@ -164,11 +165,20 @@ class ProcessSwarm:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "TMPDIR": str(self._root), "OMP_NUM_THREADS": "1"},
+                env=self._environment(),
                 start_new_session=True,
                 preexec_fn=lambda: os.nice(NICENESS) and None,
             )
         return peer
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            "TMPDIR": str(self._root),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
 
     def _invite(self) -> str:
         files = [peer.folder / "invite" for peer in self.peers.values()]
@@ -271,6 +281,9 @@ class ProcessSwarm:
         """Wait until `condition` holds; a peer that ended badly meanwhile fails the test at once."""
         end = time.monotonic() + patience_seconds
         while not condition():
+            codes = {peer.name: peer.process.poll() for peer in self.peers.values() if peer.process is not None}
+            failed = [name for name, code in codes.items() if code is not None and code > 0]
+            assert not failed, f"{failed} ended with an error\n{self.story()}"
             assert time.monotonic() < end, f"waited {patience_seconds:.0f} s in vain for {what}\n{self.story()}"
             time.sleep(0.05)
 

@@ -98,9 +98,11 @@ def test_settings_of_this_shell_do_not_reach_the_children(monkeypatch: pytest.Mo
 
 
 DEMO = """
-    import sys, time
+    import signal, time
     from p2p_diloco.cli.child_processes import ChildProcesses
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it runs in the background
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with ChildProcesses({command!r}) as children:
         children.start("peer-1", [])
         while not (first := (children.folder("peer-1") / "output.log").read_text()).endswith("\\n"):

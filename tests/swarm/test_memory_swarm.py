@@ -22,29 +22,29 @@ class Outcome(NamedTuple):
 
 async def come_and_go(seed: int) -> Outcome:
     """Thirty-two peers, of which some come late, some leave, some die and come again; then all agree."""
-    rules = run_rules(round_seconds=16.0, heartbeat_seconds=8.0, spans=8, group_size=NUM_PEERS)
+    rules = run_rules(round_seconds=32.0, heartbeat_seconds=8.0, spans=8, group_size=NUM_PEERS)
     swarm = MemorySwarm(seed=seed, loss=0.1, rules=rules)
     swarm.add("bootstrap", trains=False, founds=True)
     for number in range(28):
         swarm.add(f"p{number}", dialable=number % 4 > 0, step_seconds=0.8 + 0.02 * number, clock_offset=0.01 * number)
-    await swarm.run_to_round(6)
+    await swarm.run_to_round(4)
     for number in range(28, NUM_PEERS):
         swarm.add(f"p{number}", step_seconds=1.0)
     await swarm.kill("bootstrap")
-    await swarm.run_to_round(9)
+    await swarm.run_to_round(6)
     await swarm.leave("p3")
     await swarm.leave("p4")
     for name in ("p7", "p11", "p18"):
         await swarm.kill(name)
-    await swarm.run_to_round(13)
+    await swarm.run_to_round(9)
     for name in ("p3", "p7", "p11"):
         swarm.start(name)
-    await swarm.run_to_round(18)
+    await swarm.run_to_round(13)
     await swarm.finish()
     machines = swarm.living()
     outcome = Outcome(
-        digests=frozenset(machine.digest() for machine in machines if machine.engine.ready),
-        names=tuple(machine.name for machine in machines if machine.engine.ready),
+        digests=frozenset(machine.digest() for machine in machines),
+        names=tuple(machine.name for machine in machines),
         distance=max(distance_to_optimum(machine) for machine in machines),
         heights=frozenset(machine.height() for machine in machines),
         frames_sent=sum(m.transport.counters.control.frames_sent for m in machines if m.transport is not None),
@@ -59,6 +59,6 @@ def test_thirty_two_peers_that_come_and_go_hold_the_same_bytes_and_every_run_of_
     assert len(first.digests) == 1
     assert len(first.names) == 30, "p4 left, p18 died, all others live, the ones that came again too"
     assert first.distance < 0.1
-    assert min(first.heights) > 100
+    assert min(first.heights) > 100, "most rounds had entries for most spans"
 
     assert play(lambda: come_and_go(seed=1)) == first

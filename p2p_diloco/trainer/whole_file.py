@@ -1,0 +1,35 @@
+"""Replacing a file whole or not at all, and on the disk before anybody relies on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a draft beside `path`, bring it to the disk, and put it in the place of what was there.
+
+    Raises:
+        OSError: the disk refuses; what was at `path` stays as it was, and no draft is left. What `write` raises passes.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        write(draft)
+        sync_file(draft)
+        draft.replace(path)
+        sync_file(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

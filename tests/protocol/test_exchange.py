@@ -1,0 +1,189 @@
+"""The rounds at one peer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from made import entry_on, founding, head_of, membership_of, roster_1, roster_of
+from swarm_driver import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
+
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, TakeSnapshot
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
+from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
+from p2p_diloco.protocol.messages import Opening, Refusal, SpanVector
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages
+
+ANN, BOB = peer_id("ann"), peer_id("bob")
+SPANS = tuple(SpanId(0, index) for index in range(3))
+HEAD = head_of()
+
+
+def exchange(num_members: int = 1, *, with_roster: bool = True, trains: bool = True) -> tuple[Exchange, ChainBook]:
+    rules = run_rules()
+    rosters = (founding(), roster_1(num_members)) if with_roster else ()
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    for span in SPANS:
+        chains.set_head(span, HEAD)
+    return Exchange(rules=rules, membership=membership_of(ANN, *rosters, trains=trains), chains=chains), chains
+
+
+def contribution(round_index: int = 0, spans: tuple[SpanId, ...] = SPANS) -> FragmentContribution:
+    encoded = tuple(EncodedSpan(span=s, parent=HEAD.digest, norm=1.0, payload=bytes(PAYLOAD_BYTES)) for s in spans)
+    return FragmentContribution(round=round_index, fragment=0, tokens=10, steps=1, spans=encoded)
+
+
+def words(given: FragmentContribution, num_members: int = 2) -> tuple[Opening, tuple[SpanVector, ...]]:
+    return contribution_messages(given, given.spans, roster_of(num_members).digest(), 1)
+
+
+def owned(rounds: Exchange) -> tuple[SpanId, ...]:
+    assert rounds.collection is not None
+    return rounds.collection.owned
+
+
+def refusals(actions: list[Action]) -> list[str]:
+    return [a.message.reason.decode() for a in actions if isinstance(a, Send) and isinstance(a.message, Refusal)]
+
+
+def test_a_lone_member_reduces_its_own_contribution_at_once() -> None:
+    rounds, chains = exchange()
+    (order,) = rounds.begin(0, True)
+    assert isinstance(order, TakeSnapshot)
+    reduces = rounds.contribute(contribution(), 1.0)
+    assert [a.span for a in reduces if isinstance(a, ReduceSpan)] == list(SPANS)
+    entry = rounds.span_reduced(0, SPANS[0], frozenset({ANN}), b"mean")
+    assert isinstance(entry, Entry)
+    assert verify(ANN, entry.statement(), entry.signature)
+    assert "sound" in str(rounds.span_reduced(0, SPANS[1], frozenset(), b"mean"))
+    chains.set_head(SPANS[2], next_head(HEAD, entry_on(HEAD, roster_of(1), ANN, span=SPANS[2])))
+    assert "moved on" in str(rounds.span_reduced(0, SPANS[2], frozenset({ANN}), b"mean"))
+    assert rounds.tick(5.0) == []
+    assert rounds.close() == []
+
+
+def test_without_a_roster_there_is_no_round() -> None:
+    rounds, _ = exchange(with_roster=False)
+    assert rounds.begin(0, True) == []
+    assert rounds.contribute(contribution(), 1.0) == []
+    assert rounds.tick(6.0) == []
+    assert rounds.close() == []
+
+
+def test_nobody_contributes_before_round_0_nor_without_state_nor_late() -> None:
+    rounds, _ = exchange()
+    assert rounds.begin(-1, True) == []
+    assert rounds.begin(0, False) == []
+    assert rounds.contribute(contribution(), 4.5) == []
+    assert rounds.contribute(contribution(2), 1.0) == []
+
+
+def test_a_peer_that_does_not_train_takes_no_snapshot() -> None:
+    rounds, _ = exchange(trains=False)
+    assert rounds.begin(0, True) == []
+
+
+def test_a_contribution_goes_to_the_owners() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    sends = [action for action in rounds.contribute(contribution(), 1.0) if isinstance(action, Send)]
+    assert {send.to for send in sends} == {BOB}
+    assert isinstance(sends[0].message, Opening)
+    assert len(sends) == 1 + len(SPANS) - len(owned(rounds))
+
+
+def feed(rounds: Exchange, sender: PeerId, given: FragmentContribution, now: float) -> list[Action]:
+    opening, vectors = words(given)
+    actions = rounds.take(sender, opening, now)
+    for vector in vectors:
+        actions += rounds.take(sender, vector, now)
+    return actions
+
+
+def test_a_span_is_reduced_once_all_have_come() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    assert feed(rounds, ANN, contribution(spans=mine), 1.0) == []
+    reduces = feed(rounds, BOB, contribution(spans=mine), 1.0)
+    assert [a.span for a in reduces if isinstance(a, ReduceSpan)] == list(mine)
+    assert rounds.take(BOB, words(contribution(spans=mine))[1][0], 1.0) == []
+
+
+def test_what_has_not_come_by_the_deadline_is_done_without() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    feed(rounds, ANN, contribution(spans=mine), 1.0)
+    assert rounds.tick(1.0) == []
+    reports = rounds.tick(5.0)
+    assert all(isinstance(report, Report) and report.topic == "void" for report in reports)
+    assert len(reports) == len(mine)
+    (missing,) = rounds.close()
+    assert isinstance(missing, Report)
+    assert missing.topic == "missing"
+
+
+def test_an_owner_that_lags_waits_for_the_entry_until_the_deadline() -> None:
+    rounds, chains = exchange(2)
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    for span in mine:
+        chains.set_head(span, head_of(digest=b"behind"))
+    feed(rounds, ANN, contribution(spans=mine), 1.0)
+    assert feed(rounds, BOB, contribution(spans=mine), 1.0) == []
+    for span in mine:
+        chains.set_head(span, HEAD)
+    assert all(isinstance(action, ReduceSpan) for action in rounds.tick(5.0))
+
+
+def test_what_comes_early_waits_for_its_round() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(1, False)
+    fragment_0 = contribution(2)
+    opening, vectors = words(fragment_0)
+    for _ in range(9):
+        assert rounds.take(BOB, opening, 15.0) == []
+    assert rounds.take(ANN, replace(vectors[0], payload=b"too long for it"), 15.0) == []
+    for place in range(MOST_EARLY_SENDERS + 9):
+        assert rounds.take(peer_id(str(place)), opening, 15.0) == []
+    actions = rounds.begin(2, False)
+    assert refusals(actions)
+
+
+def test_what_comes_late_is_refused() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(2, False)
+    opening, _ = words(contribution(0))
+    assert refusals(rounds.take(BOB, opening, 17.0)) == ["late or far too early"]
+
+
+def test_bad_openings_and_vectors_are_refused_with_a_reason() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    opening, vectors = words(contribution(spans=mine))
+    assert rounds.take(BOB, vectors[0], 1.0) == []
+    (refused,) = rounds.take(BOB, replace(opening, roster=founding().roster.digest()), 1.0)
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, Refusal)
+    assert refused.message.newer_roster
+    rounds.take(BOB, opening, 1.0)
+    assert "15 bytes, 6 expected" in refusals(rounds.take(BOB, replace(vectors[0], payload=bytes(15)), 1.0))[0]
+    (own,) = rounds.take(ANN, replace(opening, steps=0), 1.0)
+    assert isinstance(own, Report)
+    assert "own contribution refused" in own.text
+
+
+def test_a_second_vector_for_a_settled_span_changes_nothing() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    feed(rounds, ANN, contribution(spans=mine), 1.0)
+    rounds.tick(5.0)
+    opening, vectors = words(contribution(spans=mine))
+    rounds.take(BOB, opening, 5.1)
+    assert rounds.take(BOB, vectors[0], 5.1) == []

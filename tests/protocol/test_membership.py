@@ -1,0 +1,208 @@
+"""Who is here, and one member's part in certifying rosters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made import NO_SIGNATURE, certify, child_of, founding, goodbye, heartbeat, ids, member, membership_of, roster_1
+from swarm_driver import ROUND_SECONDS, peer_id, sign_as
+
+from p2p_diloco.ids import sha256
+from p2p_diloco.protocol import membership as module
+from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
+from p2p_diloco.protocol.ballot import Promise, Proposal, Vote, ballot_number
+from p2p_diloco.protocol.roster import MOST_LEVELS, lead_order
+
+A, B, C = ids(3)
+ROSTER = roster_1(3).roster
+VOTING = 3
+NOW = VOTING * ROUND_SECONDS + 0.1
+BALLOT = ballot_number(VOTING, 0)
+LEAD = lead_order(ROSTER, VOTING)[0]
+OTHER = next(peer for peer in ids(3) if peer != LEAD)
+
+
+def member_of_three(peer: bytes = OTHER, **changes: object) -> module.Membership:
+    return membership_of(peer, founding(), roster_1(3), **changes)  # type: ignore[arg-type]
+
+
+def sent(actions: list[Action], kind: type) -> list[Send]:
+    return [action for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
+
+
+def proposal(**changes: object) -> Proposal:
+    roster = replace(child_of(ROSTER, ROSTER.members, cycle=1), **changes)  # type: ignore[arg-type]
+    return Proposal(ballot=BALLOT, roster=roster)
+
+
+def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
+    here = member_of_three(A)
+    assert here.hear(heartbeat(B), 0.0)
+    assert not here.hear(heartbeat(B), 0.0)
+    assert here.hear(heartbeat(B, incarnation=2), 0.0)
+    assert not here.hear(heartbeat(B, sequence=9), 0.0)
+    assert not here.hear(heartbeat(C, run=sha256(b"other")), 0.0)
+    assert not here.hear(replace(heartbeat(C), signature=NO_SIGNATURE), 0.0)
+    assert set(here.alive(1.0)) == {B}
+    assert here.alive(100.0) == {}
+
+
+def test_nobody_can_fill_the_memory_with_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_HEARD", 2)
+    here = member_of_three(A)
+    assert [here.hear(heartbeat(peer_id(str(n))), 0.0) for n in range(4)] == [True, True, False, False]
+
+
+def test_a_good_bye_counts_once_when_signed_by_somebody_known() -> None:
+    here = member_of_three(A)
+    assert here.take_goodbye(goodbye(B, parent=ROSTER))
+    assert not here.take_goodbye(goodbye(B, parent=ROSTER))
+    assert not here.take_goodbye(goodbye(peer_id("stranger")))
+    assert not here.take_goodbye(replace(goodbye(C), signature=NO_SIGNATURE))
+    assert not here.take_goodbye(goodbye(C, run=sha256(b"other")))
+    assert here.has_left(member(B))
+    here.hear(heartbeat(B), 0.0)
+    assert here.alive(0.0) == {}
+
+
+def test_who_leaves_says_what_it_was_bound_to_and_votes_no_more() -> None:
+    here = member_of_three()
+    here.tick(NOW)
+    word = here.say_goodbye()
+    assert (word.k, word.promised, word.voted) == (1, BALLOT, False)
+    assert here.take_proposal(LEAD, proposal(), NOW) == []
+    nobody = membership_of(A).say_goodbye()
+    assert (nobody.k, nobody.parent) == (0, bytes(32))
+
+
+def test_in_the_voting_round_a_member_promises_once_in_each_turn() -> None:
+    here = member_of_three()
+    actions = here.tick(NOW)
+    assert isinstance(actions[0], KeepBallots)
+    assert [send.to for send in sent(actions, Promise)] == [LEAD]
+    assert here.tick(NOW + 0.1) == []
+    assert here.tick(2 * ROUND_SECONDS) == []
+    assert here.tick(-5.0) == []
+
+
+def test_a_member_votes_for_the_leads_proposal() -> None:
+    here = member_of_three()
+    keep, send = here.take_proposal(LEAD, proposal(), NOW)
+    assert isinstance(keep, KeepBallots)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Vote)
+    assert here.take_proposal(LEAD, proposal(regrid=5), NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "now"),
+    [
+        (proposal(parent=sha256(b"other")), NOW),
+        (proposal(level=1, epoch=1), NOW),
+        (proposal(cycle=99), NOW),
+        (replace(proposal(), ballot=0), NOW),
+        (replace(proposal(), ballot=1 << 60), NOW),
+        (proposal(), NOW + 5 * ROUND_SECONDS),
+    ],
+)
+def test_a_proposal_that_must_not_bind_gets_no_vote(asked: Proposal, now: float) -> None:
+    assert member_of_three().take_proposal(LEAD, asked, now) == []
+
+
+def test_a_proposal_that_could_never_be_certified_is_reported() -> None:
+    (report,) = member_of_three().take_proposal(LEAD, proposal(members=()), NOW)
+    assert isinstance(report, Report)
+    assert "has no members" in report.text
+
+
+def test_only_the_lead_of_the_ballot_is_voted_for() -> None:
+    assert member_of_three().take_proposal(OTHER, proposal(), NOW) == []
+
+
+def test_a_peer_that_lost_its_memory_does_not_vote() -> None:
+    assert member_of_three(remembers=False, incarnation=2).take_proposal(LEAD, proposal(), NOW) == []
+    assert member_of_three(remembers=True, incarnation=2).take_proposal(LEAD, proposal(), NOW)
+
+
+def lead_that_hears_all() -> module.Membership:
+    lead = member_of_three(LEAD)
+    lead.ready = True
+    for peer in set(ids(3)) - {LEAD}:
+        lead.hear(heartbeat(peer), NOW)
+    return lead
+
+
+def promise_of(peer: bytes, **changes: object) -> Promise:
+    word = Promise(parent=ROSTER.digest(), level=0, ballot=BALLOT, voted=None, signature=NO_SIGNATURE)
+    word = replace(word, **changes)  # type: ignore[arg-type]
+    return replace(word, signature=sign_as(peer, word.statement()))  # type: ignore[arg-type]
+
+
+def test_a_lead_takes_promises_proposes_and_spreads_the_certificate() -> None:
+    lead = lead_that_hears_all()
+    assert sent(lead.tick(NOW), Proposal) == []
+    actions = lead.take_promise(OTHER, promise_of(OTHER), NOW)
+    (asked, *_) = sent(actions, Proposal)
+    voter = member_of_three()
+    (ballot,) = sent(voter.take_proposal(LEAD, asked.message, NOW), Vote)  # type: ignore[arg-type]
+    lead.take_vote(OTHER, ballot.message, NOW)  # type: ignore[arg-type]
+    in_force = lead.book.in_force
+    assert in_force is not None
+    assert (in_force.k, in_force.peers()) == (2, frozenset(ids(3)))
+    assert lead.take_vote(OTHER, ballot.message, NOW) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        promise_of(OTHER, parent=sha256(b"other")),
+        promise_of(OTHER, level=1),
+        promise_of(OTHER, ballot=0),
+        promise_of(OTHER, ballot=ballot_number(VOTING + 9, 0)),
+    ],
+)
+def test_promises_for_something_else_are_dropped(word: Promise) -> None:
+    assert lead_that_hears_all().take_promise(OTHER, word, NOW) == []
+
+
+def test_a_lead_that_is_not_ready_and_hears_nobody_proposes_nothing() -> None:
+    lead = member_of_three(LEAD)
+    lead.tick(NOW)
+    assert lead.take_promise(OTHER, promise_of(OTHER), NOW) == []
+
+
+@pytest.mark.parametrize(("void", "level"), [(0, 0), (7, 0), (8, 1), (23, 1), (24, 2), (55, 2), (56, 3), (10**9, 12)])
+def test_each_wait_is_twice_as_long_as_the_one_before(void: int, level: int) -> None:
+    here = member_of_three()
+    here.void_cycles = void
+    assert here.level() == level <= MOST_LEVELS
+
+
+def test_a_roster_that_does_not_hold_is_reported_and_ends_the_list() -> None:
+    here = membership_of(A, founding())
+    child = child_of(ROSTER, ROSTER.members)
+    (report,) = here.take_rosters((certify(child, [A, B]), roster_1(3)), 0.0)
+    assert isinstance(report, Report)
+    assert report.topic == "roster-refused"
+
+
+def test_another_branch_is_announced_and_its_sum_taken_over() -> None:
+    here = member_of_three(A)
+    here.included_total = 50
+    branch = certify(replace(ROSTER, included_total=9), [peer_id("boot")])
+    topics = [action.topic for action in here.take_rosters((branch,), NOW) if isinstance(action, Report)]
+    assert topics == ["roster", "branch"]
+    assert here.included_total == 9
+
+
+def test_what_is_kept_of_strangers_goes_with_them() -> None:
+    here = member_of_three(A)
+    stranger = peer_id("stranger")
+    here.hear(heartbeat(stranger), 0.0)
+    here.take_goodbye(goodbye(stranger))
+    here.took_part = {stranger: 3, B: 4}
+    here.take_rosters((certify(child_of(ROSTER, ROSTER.members), ids(3)),), 1000.0)
+    assert stranger not in here.heard
+    assert here.took_part == {B: 4}
+    assert not here.has_left(member(stranger))

@@ -1,0 +1,123 @@
+"""How a peer finds out what it lacks, becomes ready, and answers others."""
+
+from __future__ import annotations
+
+import pytest
+from made import SPAN, founding, fragment_head, head_of, heartbeat, ids, membership_of, roster_1
+from swarm_driver import ALL_SPANS, RUN, peer_id, run_rules, verify
+
+from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.protocol.actions import Report, Send, ServeContent, ServeSpan
+from p2p_diloco.protocol.beacon import Beacon
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryAbsent,
+    EntryRequest,
+    HeadsReply,
+    HeadsRequest,
+    Message,
+    Ping,
+    SpanReply,
+    SpanRequest,
+)
+from p2p_diloco.protocol.repair import Repair
+
+A, B = ids(2)
+ROSTER = roster_1(2).roster
+
+
+def repair(*, holds: bool = True) -> Repair:
+    rules = run_rules()
+    membership = membership_of(A, founding(), roster_1(2))
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    for span in ALL_SPANS if holds else ():
+        chains.set_head(span, head_of())
+    beacon = Beacon(rules=rules, membership=membership, chains=chains)
+    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B})
+    page.serves_state = holds
+    membership.hear(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        (HeadsRequest(fragment=0), HeadsReply),
+        (EntryRequest(span=SPAN, parent=sha256(b"x")), EntryAbsent),
+    ],
+)
+def test_questions_are_answered(question: Message, kind: type) -> None:
+    (send,) = repair().take(B, question, 0.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, kind)
+
+
+def test_the_shell_serves_what_is_held() -> None:
+    (span,) = repair().take(B, SpanRequest(span=SPAN, version=sha256(b""), offset=0), 0.0)
+    assert isinstance(span, ServeSpan)
+    (content,) = repair().take(B, ContentRequest(fragment=0), 0.0)
+    assert isinstance(content, ServeContent)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HeadsRequest(fragment=99),
+        SpanRequest(span=SpanId(9, 9), version=sha256(b""), offset=0),
+        ContentRequest(fragment=99),
+        ContentReply(fragment=99, digests=()),
+        ContentReply(fragment=0, digests=()),
+        HeadsReply(fragment=99, heads=()),
+        SpanReply(span=SpanId(9, 9), head=head_of(), total_bytes=1, offset=0, piece=b"x"),
+        Ping(nonce=1),
+    ],
+)
+def test_what_does_not_fit_the_run_is_dropped(message: Message) -> None:
+    assert repair().take(B, message, 0.0) == []
+
+
+def test_who_holds_nothing_answers_nothing() -> None:
+    page = repair(holds=False)
+    assert page.take(B, HeadsRequest(fragment=0), 0.0) == []
+    assert page.take(B, ContentRequest(fragment=0), 0.0) == []
+    assert page.closed_heads(0.0) == ()
+
+
+def test_while_a_branch_is_adopted_nothing_is_said_of_the_state() -> None:
+    page = repair()
+    assert len(page.closed_heads(0.0)) == 2
+    page.adopt_branch()
+    assert page.closed_heads(0.0) == ()
+    assert page.take(B, HeadsRequest(fragment=0), 0.0) == []
+
+
+def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
+    page = repair()
+    assert page.donors(0.0) == [B]
+    stranger = heartbeat(B, roster=sha256(b"other branch"), heads=(fragment_head(-2),), sequence=2)
+    assert page.compare(B, stranger, 0.0) == []
+    page._membership.hear(stranger, 0.0)
+    assert page.donors(0.0) == []
+
+
+def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
+    page = repair()
+    page._linked.clear()
+    assert page.pump(0.0) == []
+    assert page.pump(10.0) == []
+    (report,) = page.pump(17.0)
+    assert isinstance(report, Report)
+    assert report.text == "ready: nobody else is here"
+
+
+def test_a_bystander_follows_nobody() -> None:
+    page = repair()
+    assert page.follows
+    page._membership = membership_of(peer_id("boot"), founding(), roster_1(2), trains=False)
+    assert page.pump(0.0) == []
+    assert page.compare(B, heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(-2),)), 0.0) == []

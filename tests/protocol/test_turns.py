@@ -1,0 +1,71 @@
+"""One round after the other, and the cycles that were void."""
+
+from __future__ import annotations
+
+from made import founding, membership_of, roster_1
+from swarm_driver import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, verify
+
+from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.turns import Turns
+
+
+def turns(name: str = "ann") -> tuple[Turns, Membership]:
+    rules = run_rules()
+    membership = membership_of(peer_id(name), founding(), roster_1(2))
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    exchange = Exchange(rules=rules, membership=membership, chains=chains)
+    return Turns(rules=rules, membership=membership, chains=chains, exchange=exchange), membership
+
+
+def pass_time(page: Turns, begin: float, end: float, step: float = 1.0) -> None:
+    now = begin
+    while now < end:
+        begun = page.tick(now)
+        if begun is not None:
+            page.turn(begun, True, now)
+        now += step
+
+
+def test_void_cycles_are_counted_when_sat_through_awake() -> None:
+    page, membership = turns()
+    pass_time(page, 1.0, 5 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == 4  # not the first, of which nobody knows whether it was sat through
+
+
+def test_a_strangers_cycles_do_not_count() -> None:
+    page, membership = turns("stranger")
+    pass_time(page, 1.0, 5 * CYCLE_SECONDS)
+    assert membership.void_cycles == 0
+
+
+def test_who_slept_counts_neither_the_cycles_nor_the_one_it_woke_in() -> None:
+    page, membership = turns()
+    pass_time(page, 1.0, 2 * CYCLE_SECONDS + 1.0)
+    counted = membership.void_cycles
+    pass_time(page, 50 * CYCLE_SECONDS + 1.0, 51 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == counted
+    pass_time(page, 51 * CYCLE_SECONDS + 1.0, 52 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == counted + 1
+
+
+def test_an_entry_starts_the_count_anew() -> None:
+    page, membership = turns()
+    pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
+    page.entry_absorbed(8, 2)
+    assert membership.void_cycles == 0
+    pass_time(page, 4 * CYCLE_SECONDS + 1.0, 5 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == 0
+
+
+def test_a_round_is_closed_with_what_came_of_it() -> None:
+    page, _ = turns()
+    page.turn(0, True, 0.0)
+    page.entry_absorbed(0, 2)
+    closed = [action for action in page.turn(1, True, ROUND_SECONDS) if isinstance(action, RoundClosed)]
+    assert [(one.round, one.num_included, one.num_members) for one in closed] == [(0, 2, 2)]

@@ -1,0 +1,223 @@
+"""What one peer does to the others: bad frames, unsound vectors, stalls. They say who it was, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.protocol.messages import SpanReply, encode_message
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.transport.link import Lane
+from tests.swarm.memory_machine import RUN, Machine, key_of, run_rules
+from tests.swarm.memory_stage import MemorySwarm, play
+
+NUM_PEERS = 4
+VILLAIN = "p3"
+
+
+async def four_peers(seed: int = 0) -> MemorySwarm:
+    """Found a run of four members that train."""
+    swarm = MemorySwarm(seed=seed, rules=run_rules(spans=8))
+    swarm.add("bootstrap", trains=False, founds=True)
+    for number in range(NUM_PEERS):
+        swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
+    await swarm.until(swarm.all_members, within=180.0)
+    await swarm.kill("bootstrap")
+    await swarm.grows("p0", entries=16)
+    return swarm
+
+
+def act(scene: Callable[[MemorySwarm], Coroutine[Any, Any, None]]) -> None:
+    """Play a scene with four peers; at its end all must agree."""
+
+    async def whole() -> None:
+        swarm = await four_peers()
+        await scene(swarm)
+        await swarm.finish()
+        await swarm.close()
+
+    play(whole)
+
+
+def others(swarm: MemorySwarm) -> list[Machine]:
+    return [machine for machine in swarm.living() if machine.name != VILLAIN]
+
+
+def all_texts(machines: list[Machine], topic: str) -> list[str]:
+    return [text for machine in machines for text in machine.texts(topic)]
+
+
+def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan], EncodedSpan]) -> FragmentContribution:
+    return replace(contribution, spans=tuple(spoil(encoded) for encoded in contribution.spans))
+
+
+# -- frames
+
+
+@pytest.mark.parametrize(
+    ("frame", "lane", "says"),
+    [
+        (b"\x01", Lane.CONTROL, "frame ends early"),
+        (b"\x09" + bytes(40), Lane.CONTROL, "protocol version 9"),
+        (b"\x01\xff" + bytes(40), Lane.BULK, "kind 255"),
+        (b"\x01\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
+        (b"\x01\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
+    ],
+    ids=["short", "version", "kind", "lane", "count"],
+)
+def test_who_sends_a_bad_frame_is_named_and_hung_up_and_the_round_goes_on(frame: bytes, lane: Lane, says: str) -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        stranger = swarm.network.transport(key_of("stranger").peer, run=RUN, can_be_dialled=False)
+        target = swarm.machines["p0"]
+        assert target.transport is not None
+        async with stranger:
+            now = asyncio.get_running_loop().time
+            await stranger.dial(target.peer, target.transport.listen_addresses(), now() + 5.0)
+            stranger.post(target.peer, frame, lane=lane, deadline=now() + 5.0)
+            await swarm.run(2.0)
+            (text,) = target.texts("frame-refused")
+            assert short_peer_id(stranger.peer) in text
+            assert says in text
+            assert stranger.linked_peers() == frozenset()
+        for machine in swarm.living():
+            await swarm.grows(machine.name, entries=8, within=40.0)
+        await swarm.until(swarm.all_members, within=40.0)
+
+    act(scene)
+
+
+def test_who_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
+        head = target.engine.chains.heads[SpanId(0, 0)]
+        piece = np.full(128, np.nan, dtype="<f4").tobytes()
+        reply = SpanReply(span=SpanId(0, 0), head=head, total_bytes=len(piece), offset=0, piece=piece)
+        assert villain.transport is not None
+        deadline = asyncio.get_running_loop().time() + 5.0
+        villain.transport.post(target.peer, encode_message(reply), lane=Lane.BULK, deadline=deadline)
+        await swarm.run(0.5)
+        assert [short_peer_id(villain.peer) in text for text in target.texts("frame-refused")] == [True]
+        await swarm.grows("p0", within=60.0)
+
+    act(scene)
+
+
+# -- contributions
+
+
+def wrong_size(encoded: EncodedSpan) -> EncodedSpan:
+    return replace(encoded, payload=encoded.payload + b"\x00")
+
+
+def not_finite(encoded: EncodedSpan) -> EncodedSpan:
+    return replace(encoded, payload=b"\xff" * len(encoded.payload))
+
+
+def far_too_long(encoded: EncodedSpan) -> EncodedSpan:
+    scaled = bytearray(encoded.payload)
+    scaled[-2:] = b"\x80\x50"
+    scaled[:2] = b"\x80\x50"
+    return replace(encoded, payload=bytes(scaled))
+
+
+@pytest.mark.parametrize("spoil", [not_finite, far_too_long])
+def test_an_unsound_contribution_is_dropped_by_name_and_the_round_goes_on(
+    spoil: Callable[[EncodedSpan], EncodedSpan],
+) -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        villain = swarm.machines[VILLAIN]
+        assert villain.island is not None
+        villain.island.mischief = lambda contribution: with_spans(contribution, spoil)
+        await swarm.run_to_round(swarm.round + 4)
+        dropped = all_texts(others(swarm), "contribution-dropped")
+        assert dropped
+        assert all(short_peer_id(villain.peer) in text for text in dropped)
+        assert len(dropped) <= 4 * len(others(swarm)), "one sentence for a round, not one for a span"
+        closed = others(swarm)[0].closed[-2:]
+        assert [round.num_entries for round in closed] == [8, 8]
+        assert all(round.num_included <= 8 * (NUM_PEERS - 1) + 2 for round in closed)
+        villain.island.mischief = None
+
+    act(scene)
+
+
+def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_goes_on() -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        villain = swarm.machines[VILLAIN]
+        assert villain.island is not None
+        villain.island.mischief = lambda contribution: with_spans(contribution, wrong_size)
+        await swarm.run_to_round(swarm.round + 4)
+        refusals = villain.texts("refused")
+        assert refusals
+        assert all("bytes" in text for text in refusals)
+        dropped = all_texts(others(swarm), "contribution-dropped")
+        assert dropped
+        assert all(short_peer_id(villain.peer) in text for text in dropped)
+        closed = others(swarm)[0].closed[-2:]
+        assert [round.num_entries for round in closed] == [8, 8]
+        villain.island.mischief = None
+
+    act(scene)
+
+
+# -- stalls
+
+
+def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        villain, witness = swarm.machines[VILLAIN], swarm.machines["p0"]
+        await swarm.run_to_round(swarm.round + 1)
+        grid = witness.engine.book.grid()
+        assert grid is not None
+        fragment = swarm.rules.clock.fragment(swarm.round)
+        owned = {peer: len(grid.owned(peer, fragment, 8)) for peer in grid.reducers}
+        assert owned[villain.peer] == 2
+        swarm.network.stall(villain.peer)
+        this_round = swarm.round
+        await swarm.run_to_round(this_round + 1)
+        await swarm.run(0.1)
+        (closed,) = [closed for closed in witness.closed if closed.round == this_round]
+        assert closed.num_entries == 8 - 2
+        assert closed.num_included == (8 - 2) * (NUM_PEERS - 1)
+        # A roster without the stalled one comes, and no span is void any more.
+        await swarm.until(lambda: members(witness) == {m.peer for m in others(swarm)}, within=120.0)
+        await swarm.run_to_round(swarm.round + 2)
+        await swarm.run(0.1)
+        assert witness.closed[-1].num_entries == 8
+        swarm.network.wake(villain.peer)
+        await swarm.until(swarm.all_members, within=180.0)
+
+    act(scene)
+
+
+def members(machine: Machine) -> set[PeerId]:
+    roster = machine.engine.book.in_force
+    assert roster is not None
+    return set(roster.peers())
+
+
+def test_void_spans_are_one_piece_of_news_per_round() -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        witness = swarm.machines["p0"]
+        await swarm.run_to_round(swarm.round + 1)
+        before = len(witness.texts("void"))
+        for machine in others(swarm):
+            if machine is not witness:
+                machine.engine.last_round = swarm.round
+        swarm.machines[VILLAIN].engine.last_round = swarm.round
+        await swarm.run_to_round(swarm.round + 3)
+        await swarm.run(0.1)
+        texts = witness.texts("void")[before:]
+        assert len(texts) == 2
+        assert all("(and 1 more like it)" in text for text in texts)
+        for machine in swarm.living():
+            machine.engine.last_round = None
+        await swarm.grows("p0", within=60.0)
+
+    act(scene)

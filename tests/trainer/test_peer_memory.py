@@ -1,0 +1,222 @@
+"""What a peer remembers survives restarts, crashes and broken disks, or it says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from small_run import ORGANISER, peer_key, small_plan
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
+from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Bond
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Member
+from p2p_diloco.trainer.founding import found_roster
+from p2p_diloco.trainer.peer_memory import (
+    ADDRESSES_FILE,
+    BALLOTS_FILE,
+    GOODBYE_FILE,
+    INCARNATION_FILE,
+    ROSTERS_FILE,
+    RunFolder,
+)
+
+RUN = sha256(b"run")
+PLAN = small_plan()
+FULL = Path("/dev/full")
+
+
+def folder_in(path: Path) -> RunFolder:
+    return RunFolder(path, RUN)
+
+
+def roster(number: int) -> CertifiedRoster:
+    founder = Member(peer=peer_key("founder").peer, incarnation=number + 1, can_be_dialled=True)
+    return found_roster(PLAN, founder, ORGANISER, ZERO_DIGEST, number)
+
+
+def ballots(promised: int) -> Ballots:
+    voted = (promised, roster(1).roster)
+    return Ballots(parent=sha256(b"parent"), bonds=(Bond(level=0, promised=promised, voted=voted),))
+
+
+GOODBYE = Goodbye(
+    run=RUN, peer=peer_key("ada").peer, incarnation=3, parent=ZERO_DIGEST, k=2, promised=9, voted=True,
+    signature=bytes(64),
+)  # fmt: skip
+
+
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every write of a whole file fail as on a full disk, after half of it."""
+
+    def write_half(self: Path, content: bytes) -> NoReturn:
+        with self.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+
+
+def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path / "new" / "deep")
+    assert folder.recall_ballots() == NO_BALLOTS
+    assert folder.recall_goodbye() is None
+    assert folder.recall_rosters() == ()
+    assert folder.recall_addresses() == {}
+    assert folder.read("anything") is None
+
+
+def test_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    folder_in(tmp_path).next_incarnation()
+    assert RunFolder(tmp_path, sha256(b"another run")).next_incarnation() == 1
+
+
+def test_starts_are_counted(tmp_path: Path) -> None:
+    assert [folder_in(tmp_path).next_incarnation() for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b"three", b"-1", b"3\n", b"\xff\x00"])
+def test_a_broken_count_is_not_counted_anew(tmp_path: Path, content: bytes) -> None:
+    folder = folder_in(tmp_path)
+    (folder.path / INCARNATION_FILE).write_bytes(content)
+    with pytest.raises(StateError, match="incarnation is broken"):
+        folder.next_incarnation()
+    assert (folder.path / INCARNATION_FILE).read_bytes() == content
+
+
+def test_a_start_that_cannot_be_counted_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_in(tmp_path)
+    folder.next_incarnation()
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch)
+        with pytest.raises(StateError, match="cannot write .*incarnation: No space left"):
+            folder.next_incarnation()
+    assert folder_in(tmp_path).next_incarnation() == 2
+
+
+def test_ballots_survive_a_restart(tmp_path: Path) -> None:
+    folder_in(tmp_path).keep_ballots(ballots(4))
+    folder_in(tmp_path).keep_ballots(ballots(7))
+    assert folder_in(tmp_path).recall_ballots() == ballots(7)
+
+
+def test_ballots_that_cannot_be_kept_are_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_in(tmp_path)
+    folder.keep_ballots(ballots(4))
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch)
+        with pytest.raises(StateError, match="free some space"):
+            folder.keep_ballots(ballots(7))
+    assert folder_in(tmp_path).recall_ballots() == ballots(4)
+    assert sorted(path.name for path in folder.path.iterdir()) == [BALLOTS_FILE], "half a draft is left"
+
+
+@pytest.mark.parametrize("name", [BALLOTS_FILE, GOODBYE_FILE])
+@pytest.mark.parametrize("damage", ["torn", "longer", "foreign", "empty"])
+def test_a_broken_promise_is_not_forgotten_silently(tmp_path: Path, name: str, damage: str) -> None:
+    folder = folder_in(tmp_path)
+    folder.keep_ballots(ballots(4))
+    folder.keep_goodbye(GOODBYE)
+    path = folder.path / name
+    whole = path.read_bytes()
+    damaged = {"torn": whole[:-1], "longer": whole + b"\0", "foreign": b"\xff" * len(whole), "empty": b""}
+    path.write_bytes(damaged[damage])
+    with pytest.raises(StateError, match=f"{name} is broken .*; move it away to start as a newcomer"):
+        folder.recall_ballots() if name == BALLOTS_FILE else folder.recall_goodbye()
+
+
+def test_the_goodbye_survives_a_restart(tmp_path: Path) -> None:
+    folder_in(tmp_path).keep_goodbye(GOODBYE)
+    assert folder_in(tmp_path).recall_goodbye() == GOODBYE
+
+
+def test_rosters_come_back_in_order(tmp_path: Path) -> None:
+    for number in range(3):
+        folder_in(tmp_path).keep_roster(roster(number))
+    assert folder_in(tmp_path).recall_rosters() == tuple(roster(number) for number in range(3))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 60])
+def test_a_torn_last_roster_is_cut_off_so_that_later_ones_are_found(tmp_path: Path, cut: int) -> None:
+    folder = folder_in(tmp_path)
+    for number in range(2):
+        folder.keep_roster(roster(number))
+    path = folder.path / ROSTERS_FILE
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert folder_in(tmp_path).recall_rosters() == (roster(0),)
+    folder_in(tmp_path).keep_roster(roster(5))
+    assert folder_in(tmp_path).recall_rosters() == (roster(0), roster(5))
+
+
+@pytest.mark.parametrize("rubbish", [b"\0" * 16, b"\xff" * 4, b"\x05\0\0\0abcde", b"abc"])
+def test_rubbish_behind_rosters_is_cut_off(tmp_path: Path, rubbish: bytes) -> None:
+    folder = folder_in(tmp_path)
+    folder.keep_roster(roster(0))
+    path = folder.path / ROSTERS_FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole + rubbish)
+    assert folder.recall_rosters() == (roster(0),)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_roster_that_does_not_fit_on_the_disk_is_an_error(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    (folder.path / ROSTERS_FILE).symlink_to(FULL)
+    with pytest.raises(StateError, match="cannot write .*rosters.bin: No space left"):
+        folder.keep_roster(roster(0))
+
+
+def address(name: str, port: int) -> str:
+    return f"/ip4/127.0.0.1/tcp/{port}/p2p/{format_peer_id(peer_key(name).peer)}"
+
+
+def test_addresses_survive_a_restart(tmp_path: Path) -> None:
+    known = {peer_key("ada").peer: (address("ada", 1), address("ada", 2)), peer_key("ben").peer: (address("ben", 3),)}
+    folder_in(tmp_path).keep_addresses(known)
+    assert folder_in(tmp_path).recall_addresses() == known
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"nobody": []}', b'{"x": 3}', b'{"x": ["y", 3, null, {}]}', b"\xff", b"3", b"null"]
+)
+def test_broken_addresses_are_forgotten(tmp_path: Path, content: bytes) -> None:
+    folder = folder_in(tmp_path)
+    (folder.path / ADDRESSES_FILE).write_bytes(content)
+    assert folder.recall_addresses() == {}
+
+
+def test_a_broken_address_does_not_hide_a_sound_one(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    listed = ["/ip4/127.0.0.1/tcp/0", "nonsense", address("ada", 4)]
+    (folder.path / ADDRESSES_FILE).write_text(json.dumps({"whoever": listed}))
+    assert folder.recall_addresses() == {peer_key("ada").peer: (address("ada", 4),)}
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StateError, match="choose another place with --state-directory"):
+        folder_in(tmp_path / "file")
+
+
+def test_a_read_only_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_in(tmp_path)
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    for keep in (lambda: folder.keep_ballots(NO_BALLOTS), lambda: folder.keep_roster(roster(0))):
+        with pytest.raises(StateError, match="Read-only file system"):
+            keep()
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    (folder.path / BALLOTS_FILE).mkdir()
+    with pytest.raises(StateError, match="cannot read"):
+        folder.recall_ballots()

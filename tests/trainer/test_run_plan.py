@@ -1,0 +1,82 @@
+"""What follows from a manifest, equal on all peers."""
+
+from __future__ import annotations
+
+import pytest
+from small_run import small_manifest, small_plan
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import SpanId
+from p2p_diloco.trainer.run_plan import SpanPlace, plan_run
+
+
+def test_two_builds_are_equal() -> None:
+    one, other = small_plan(), small_plan()
+    assert (one.fragments, one.places, one.rules, one.inner, one.outer, one.merge) == (
+        other.fragments, other.places, other.rules, other.inner, other.outer, other.merge
+    )  # fmt: skip
+
+
+def test_every_element_lies_in_exactly_one_span() -> None:
+    plan = small_plan()
+    for fragment in plan.fragments:
+        places = [plan.places[span] for span in plan.spans_of(fragment.index)]
+        assert [place.start for place in places] == [0, *[place.stop for place in places[:-1]]]
+        assert places[-1].stop == fragment.elements
+    assert len(plan.places) == sum(plan.rules.num_spans)
+
+
+def test_spans_are_cut_at_blocks_of_the_codecs() -> None:
+    plan = small_plan()
+    assert all(place.start % 64 == 0 for place in plan.places.values())
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    plan = small_plan()
+    assert plan.num_parameters == plan.shape.num_parameters
+
+
+def test_changes_of_the_manifest_reach_the_shape() -> None:
+    plan = small_plan({"model.width": 32})
+    assert (plan.shape.width, plan.shape.layers, plan.shape.context) == (32, 1, 12)
+
+
+def test_fewer_spans_are_cut_when_there_are_not_enough_blocks() -> None:
+    plan = small_plan({"rounds.spans_per_fragment": 4096})
+    assert all(0 < count < 4096 for count in plan.rules.num_spans)
+    assert plan.spans_of(0)[-1] == SpanId(0, plan.rules.num_spans[0] - 1)
+
+
+def test_the_rules_of_the_protocol_are_those_of_the_manifest() -> None:
+    manifest = small_manifest({"membership.group_size": 5, "membership.void_cycles": 3, "limits.kappa": 2.5})
+    rules = plan_run(manifest).rules
+    assert rules.run == manifest.digest()
+    assert (rules.group_size, rules.void_cycles, rules.contribution_limit) == (5, 3, 2.5)
+    assert rules.clock.start_seconds == manifest.rounds.clock_start
+    assert rules.clock.num_fragments == 2
+
+
+def test_bytes_of_contributions_and_entries_are_those_of_their_codecs() -> None:
+    plan = small_plan({"codec.contribution": "float32", "codec.entry": "int4"})
+    for span, elements in plan.rules.span_elements.items():
+        assert plan.rules.payload_bytes[span] == 4 * elements
+        assert plan.rules.entry_bytes[span] == plan.codecs.entry.encoded_bytes(elements)
+
+
+@pytest.mark.parametrize(("rounding", "stochastic"), [("nearest", False), ("stochastic", True)])
+def test_rounding_is_the_manifest_s(rounding: str, stochastic: bool) -> None:
+    assert small_plan({"codec.entry_rounding": rounding}).codecs.rounds_stochastically is stochastic
+
+
+def test_the_merge_rule_is_the_manifest_s() -> None:
+    plan = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": 0.25, "outer.learning_rate": 0.7})
+    assert (plan.merge.kind, plan.merge.alpha, plan.outer.learning_rate) == ("blend", 0.25, 0.7)
+
+
+def test_more_fragments_than_tensors_are_refused() -> None:
+    with pytest.raises(ConfigError, match="fragments"):
+        small_plan({"rounds.fragments": 1000})
+
+
+def test_a_place_is_a_value() -> None:
+    assert SpanPlace(start=0, stop=64) == SpanPlace(start=0, stop=64)
