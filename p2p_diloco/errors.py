@@ -43,5 +43,9 @@ class FrameError(PeerError):
     """Bytes from a peer are too long, too short, malformed or hold numbers that are not finite."""
 
 
+class NotInRun(PeerError):
+    """A peer answers, but does not take part in the run that it was asked about."""
+
+
 class NonFiniteUpdate(RoundError):
     """A decoded update holds a NaN or an infinity; the span is void this round."""

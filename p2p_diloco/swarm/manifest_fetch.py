@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from p2p_diloco.errors import FrameError, NetworkError, PeerError
+from p2p_diloco.errors import ConfigError, FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.messages import Introductions, ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.transport.link import Lane, SilentListener, Transport
@@ -14,6 +14,7 @@ from p2p_diloco.transport.link import Lane, SilentListener, Transport
 DIAL_SECONDS = 15.0
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 1.0
+MOST_INTRODUCED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +26,24 @@ class FetchedManifest:
 
 
 class _ManifestListener(SilentListener):
-    """Waits for manifests from anybody, and keeps the introductions that come on the way."""
+    """Waits for a manifest from those who are asked, and keeps the introductions that come on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Collection[PeerId]) -> None:
         self.came: asyncio.Queue[bytes] = asyncio.Queue()
         self.records: tuple[bytes, ...] = ()
+        self._asked = asked
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
+        if peer not in self._asked:
+            return  # a stranger who dialled us has no say about the run
         try:
             message = decode_message(frame)
         except FrameError:
             return
-        if isinstance(message, ManifestReply):
+        if isinstance(message, ManifestReply) and self.came.empty():
             self.came.put_nowait(message.manifest)
         elif isinstance(message, Introductions):
-            self.records += message.records
+            self.records = (*self.records, *message.records)[:MOST_INTRODUCED]
 
 
 async def fetch_manifest(
@@ -51,11 +55,12 @@ async def fetch_manifest(
         The signed manifest's bytes, not yet verified, and records of peers that came with it.
     Raises:
         NetworkError: nobody answered in time; the text says what happened at each.
+        ConfigError: all answered at once that they do not take part in this run.
     """
     loop = asyncio.get_running_loop()
-    listener = _ManifestListener()
+    listener = _ManifestListener(bootstraps.keys())
     before, transport.listener = transport.listener, listener
-    trouble: dict[PeerId, str] = {}
+    trouble: dict[PeerId, PeerError] = {}
     until = loop.time() + timeout_seconds
     try:
         while loop.time() < until:
@@ -63,13 +68,14 @@ async def fetch_manifest(
                 answer = await _ask(transport, listener, peer, addresses, until, trouble)
                 if answer is not None:
                     return FetchedManifest(manifest=answer, records=listener.records)
+            if trouble and all(isinstance(error, NotInRun) for error in trouble.values()):
+                raise ConfigError(f"{_told(trouble)}; check the invite with its sender")
             await asyncio.sleep(min(RETRY_SECONDS, max(until - loop.time(), 0.0)))
     finally:
         transport.listener = before
-    told = "; ".join(f"{short_peer_id(peer)}: {text}" for peer, text in trouble.items())
     raise NetworkError(
-        f"none of the {len(bootstraps)} bootstrap peers answered within {timeout_seconds:.0f} s ({told}); is one "
-        "running, is the invite complete, is your network blocking outgoing TCP?"
+        f"none of the {len(bootstraps)} bootstrap peers answered within {timeout_seconds:.0f} s ({_told(trouble)}); is "
+        "one running, is the invite complete, is your network blocking outgoing TCP?"
     )
 
 
@@ -79,7 +85,7 @@ async def _ask(
     peer: PeerId,
     addresses: tuple[str, ...],
     until: float,
-    trouble: dict[PeerId, str],
+    trouble: dict[PeerId, PeerError],
 ) -> bytes | None:
     loop = asyncio.get_running_loop()
     try:
@@ -89,7 +95,13 @@ async def _ask(
         async with asyncio.timeout_at(deadline):
             return await listener.came.get()
     except PeerError as error:
-        trouble[peer] = str(error)
+        said = error
     except TimeoutError:
-        trouble[peer] = "connected, but it sent no manifest"
+        said = PeerError("connected, but it sent no manifest")
+    if peer not in trouble or loop.time() < until:  # a last attempt that was cut short says less than the one before
+        trouble[peer] = said
     return None
+
+
+def _told(trouble: Mapping[PeerId, PeerError]) -> str:
+    return "; ".join(f"{short_peer_id(peer)}: {error}" for peer, error in trouble.items())

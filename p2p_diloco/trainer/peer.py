@@ -158,7 +158,12 @@ async def _manifest(
         return plan.signed_manifest
     kept = folder.read(MANIFEST_FILE)
     if kept is not None:
-        signed = decode_signed_manifest(kept)
+        try:
+            signed = decode_signed_manifest(kept)
+        except FrameError as error:
+            raise StateError(
+                f"{folder.path / MANIFEST_FILE} is broken ({error}); move it away to fetch it anew"
+            ) from None
         signed.verify(run)
         return signed
     tally.phase = "fetching manifest"

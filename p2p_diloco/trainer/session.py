@@ -39,7 +39,7 @@ from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.link import Transport
+from p2p_diloco.transport.link import SilentListener, Transport
 
 STATUS_SECONDS = 1.0
 CHECKPOINT_SECONDS = 300.0
@@ -130,6 +130,7 @@ class PeerSession:
                 self._replica.start()
             await self._live(node)
         finally:
+            self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
             self._worker.shutdown(wait=False, cancel_futures=True)
             if isinstance(self._replica, IslandThread):
                 self._replica.stop()
@@ -308,12 +309,12 @@ class PeerSession:
 
     async def _evaluate(self, watch: HeldOutWatch, island: IslandThread) -> None:
         while True:
-            await self._evaluate_once(watch, island)
-            await asyncio.sleep(self._parts.evaluate_seconds)
+            has_measured = await self._evaluate_once(watch, island)
+            await asyncio.sleep(self._parts.evaluate_seconds if has_measured else STATUS_SECONDS)
 
-    async def _evaluate_once(self, watch: HeldOutWatch, island: IslandThread) -> None:
+    async def _evaluate_once(self, watch: HeldOutWatch, island: IslandThread) -> bool:
         if not self._engine.serves_state or len(island.states()) != len(self._plan.places):
-            return
+            return False
         measured = await watch.measure(island)
         self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
         self._tally.report(
@@ -324,6 +325,7 @@ class PeerSession:
             round=self._engine.rules.clock.round_at(self._clock.now()),
             tokens=self._engine.progress.tokens,
         )
+        return True
 
     async def _save_now_and_then(self) -> None:
         while True:

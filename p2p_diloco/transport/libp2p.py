@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
-from p2p_diloco.errors import FrameError, NetworkError, PeerError
+from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
@@ -195,16 +195,16 @@ class Libp2pTransport(Transport):
             for _, writer in pairs.values():
                 writer.transport.abort()
             if isinstance(error, PeerError):
-                raise PeerError(self._explain_silence(peer, error)) from None
+                raise self._explain_silence(peer, error) from None
             raise
         for lane, pair in pairs.items():
             self._adopt(peer, lane, pair)
 
-    def _explain_silence(self, peer: PeerId, error: PeerError) -> str:
+    def _explain_silence(self, peer: PeerId, error: PeerError) -> PeerError:
         name = short_peer_id(peer)
         if "protocols not supported" in str(error):
-            return f"{name} does not take part in run {self.run.hex()[:16]}"
-        return f"{name} answers but gives no link: {error}"
+            return NotInRun(f"{name} does not take part in run {self.run.hex()[:16]}")
+        return PeerError(f"{name} answers but gives no link: {error}")
 
     def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
         lane = self._lanes.get(protocol)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self, TypedDict, Unpack
 
-from p2p_diloco.errors import ConfigError, PeerError
+from p2p_diloco.errors import ConfigError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, Transport, TransportLimits, frame_too_long
 from p2p_diloco.transport.outbox import Outbox, PostedFrame
@@ -280,7 +280,7 @@ class MemoryTransport(Transport):
         if target is None or not target.can_be_dialled():
             raise PeerError(f"{name} cannot be dialled: {address} refused the connection")
         if target.run != self.run:
-            raise PeerError(f"{name} at {address} does not take part in run {self.run.hex()[:16]}")
+            raise NotInRun(f"{name} at {address} does not take part in run {self.run.hex()[:16]}")
         if self._network.find(self.peer) is not self:
             raise PeerError(f"{name} cannot be dialled: this peer is off line")
         if len(target.linked_peers()) >= target.limits.links:

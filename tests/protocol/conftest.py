@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the swarm driver that stands beside them."""
+"""Lets the tests of this folder import the swarm driver and its parts, which stand beside them."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from swarm_driver import ORGANISER, RUN, found_run, peer_id, run_rules, sign_as, verify
+from fake_run import ORGANISER, RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots

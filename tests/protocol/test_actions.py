@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 from typing import get_args
 
 import pytest
-from swarm_driver import peer_id
+from fake_run import peer_id
 
 from p2p_diloco.protocol.actions import Action, Part, Report
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
 from made import founding, head_of, membership_of, roster_1
-from swarm_driver import ALL_SPANS, RUN, peer_id, run_rules, verify
 
 from p2p_diloco.protocol.beacon import Beacon, Progress
 from p2p_diloco.protocol.chain import ChainBook

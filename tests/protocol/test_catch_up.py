@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fake_run import RUN, run_rules, verify
 from made import SPAN, head_of, ids
-from swarm_driver import RUN, run_rules, verify
 
 from p2p_diloco.ids import SpanHead
 from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Send

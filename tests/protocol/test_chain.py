@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_run import RUN, run_rules, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, entry_on, head_of, ids, roster_of
-from swarm_driver import RUN, run_rules, verify
 
 from p2p_diloco.ids import SpanHead, SpanId
 from p2p_diloco.protocol.chain import ChainBook, EntryFate, Remedy, choose_remedy, heads_digest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
 from made import entry_on, founding, head_of, membership_of, roster_1, roster_of
-from swarm_driver import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
 
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, TakeSnapshot

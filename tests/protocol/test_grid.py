@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from fake_run import RUN, peer_id
 from hypothesis import given
 from hypothesis import strategies as st
 from made import ids, member, roster_of
-from swarm_driver import RUN, peer_id
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.grid import fold_roster, grid_order

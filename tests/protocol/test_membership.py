@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_run import ROUND_SECONDS, peer_id, sign_as
 from made import NO_SIGNATURE, certify, child_of, founding, goodbye, heartbeat, ids, member, membership_of, roster_1
-from swarm_driver import ROUND_SECONDS, peer_id, sign_as
 
 from p2p_diloco.ids import sha256
 from p2p_diloco.protocol import membership as module

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
 from made import SPAN, founding, fragment_head, head_of, heartbeat, ids, membership_of, roster_1
-from swarm_driver import ALL_SPANS, RUN, peer_id, run_rules, verify
 
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.protocol.actions import Report, Send, ServeContent, ServeSpan

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_run import ORGANISER, RUN, peer_id, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import certify, child_of, founding, goodbye, ids, member, roster_1, roster_of
-from swarm_driver import ORGANISER, RUN, peer_id, sign_as, verify
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import sha256

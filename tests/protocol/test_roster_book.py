@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from fake_run import ORGANISER, RUN, verify
 from made import book_with, certify, child_of, founding, ids, roster_1
-from swarm_driver import ORGANISER, RUN, verify
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import sha256

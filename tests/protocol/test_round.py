@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_run import peer_id
 from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, founding, head_of, ids, member, roster_of
-from swarm_driver import peer_id
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.protocol.grid import fold_roster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from swarm_driver import run_rules
+from fake_run import run_rules
 
 
 @pytest.mark.parametrize(("heartbeat", "expected"), [(1.0, 8.0), (2.0, 8.0), (4.0, 12.0)])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fake_run import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, verify
 from made import founding, membership_of, roster_1
-from swarm_driver import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, verify
 
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.chain import ChainBook

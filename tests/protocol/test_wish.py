@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fake_run import run_rules
 from made import goodbye, ids, member, roster_of
-from swarm_driver import run_rules
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.ballot import Candidacy

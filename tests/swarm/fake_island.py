@@ -80,10 +80,18 @@ class FakeIsland:
         seed: of the gradient's noise.
         step_seconds: how long an inner step takes.
         trains: False for a peer that only holds what others agree on.
+        loop: whose timers make its steps; the running one unless given.
     """
 
     def __init__(
-        self, *, spans: tuple[SpanId, ...], now: Callable[[], float], seed: int, step_seconds: float, trains: bool
+        self,
+        *,
+        spans: tuple[SpanId, ...],
+        now: Callable[[], float],
+        seed: int,
+        step_seconds: float,
+        trains: bool,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.mischief: Mischief | None = None
         self.states: dict[SpanId, SpanState] = {}
@@ -100,7 +108,7 @@ class FakeIsland:
         self._trains = trains
         self._since: dict[int, _Since] = {}
         self._commands: deque[SpanUpdate | _Replacement | _Snapshot] = deque()
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._timer = self._loop.call_later(step_seconds, self._reach_border)
 
     def stop(self) -> None:

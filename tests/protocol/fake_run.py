@@ -1,0 +1,143 @@
+"""A run for tests: its rules, who founds it, and machines with a disk and a fake state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.protocol.actions import (
+    Report,
+    RoundClosed,
+)
+from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.roster import (
+    CertifiedRoster,
+    Goodbye,
+    Member,
+    Roster,
+    founding_roster,
+    founding_statement,
+)
+from p2p_diloco.protocol.rules import RunRules
+
+RUN = sha256(b"a run")
+ROUND_SECONDS = 8.0
+NUM_SPANS = (3, 2)
+SPAN_ELEMENTS = 4
+PAYLOAD_BYTES = 6
+PIECE_BYTES = 20
+START_SECONDS = 0.0
+MINUTE = 60.0
+
+
+def peer_id(name: str) -> PeerId:
+    return PeerId(sha256(b"peer", name.encode()))
+
+
+def sign_as(peer: PeerId, statement: bytes) -> bytes:
+    """A cheap stand-in for Ed25519: nobody in this swarm forges but tests that say so."""
+    return sha256(b"signed by", peer, statement) * 2
+
+
+def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
+    return signature == sign_as(peer, statement)
+
+
+ORGANISER = peer_id("organiser")
+ALL_SPANS = tuple(SpanId(f, i) for f, count in enumerate(NUM_SPANS) for i in range(count))
+CYCLE_SECONDS = ROUND_SECONDS * len(NUM_SPANS)
+
+
+def run_rules(*, void_cycles: int = 8, group_size: int = 16) -> RunRules:
+    clock = RoundClock(start_seconds=START_SECONDS, round_seconds=ROUND_SECONDS, num_fragments=len(NUM_SPANS))
+    return RunRules(
+        run=RUN,
+        organiser=ORGANISER,
+        clock=clock,
+        num_spans=NUM_SPANS,
+        span_elements=dict.fromkeys(ALL_SPANS, SPAN_ELEMENTS),
+        payload_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
+        entry_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
+        group_size=group_size,
+        void_cycles=void_cycles,
+        heartbeat_seconds=1.0,
+        weight_clip=4.0,
+        contribution_limit=2.0,
+        entry_limit=3.0,
+        retained_cycles=16,
+    )
+
+
+def genesis_heads(founding: Roster) -> dict[SpanId, SpanHead]:
+    return {
+        span: SpanHead(
+            digest=sha256(b"start", repr(span).encode()),
+            height=0,
+            round=GENESIS_ROUND,
+            roster=founding.digest(),
+            radius=0.0,
+            median_weight=0.0,
+        )
+        for span in ALL_SPANS
+    }
+
+
+def genesis_bytes(span: SpanId) -> bytes:
+    return sha256(b"bytes", repr(span).encode())
+
+
+def found_run(founder: PeerId, incarnation: int, can_be_dialled: bool) -> CertifiedRoster:
+    member = Member(peer=founder, incarnation=incarnation, can_be_dialled=can_be_dialled)
+    roster = founding_roster(RUN, sha256(b"genesis"), member)
+    return CertifiedRoster(
+        roster=roster, ballot=0, votes=((ORGANISER, sign_as(ORGANISER, founding_statement(roster.digest()))),)
+    )
+
+
+@dataclass
+class Disk:
+    """What survives a kill."""
+
+    incarnation: int = 0
+    rosters: list[CertifiedRoster] = field(default_factory=list)
+    ballots: Ballots = NO_BALLOTS
+    goodbye: Goodbye | None = None
+    checkpoint: dict[SpanId, tuple[SpanHead, bytes]] = field(default_factory=dict)
+
+
+@dataclass
+class Machine:
+    """One peer with its disk, its island's vectors and what it has reported."""
+
+    name: str
+    peer: PeerId
+    dialable: bool
+    trains: bool
+    offset: float = 0.0
+    disk: Disk = field(default_factory=Disk)
+    engine: PeerEngine | None = None
+    vectors: dict[SpanId, tuple[SpanHead, bytes]] = field(default_factory=dict)
+    paused: bool = False
+    backlog: list[Callable[[], None]] = field(default_factory=list)
+    life: int = 0
+    wakes: int = 0
+    reports: list[tuple[float, Report]] = field(default_factory=list)
+    closed: list[RoundClosed] = field(default_factory=list)
+    contributes: bool = True
+
+    @property
+    def rules_engine(self) -> PeerEngine:
+        assert self.engine is not None, f"{self.name} is not running"
+        return self.engine
+
+    @property
+    def roster(self) -> Roster:
+        roster = self.rules_engine.book.in_force
+        assert roster is not None
+        return roster
+
+    def topics(self) -> list[str]:
+        return [report.topic for _, report in self.reports]

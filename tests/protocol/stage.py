@@ -1,0 +1,326 @@
+"""The stage of a simulated swarm: one clock, all links, and the actions of the engines played on fake vectors."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Mapping
+
+from fake_run import (
+    ALL_SPANS,
+    PAYLOAD_BYTES,
+    PIECE_BYTES,
+    ROUND_SECONDS,
+    Machine,
+    run_rules,
+)
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.protocol.actions import (
+    Action,
+    ApplyEntry,
+    CompareContent,
+    KeepBallots,
+    KeepGoodbye,
+    KeepRoster,
+    ReduceSpan,
+    ReplaceSpan,
+    Report,
+    RoundClosed,
+    Send,
+    ServeContent,
+    ServeSpan,
+    TakeSnapshot,
+)
+from p2p_diloco.protocol.entry import Entry, included_places, next_head
+from p2p_diloco.protocol.messages import ContentReply, Message, SpanReply, decode_message, encode_message, is_bulk
+from p2p_diloco.protocol.roster import (
+    CertifiedRoster,
+    Roster,
+)
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
+
+
+class Stage:
+    """One clock, all links; plays what the engines want done."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        start: float = -10.0,
+        delay: tuple[float, float] = (0.01, 0.1),
+        loss: float = 0.0,
+        duplication: float = 0.0,
+        rules: RunRules | None = None,
+    ) -> None:
+        self.now = start
+        self.random = random.Random(seed)
+        self.delay = delay
+        self.loss = loss
+        self.duplication = duplication
+        self.rules = rules if rules is not None else run_rules()
+        self.machines: dict[str, Machine] = {}
+        self.by_id: dict[PeerId, Machine] = {}
+        self.links: set[frozenset[str]] = set()
+        self.islands: dict[str, int] = {}
+        self.known_bytes: dict[tuple[SpanId, Digest], bytes] = {}
+        self.entries: dict[Digest, Entry] = {}
+        self.children: dict[tuple[Digest, int], set[Digest]] = {}
+        self.rosters: dict[Digest, Roster] = {}
+        self.num_messages = 0
+        self.check_bytes = True
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
+        self._dial()
+
+    # -- time
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time, self._sequence, event))
+
+    def run(self, seconds: float) -> None:
+        self.run_to(self.now + seconds)
+
+    def run_to(self, time: float) -> None:
+        while self._heap and self._heap[0][0] <= time:
+            self.now, _, event = heapq.heappop(self._heap)
+            event()
+        self.now = time
+
+    def run_to_cycle_end(self) -> None:
+        clock = self.rules.clock
+        cycle = clock.cycle(clock.round_at(self.now))
+        self.run_to(clock.begin((cycle + 1) * clock.num_fragments))
+
+    # -- links
+
+    def _reachable(self, a: str, b: str) -> bool:
+        one, other = self.machines[a], self.machines[b]
+        up = one.engine is not None and other.engine is not None
+        return up and (one.dialable or other.dialable) and self.islands.get(a) == self.islands.get(b)
+
+    def _dial(self) -> None:
+        names = sorted(self.machines)
+        for place, a in enumerate(names):
+            for b in names[place + 1 :]:
+                link = frozenset((a, b))
+                asleep = self.machines[a].paused or self.machines[b].paused
+                if link not in self.links and not asleep and self._reachable(a, b):
+                    self.links.add(link)
+                    for here, there in ((a, b), (b, a)):
+                        self._link_up(self.machines[here], self.machines[there])
+        self.at(self.now + 1.0 + self.random.random(), self._dial)
+
+    def _link_up(self, here: Machine, there: Machine) -> None:
+        here.rules_engine.link_up(there.peer)
+        self._schedule(here)
+
+    def _cut(self, link: frozenset[str]) -> None:
+        self.links.discard(link)
+        for here, there in ((a, b) for a in link for b in link if a != b):
+            machine, lost = self.machines[here], self.machines[there].peer
+            self._later(machine, 0.5, lambda machine=machine, lost=lost: machine.rules_engine.link_lost(lost))  # type: ignore[misc]
+
+    def break_links(self) -> None:
+        """Break every link at once, as when all machines have slept long enough."""
+        for link in list(self.links):
+            self._cut(link)
+
+    # -- playing actions
+
+    def _local(self, machine: Machine) -> float:
+        return self.now + machine.offset
+
+    def _later(self, machine: Machine, delay: float, event: Callable[[], None]) -> None:
+        """Let something happen at a machine if it still lives the same life; when paused, once it goes on."""
+        life = machine.life
+
+        def happen() -> None:
+            if machine.life != life or machine.engine is None:
+                return
+            if machine.paused:
+                machine.backlog.append(happen)
+                return
+            event()
+
+        self.at(self.now + delay, happen)
+
+    def _tick(self, machine: Machine) -> None:
+        if machine.engine is not None and not machine.paused:
+            self.perform(machine, machine.engine.tick(self._local(machine)))
+
+    def _schedule(self, machine: Machine) -> None:
+        machine.wakes += 1
+        wakes = machine.wakes
+        local = self._local(machine)
+        delay = max(machine.rules_engine.wake_at(local) - local, 0.0) + 1e-6
+        self._later(machine, delay, lambda: self._tick(machine) if machine.wakes == wakes else None)
+
+    def perform(self, machine: Machine, actions: list[Action]) -> None:
+        for action in actions:
+            self._perform(machine, action)
+        if machine.engine is not None:
+            self._schedule(machine)
+
+    def _perform(self, machine: Machine, action: Action) -> None:
+        match action:
+            case Send():
+                self._send(machine, action.to, action.message, action.deadline)
+            case KeepBallots():
+                machine.disk.ballots = action.ballots
+            case KeepRoster():
+                self._keep_roster(machine, action.certified)
+            case KeepGoodbye():
+                machine.disk.goodbye = action.goodbye
+            case TakeSnapshot():
+                self._later(machine, self.random.uniform(0.0, 0.5), lambda: self._snapshot(machine, action))
+            case ReduceSpan():
+                self._later(machine, self.random.uniform(0.0, 0.2), lambda: self._reduce(machine, action))
+            case ApplyEntry():
+                self._apply(machine, action.entry)
+            case ReplaceSpan():
+                self._place(machine, action.span, action.head, action.state)
+            case ServeSpan():
+                self._serve_span(machine, action)
+            case ServeContent():
+                digests = self._content(machine, action.fragment)
+                self._send(machine, action.to, ContentReply(fragment=action.fragment, digests=digests), self.now + 9)
+            case CompareContent():
+                self._compare(machine, action)
+            case RoundClosed():
+                machine.closed.append(action)
+            case Report():
+                machine.reports.append((self.now, action))
+
+    def _send(self, machine: Machine, to: PeerId, message: Message, deadline: float) -> None:
+        target = self.by_id.get(to)
+        if target is None or frozenset((machine.name, target.name)) not in self.links:
+            return
+        self.num_messages += 1
+        frame = encode_message(message)
+        copies = (self.random.random() >= self.loss) + (self.random.random() < self.duplication)
+        for _ in range(copies):
+            lane = (machine.peer, to, is_bulk(message))
+            arrival = max(self.now + self.random.uniform(*self.delay), self._last_arrival.get(lane, self.now))
+            self._last_arrival[lane] = arrival
+            delay = arrival - self.now
+            if self._local(machine) + delay <= deadline:
+                self._later(target, delay, lambda: self._receive(target, machine.peer, frame))
+
+    def _receive(self, machine: Machine, sender: PeerId, frame: bytes) -> None:
+        message = decode_message(frame)
+        engine, now = machine.rules_engine, self._local(machine)
+        if isinstance(message, Entry):
+            self.perform(machine, engine.entry_checked(sender, message, 1.0, now))
+        else:
+            self.perform(machine, engine.receive(sender, message, now))
+
+    # -- the fake island
+
+    def _snapshot(self, machine: Machine, order: TakeSnapshot) -> None:
+        if not machine.contributes or self._local(machine) > order.deadline:
+            return
+        spans = tuple(
+            EncodedSpan(
+                span=span,
+                parent=machine.vectors[span][0].digest,
+                norm=1.0,
+                payload=self.random.randbytes(PAYLOAD_BYTES),
+            )
+            for span in ALL_SPANS
+            if span.fragment == order.fragment and machine.vectors[span][0].round < order.round
+        )
+        contribution = FragmentContribution(
+            round=order.round, fragment=order.fragment, tokens=100, steps=10, spans=spans
+        )
+        engine = machine.rules_engine
+        self.perform(machine, engine.contribution_ready(contribution, self._local(machine)))
+
+    def _reduce(self, machine: Machine, order: ReduceSpan) -> None:
+        payload = sha256(order.rounding_seed, *(part.payload for part in order.parts))[:PAYLOAD_BYTES]
+        sound = frozenset(part.peer for part in order.parts)
+        engine = machine.rules_engine
+        self.perform(
+            machine, engine.span_reduced(order.round, order.span, sound, payload, 1.0, self._local(machine))
+        )
+
+    def _apply(self, machine: Machine, entry: Entry) -> None:
+        head, state = machine.vectors[entry.span]
+        assert entry.parent == head.digest, f"{machine.name}: an entry came out of order (I3)"
+        assert entry.round > head.round, "a contribution would be counted twice (I2)"
+        self.entries[entry.digest()] = entry
+        self._place(machine, entry.span, next_head(head, entry), sha256(state, entry.payload))
+
+    def _place(self, machine: Machine, span: SpanId, head: SpanHead, state: bytes) -> None:
+        known = self.known_bytes.setdefault((span, head.digest), state)
+        assert known == state or not self.check_bytes, f"{machine.name}: equal chain digests, different bytes (I1)"
+        machine.vectors[span] = (head, state)
+
+    def _serve_span(self, machine: Machine, order: ServeSpan) -> None:
+        if order.span not in machine.vectors:
+            return
+        head, state = machine.vectors[order.span]
+        offset = order.offset if order.version == head.digest else 0
+        reply = SpanReply(
+            span=order.span,
+            head=head,
+            total_bytes=len(state),
+            offset=offset,
+            piece=state[offset : offset + PIECE_BYTES],
+        )
+        self._send(machine, order.to, reply, self._local(machine) + ROUND_SECONDS)
+
+    def _content(self, machine: Machine, fragment: int) -> tuple[tuple[Digest, Digest], ...]:
+        found: Mapping[SpanId, tuple[SpanHead, bytes]] = machine.vectors
+        return tuple(
+            (found[span][0].digest, sha256(found[span][1])) for span in ALL_SPANS if span.fragment == fragment
+        )
+
+    def _compare(self, machine: Machine, order: CompareContent) -> None:
+        mine = self._content(machine, order.fragment)
+        pairs = [(a, b) for a, b in zip(mine, order.digests, strict=False) if a[0] == b[0]]
+        num_equal = sum(a == b for a, b in pairs)
+        differing = [
+            SpanId(order.fragment, place)
+            for place, (a, b) in enumerate(zip(mine, order.digests, strict=False))
+            if a[0] == b[0] and a != b
+        ]
+        engine, now = machine.rules_engine, self._local(machine)
+        self.perform(machine, engine.content_compared(order.peer, order.fragment, num_equal, differing, now))
+
+    # -- disks
+
+    def _keep_roster(self, machine: Machine, certified: CertifiedRoster) -> None:
+        machine.disk.rosters.append(certified)
+        roster = certified.roster
+        self.rosters[roster.digest()] = roster
+        siblings = self.children.setdefault((roster.parent, roster.level), set())
+        siblings.add(roster.digest())
+        assert roster.level or len(siblings) == 1, "two children of one roster were certified by majorities (I8)"
+        engine = machine.engine
+        if not machine.trains and roster.k > 0 and engine is not None and not engine.is_hub:
+            engine.drop_state()
+            machine.vectors.clear()
+
+    def _checkpoint_later(self, machine: Machine) -> None:
+        def checkpoint() -> None:
+            machine.disk.checkpoint = dict(machine.vectors) if len(machine.vectors) == len(ALL_SPANS) else {}
+            self._checkpoint_later(machine)
+
+        self._later(machine, self.random.uniform(5.0, 20.0), checkpoint)
+
+    def included_once(self) -> bool:
+        """Tell whether every member's contribution to a span and round is in at most one entry (I2)."""
+        seen: set[tuple[SpanId, int, PeerId]] = set()
+        for entry in self.entries.values():
+            roster = self.rosters[entry.roster]
+            for place in included_places(entry):
+                key = (entry.span, entry.round, roster.members[place].peer)
+                if key in seen:
+                    return False
+                seen.add(key)
+        return True

@@ -1,0 +1,236 @@
+"""Whole swarms in virtual time: founded, joined, left, killed, slept through, split and healed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fake_run import MINUTE, ROUND_SECONDS
+from founded_swarms import founded, goes_on, is_dialable, recovers
+from swarm_driver import Swarm
+
+CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [*CASES, (8, "all")])
+def test_a_run_is_founded_by_a_bootstrap_and_joined_one_by_one(num_peers: int, who: str) -> None:
+    goes_on(founded(num_peers, who))
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [(1, "none"), (2, "one"), (3, "all")])
+def test_a_run_is_founded_by_a_peer_that_trains(num_peers: int, who: str) -> None:
+    goes_on(founded(num_peers, who, bootstrap=False))
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [(2, "all"), (3, "one"), (3, "none")])
+def test_after_a_good_bye_the_others_go_on_at_once(num_peers: int, who: str) -> None:
+    swarm = founded(num_peers, who)
+    swarm.leave("p1")
+    swarm.run(5.0)
+    swarm.kill("p1")
+    swarm.run_until(swarm.all_members, MINUTE)
+    goes_on(swarm)
+    assert swarm.machines["p0"].roster.epoch == 0
+    swarm.start("p1")
+    recovers(swarm, 3 * MINUTE)
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [(3, "all"), (3, "none"), (4, "one")])
+def test_a_dead_member_is_taken_off_and_comes_back(num_peers: int, who: str) -> None:
+    swarm = founded(num_peers, who)
+    swarm.kill("p1")
+    swarm.run_until(swarm.all_members, MINUTE)
+    assert swarm.machines["p0"].roster.epoch == 0
+    goes_on(swarm)
+    swarm.start("p1")
+    recovers(swarm, 3 * MINUTE)
+
+
+def test_of_two_the_survivor_goes_on_alone_after_eight_void_cycles() -> None:
+    swarm = founded(2, "one")
+    swarm.kill("p0")
+    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 9 * MINUTE)
+    assert swarm.machines["p1"].roster.is_degraded()
+    goes_on(swarm, "p1")
+    swarm.start("p0")
+    recovers(swarm, 5 * MINUTE)
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [(1, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none")])
+def test_a_swarm_that_slept_through_a_weekend_goes_on_in_the_same_epoch(num_peers: int, who: str) -> None:
+    swarm = founded(num_peers, who)
+    for name in swarm.machines:
+        swarm.pause(name)
+    swarm.break_links()
+    swarm.run(60 * 60 * MINUTE)
+    for name in swarm.random.sample(list(swarm.machines), len(swarm.machines)):
+        swarm.resume(name)
+        swarm.run(swarm.random.uniform(0.0, 20.0))
+    recovers(swarm, 3 * MINUTE)
+    assert swarm.machines["p0"].roster.epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "who", "polite"),
+    [(1, "none", True), (2, "all", False), (2, "none", True), (3, "all", True), (3, "one", False)],
+)
+def test_a_swarm_that_was_switched_off_comes_back(num_peers: int, who: str, polite: bool) -> None:
+    swarm = founded(num_peers, who)
+    swarm.run(30.0)
+    for machine in swarm.running():
+        if polite:
+            swarm.leave(machine.name)
+            swarm.run(1.0)
+    for name in swarm.machines:
+        swarm.kill(name)
+    swarm.run(60 * 60 * MINUTE)
+    for name in swarm.random.sample(list(swarm.machines), len(swarm.machines)):
+        swarm.start(name)
+        swarm.run(swarm.random.uniform(0.0, 20.0))
+    recovers(swarm, 12 * MINUTE if polite else 5 * MINUTE)
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [(1, "none"), (2, "one"), (3, "all")])
+def test_after_roster_1_the_bootstrap_is_not_needed(num_peers: int, who: str) -> None:
+    swarm = Swarm(seed=3)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(num_peers):
+        swarm.add(f"p{place}", dialable=is_dialable(who, place))
+    swarm.run_until(lambda: swarm.machines["boot"].roster.k == 1, MINUTE, step=0.05)
+    swarm.kill("boot")
+    recovers(swarm, 12 * MINUTE)
+
+
+@pytest.mark.parametrize("who", ["all", "none"])
+def test_when_half_are_gone_at_once_the_rest_opens_a_degraded_epoch(who: str) -> None:
+    swarm = founded(4, who)
+    for name in ("p2", "p3"):
+        swarm.kill(name)
+    seconds = swarm.run_until(swarm.all_members, 6 * MINUTE)
+    assert seconds > 7 * len(swarm.rules.num_spans) * ROUND_SECONDS
+    assert swarm.machines["p0"].roster.epoch == 1
+    goes_on(swarm)
+
+
+def test_a_short_split_never_forks_and_the_majority_goes_on() -> None:
+    swarm = founded(3)
+    swarm.partition(["p0", "boot"], ["p1", "p2"])
+    goes_on(swarm, "p1")
+    assert swarm.members("p1") == {"p1", "p2"}
+    height = swarm.height("p0")
+    swarm.heal()
+    recovers(swarm, 2 * MINUTE)
+    assert swarm.height("p0") > height
+    assert swarm.machines["p0"].roster.epoch == 0
+
+
+def test_after_a_long_split_all_go_by_one_branch() -> None:
+    swarm = founded(4)
+    swarm.partition(["p0", "p1", "boot"], ["p2", "p3"])
+    swarm.run(8 * MINUTE)
+    assert swarm.members("p0") == {"p0", "p1"}
+    assert swarm.members("p2") == {"p2", "p3"}
+    assert not swarm.agreed()
+    swarm.heal()
+    recovers(swarm, 5 * MINUTE)
+    assert any("branch" in machine.topics() for machine in swarm.running())
+
+
+def test_a_lone_member_whose_branch_is_junior_adopts_the_other() -> None:
+    swarm = founded(3)
+    swarm.partition(["p0", "boot"], ["p1", "p2"])
+    swarm.run(12 * MINUTE)
+    swarm.heal()
+    recovers(swarm, 5 * MINUTE)
+
+
+def test_a_peer_that_lost_its_disk_joins_as_a_newcomer_and_does_not_vote_before() -> None:
+    swarm = founded(3)
+    swarm.kill("p1")
+    machine = swarm.start("p1", keep_disk=False)
+    assert not machine.rules_engine.ready
+    recovers(swarm, 3 * MINUTE)
+
+
+def test_memory_that_failed_is_found_and_fetched_again() -> None:
+    swarm = founded(3)
+    machine = swarm.machines["p2"]
+    span = next(iter(machine.vectors))
+    head, state = machine.vectors[span]
+    machine.contributes = False
+    swarm.known_bytes.clear()
+    machine.vectors[span] = (head, bytes(len(state)))
+    swarm.check_bytes = False
+    swarm.run_until(swarm.agreed, 9 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert "content" in machine.topics()
+
+
+def test_all_are_told_what_came_of_each_round() -> None:
+    swarm = founded(2)
+    swarm.run(2 * MINUTE)
+    closed = swarm.machines["p0"].closed[-4]
+    assert closed.num_entries == closed.num_spans
+    assert (closed.num_ready, closed.num_members) == (2, 2)
+    assert closed.num_included == 2 * closed.num_spans
+
+
+def test_nothing_is_contributed_after_the_last_round() -> None:
+    swarm = founded(1)
+    engine = swarm.machines["p0"].rules_engine
+    engine.last_round = engine.round
+    swarm.run(2 * ROUND_SECONDS)
+    height = swarm.height("p0")
+    swarm.run(MINUTE)
+    assert swarm.height("p0") == height
+
+
+def misfortune(swarm: Swarm, names: list[str], chance: random.Random) -> None:
+    name = chance.choice(names)
+    machine = swarm.machines[name]
+    what = chance.choice(["kill", "kill", "pause", "split", "long split", "heal", "leave"])
+    if what == "heal":
+        swarm.heal()
+    elif "split" in what:
+        side = [other for other in names if chance.random() < 0.5]
+        swarm.partition(side, [other for other in names if other not in side])
+        swarm.run(chance.uniform(100.0, 400.0) if what == "long split" else 0.0)
+    elif machine.engine is None or machine.paused:
+        return
+    elif what == "kill":
+        swarm.kill(name)
+    elif what == "pause":
+        swarm.pause(name)
+    else:
+        swarm.leave(name)
+        swarm.run(chance.uniform(0.0, 10.0))
+        swarm.kill(name)
+
+
+def wake(swarm: Swarm, name: str) -> None:
+    if swarm.machines[name].engine is None:
+        swarm.start(name)
+    elif swarm.machines[name].paused:
+        swarm.resume(name)
+
+
+@pytest.mark.parametrize("seed", [1, 22, 39, 114])
+def test_whatever_happened_all_agree_and_go_on_once_faults_stop(seed: int) -> None:
+    chance = random.Random(seed)
+    num_peers = chance.choice([2, 3, 4])
+    swarm = Swarm(seed=seed, loss=0.02, duplication=0.02)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(num_peers):
+        swarm.add(f"p{place}", dialable=chance.random() < 0.5, offset=chance.uniform(-0.3, 0.3))
+    swarm.run(MINUTE)
+    names = list(swarm.machines)
+    for _ in range(12):
+        misfortune(swarm, names, chance)
+        swarm.run(chance.uniform(0.0, 30.0))
+        for name in names:
+            if chance.random() < 0.5:
+                wake(swarm, name)
+    swarm.heal()
+    swarm.loss = swarm.duplication = 0.0
+    for name in names:
+        wake(swarm, name)
+    recovers(swarm, 12 * MINUTE)

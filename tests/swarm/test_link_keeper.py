@@ -1,0 +1,244 @@
+"""Announces, looks up, dials, tries again, remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId, sha256, short_peer_id
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm import link_keeper
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, decode_record, sign_record
+from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.virtual_time import run_virtual
+
+RUN, OTHER_RUN = sha256(b"the run"), sha256(b"another run")
+ANN, BEN, CLEO = (SigningKey(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Scene:
+    """One network, one noticeboard, and keepers with what they have said."""
+
+    def __init__(self, exits: AsyncExitStack) -> None:
+        self.network = MemoryNetwork(1)
+        self.directory = MemoryDirectory(now)
+        self.heard: list[tuple[str, str]] = []
+        self.dials: list[tuple[float, PeerId]] = []
+        self._exits = exits
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def transport(self, key: SigningKey, *, dialable: bool = True) -> MemoryTransport:
+        transport = self.network.transport(key.peer, run=RUN, can_be_dialled=dialable)
+        return await self._exits.enter_async_context(transport)
+
+    def record(self, key: SigningKey, *, run: bytes = RUN, issued_at: float | None = None) -> PeerRecord:
+        addresses = self.network.transport(key.peer, run=RUN).listen_addresses()
+        issued = now() if issued_at is None else issued_at
+        return sign_record(
+            key, run=sha256(run) if run != RUN else RUN, addresses=addresses, can_be_dialled=True,
+            role=PeerRole.TRAINER, issued_at=issued,
+        )  # fmt: skip
+
+    async def keeper(
+        self, key: SigningKey, *, dialable: bool = True, known: Sequence[SigningKey] = (), runs: bool = True
+    ) -> LinkKeeper:
+        transport = await self.transport(key, dialable=dialable)
+        dial = transport.dial
+
+        async def noted_dial(peer: PeerId, addresses: Sequence[str], deadline: float) -> None:
+            self.dials.append((now(), peer))
+            await dial(peer, addresses, deadline)
+
+        transport.dial = noted_dial  # type: ignore[method-assign]
+        keeper = LinkKeeper(
+            transport=transport,
+            directory=self.directory,
+            record=lambda: self.record(key),
+            known={other.peer: self.network.transport(other.peer, run=RUN).listen_addresses() for other in known},
+            unix_seconds=now,
+            hear=lambda topic, text: self.heard.append((topic, text)),
+        )
+        if runs:
+            self._tasks.append(asyncio.ensure_future(keeper.run()))
+            self._exits.push_async_callback(self._end, self._tasks[-1])
+        return keeper
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.wait({task})
+
+    def linked(self, key: SigningKey) -> frozenset[PeerId]:
+        transport = self.network.find(key.peer)
+        return transport.linked_peers() if transport is not None else frozenset()
+
+
+def play(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with AsyncExitStack() as exits:
+            await act(Scene(exits))
+
+    run_virtual(whole())
+
+
+def test_peers_find_each_other_on_the_noticeboard_and_link() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.keeper(ANN)
+        await scene.keeper(BEN, dialable=False)
+        await asyncio.sleep(3.0)
+        assert scene.linked(ANN) == {BEN.peer}
+        assert scene.linked(BEN) == {ANN.peer}
+
+    play(act)
+
+
+def test_known_addresses_are_dialled_while_the_directory_is_down_and_its_failure_is_said_once() -> None:
+    async def act(scene: Scene) -> None:
+        scene.directory.is_down = True
+        await scene.transport(ANN)
+        await scene.keeper(BEN, known=[ANN])
+        await asyncio.sleep(10.0)
+        assert scene.linked(BEN) == {ANN.peer}
+        topics = [topic for topic, _ in scene.heard]
+        assert set(topics) == {"directory"}
+        assert len(topics) <= 2 * 10
+
+    play(act)
+
+
+def test_a_peer_that_is_down_is_tried_again_with_growing_pauses_and_named_once() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.keeper(BEN, known=[ANN])
+        await asyncio.sleep(300.0)
+        times = [at for at, _ in scene.dials]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert pauses[0] < 3.0
+        assert pauses[-1] >= link_keeper.LAST_RETRY_SECONDS
+        assert len(times) < 15
+        ((topic, text),) = scene.heard
+        assert topic == "link"
+        assert short_peer_id(ANN.peer) in text
+        await scene.transport(ANN)
+        await asyncio.sleep(70.0)
+        assert scene.linked(BEN) == {ANN.peer}
+
+    play(act)
+
+
+def test_a_link_that_was_steady_is_dialled_again_at_once() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.transport(ANN)
+        await scene.keeper(BEN, known=[ANN])
+        await asyncio.sleep(120.0)
+        transport = scene.network.find(BEN.peer)
+        assert transport is not None
+        transport.hang_up(ANN.peer)
+        await asyncio.sleep(link_keeper.CALM_LOOK_SECONDS + 1.0)
+        assert scene.linked(BEN) == {ANN.peer}
+
+    play(act)
+
+
+def test_who_is_hung_up_again_and_again_is_dialled_ever_more_seldom() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.transport(ANN)
+        await scene.keeper(BEN, known=[ANN])
+        transport = scene.network.find(BEN.peer)
+        assert transport is not None
+        for _ in range(600):
+            await asyncio.sleep(1.0)
+            transport.hang_up(ANN.peer)  # another version of this program, say, sends frames that we cannot read
+        assert len(scene.dials) < 20
+
+    play(act)
+
+
+def test_this_peer_is_announced_again_before_its_record_ends() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.keeper(ANN)
+        for _ in range(30):
+            await asyncio.sleep(60.0)
+            (record,) = await scene.directory.peers()
+            assert record.peer == ANN.peer
+            assert now() - record.issued_at <= link_keeper.ANNOUNCE_SECONDS + link_keeper.CALM_LOOK_SECONDS + 60.0
+
+    play(act)
+
+
+def test_introductions_link_strangers_without_a_noticeboard() -> None:
+    async def act(scene: Scene) -> None:
+        scene.directory.is_down = True
+        await scene.transport(CLEO)
+        ann = await scene.keeper(ANN, known=[])
+        ann.introduced((scene.record(CLEO).encode(),))
+        await asyncio.sleep(1.0)
+        assert scene.linked(ANN) == {CLEO.peer}
+        told = [decode_record(encoded).peer for encoded in ann.introductions()]
+        assert told == [ANN.peer, CLEO.peer], "the own record first"
+
+    play(act)
+
+
+def test_records_that_are_forged_of_another_run_older_or_of_oneself_teach_nothing() -> None:
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, runs=False)
+        record = scene.record(CLEO, issued_at=100.0)
+        forged = bytearray(record.encode())
+        forged[-1] ^= 1
+        keeper.introduced((bytes(forged), b"", scene.record(CLEO, run=b"x").encode(), scene.record(ANN).encode()))
+        assert keeper.known == {}
+        keeper.introduced((record.encode(),))
+        older = sign_record(
+            CLEO, run=RUN, addresses=("/ip4/10.0.0.1/tcp/1",), can_be_dialled=True, role=PeerRole.TRAINER, issued_at=9.0
+        )
+        keeper.introduced((older.encode(),))
+        assert keeper.known == {CLEO.peer: record.addresses}
+
+    play(act)
+
+
+def test_strangers_cannot_fill_the_memory_and_linked_peers_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_keeper, "MOST_KNOWN", 3)
+
+    async def act(scene: Scene) -> None:
+        await scene.transport(BEN)
+        keeper = await scene.keeper(ANN)
+        keeper.introduced((scene.record(BEN, issued_at=1.0).encode(),))
+        await asyncio.sleep(2.0)
+        assert scene.linked(ANN) == {BEN.peer}
+        sybils = [SigningKey(sha256(b"sybil %d" % number)) for number in range(5)]
+        keeper.introduced(tuple(scene.record(sybil, issued_at=2.0 + n).encode() for n, sybil in enumerate(sybils)))
+        assert keeper.known.keys() == {BEN.peer, sybils[3].peer, sybils[4].peer}
+
+    play(act)
+
+
+def test_a_dial_that_fails_for_good_ends_nothing() -> None:
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, known=[BEN], runs=False)
+        keeper.known[CLEO.peer] = ()
+        task = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(30.0)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert {short_peer_id(BEN.peer), short_peer_id(CLEO.peer)} == {
+            name
+            for name in (short_peer_id(BEN.peer), short_peer_id(CLEO.peer))
+            if any(name in t for _, t in scene.heard)
+        }
+        with pytest.raises(PeerError):
+            await scene.network.transport(CLEO.peer, run=RUN).dial(ANN.peer, (), now() + 1.0)
+
+    play(act)

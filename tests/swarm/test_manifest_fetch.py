@@ -1,0 +1,147 @@
+"""A joiner asks the peers of its invite for the manifest."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from p2p_diloco.errors import ConfigError, NetworkError
+from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.protocol.messages import (
+    Introductions,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    decode_message,
+    encode_message,
+)
+from p2p_diloco.swarm.manifest_fetch import FetchedManifest, fetch_manifest
+from p2p_diloco.transport.link import Lane, SilentListener, Transport
+from p2p_diloco.transport.memory import MemoryNetwork
+from p2p_diloco.transport.virtual_time import run_virtual
+
+RUN = sha256(b"the run")
+ME, BOOTSTRAP, SECOND, STRANGER = (PeerId(sha256(name)) for name in (b"me", b"boot", b"second", b"stranger"))
+MANIFEST = b"a signed manifest"
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 5.0
+
+
+class Answering(SilentListener):
+    """Answers a question for the manifest with some messages; the first `deaf_for` questions get none."""
+
+    def __init__(self, transport: Transport, *answers: Message, deaf_for: int = 0) -> None:
+        self._transport = transport
+        self._answers = answers
+        self._deaf_for = deaf_for
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
+        assert isinstance(decode_message(frame), ManifestRequest)
+        self._deaf_for -= 1
+        if self._deaf_for < 0:
+            for answer in self._answers:
+                self._transport.post(peer, encode_message(answer), lane=Lane.CONTROL, deadline=soon())
+
+
+class Scene:
+    """A joiner, and the peers that a test adds."""
+
+    def __init__(self, exits: AsyncExitStack) -> None:
+        self.network = MemoryNetwork(3)
+        self._exits = exits
+
+    async def add(self, peer: PeerId, *answers: Message, deaf_for: int = 0, run: Digest = RUN) -> Transport:
+        transport = self.network.transport(peer, run=run)
+        transport.listener = Answering(transport, *answers, deaf_for=deaf_for)
+        return await self._exits.enter_async_context(transport)
+
+    async def fetch(self, *bootstraps: PeerId, timeout_seconds: float = 60.0) -> FetchedManifest:
+        joiner = self.network.transport(ME, run=RUN, can_be_dialled=False)
+        listener = joiner.listener
+        await self._exits.enter_async_context(joiner)
+        addresses = {peer: self.network.transport(peer, run=RUN).listen_addresses() for peer in bootstraps}
+        try:
+            return await fetch_manifest(joiner, addresses, timeout_seconds)
+        finally:
+            assert joiner.listener is listener, "the listener is put back"
+
+
+def play(act: Any) -> Any:
+    async def whole() -> Any:
+        async with AsyncExitStack() as exits:
+            return await act(Scene(exits))
+
+    return run_virtual(whole())
+
+
+def test_the_first_answer_counts_and_introductions_come_along() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        await scene.add(BOOTSTRAP, Introductions(records=(b"record",)), ManifestReply(manifest=MANIFEST))
+        return await scene.fetch(BOOTSTRAP)
+
+    assert play(act) == FetchedManifest(manifest=MANIFEST, records=(b"record",))
+
+
+def test_a_bootstrap_that_is_down_is_passed_over() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        await scene.add(SECOND, ManifestReply(manifest=MANIFEST))
+        return await scene.fetch(BOOTSTRAP, SECOND)
+
+    assert play(act).manifest == MANIFEST
+
+
+def test_a_question_that_was_lost_is_asked_again() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        await scene.add(BOOTSTRAP, ManifestReply(manifest=MANIFEST), deaf_for=2)
+        return await scene.fetch(BOOTSTRAP)
+
+    assert play(act).manifest == MANIFEST
+
+
+def test_after_the_time_given_the_error_says_what_happened_at_each() -> None:
+    async def act(scene: Scene) -> float:
+        await scene.add(BOOTSTRAP)
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(NetworkError) as caught:
+            await scene.fetch(BOOTSTRAP, SECOND, timeout_seconds=30.0)
+        text = str(caught.value)
+        assert "none of the 2 bootstrap peers answered within 30 s" in text
+        assert f"{short_peer_id(BOOTSTRAP)}: connected, but it sent no manifest" in text
+        assert f"{short_peer_id(SECOND)}" in text
+        assert "refused" in text
+        return asyncio.get_running_loop().time() - begin
+
+    assert play(act) <= 31.0
+
+
+def test_when_all_take_part_in_other_runs_the_invite_is_wrong_and_nobody_waits() -> None:
+    async def act(scene: Scene) -> float:
+        await scene.add(BOOTSTRAP, run=sha256(b"another run"))
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(ConfigError, match="check the invite") as caught:
+            await scene.fetch(BOOTSTRAP)
+        assert short_peer_id(BOOTSTRAP) in str(caught.value)
+        return asyncio.get_running_loop().time() - begin
+
+    assert play(act) < 5.0
+
+
+def test_a_stranger_has_no_say_and_bad_frames_are_ignored() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        await scene.add(BOOTSTRAP, ManifestReply(manifest=MANIFEST), deaf_for=1)
+        stranger = await scene.add(STRANGER)
+        fetching = asyncio.ensure_future(scene.fetch(BOOTSTRAP))
+        await asyncio.sleep(0.5)
+        joiner = scene.network.find(ME)
+        assert joiner is not None
+        joiner.listener.frame_received(STRANGER, Lane.CONTROL, encode_message(ManifestReply(manifest=b"forged")))
+        joiner.listener.frame_received(BOOTSTRAP, Lane.CONTROL, b"\xff")
+        assert stranger.peer == STRANGER
+        return await fetching
+
+    assert play(act).manifest == MANIFEST

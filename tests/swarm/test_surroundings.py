@@ -1,0 +1,23 @@
+"""What a shell needs around it is small: anything with these methods will do, and the real parts have them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.swarm.surroundings import AddressBook, PeerMemory, SwarmObserver
+from tests.swarm.memory_machine import Disk, Machine
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [(PeerMemory, Disk), (SwarmObserver, Machine), (AddressBook, LinkKeeper)],
+    ids=["memory", "observer", "address book"],
+)
+def test_what_is_asked_is_given_with_the_same_arguments(asked: type, given: type) -> None:
+    wanted = {name: call for name, call in vars(asked).items() if inspect.isfunction(call) and name[0] != "_"}
+    assert wanted
+    for name, call in wanted.items():
+        assert list(inspect.signature(getattr(given, name)).parameters) == list(inspect.signature(call).parameters)

@@ -1,0 +1,140 @@
+"""The worker's plain functions: check, average, hash, cut, read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import FrameError
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan
+from p2p_diloco.swarm.vector_work import (
+    Codecs,
+    Reduced,
+    content_digests,
+    is_finite_piece,
+    payload_norm,
+    reduce_parts,
+    state_bytes,
+    state_from_bytes,
+)
+
+ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
+FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
+EXACT = Codecs(contribution=FLOAT32, entry=FLOAT32, rounds_stochastically=False)
+ELEMENTS = 64
+
+
+def vector(*values: float) -> Vector:
+    return np.resize(np.array(values, dtype=np.float32), ELEMENTS)
+
+
+def part(peer: PeerId, values: Vector, weight: float = 1.0) -> Part:
+    return Part(peer=peer, payload=FLOAT32.encode(values), weight=weight, norm=1.0)
+
+
+def reduce(*parts: Part, norm_limit: float = float("inf"), seed: bytes = b"seed") -> ReduceSpan:
+    return ReduceSpan(round=4, span=SpanId(0, 0), parts=parts, norm_limit=norm_limit, rounding_seed=seed)
+
+
+def reduced(action: ReduceSpan, codecs: Codecs = EXACT) -> Reduced:
+    result = reduce_parts(action, codecs, ELEMENTS)
+    assert isinstance(result, Reduced), result
+    return result
+
+
+def span_state(anchor_N: Vector, momentum_N: Vector) -> SpanState:
+    head = SpanHead(digest=sha256(b"d"), height=3, round=4, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
+    return SpanState(head=head, anchor_N=anchor_N.copy(), momentum_N=momentum_N.copy())
+
+
+def test_the_mean_is_weighted_and_its_norm_exact() -> None:
+    result = reduced(reduce(part(ANN, vector(1.0), weight=3.0), part(BEN, vector(5.0), weight=1.0)))
+    assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
+    assert result.norm == payload_norm(FLOAT32, result.payload, ELEMENTS) == 16.0
+    assert result.sound == {ANN, BEN}
+    assert result.dropped == ()
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [(bytes(7), "7"), (vector(float("nan")).tobytes(), "finite"), (vector(100.0).tobytes(), "beyond the limit 80")],
+    ids=["size", "finiteness", "norm"],
+)
+def test_an_unsound_part_is_dropped_with_its_reason_and_the_mean_is_of_the_others(payload: bytes, says: str) -> None:
+    bad = Part(peer=BEN, payload=payload, weight=1.0, norm=1.0)
+    result = reduced(reduce(part(ANN, vector(1.0)), bad, part(CLEO, vector(3.0)), norm_limit=80.0))
+    assert result.sound == {ANN, CLEO}
+    assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
+    ((peer, reason),) = result.dropped
+    assert peer == BEN
+    assert says in reason
+
+
+def test_without_a_sound_part_there_is_a_reason_that_names_everybody() -> None:
+    result = reduce_parts(reduce(Part(peer=BEN, payload=b"", weight=1.0, norm=1.0)), EXACT, ELEMENTS)
+    assert isinstance(result, str)
+    assert short_peer_id(BEN) in result
+
+
+def test_parts_without_weight_give_no_mean() -> None:
+    result = reduce_parts(reduce(part(ANN, vector(1.0), weight=0.0)), EXACT, ELEMENTS)
+    assert isinstance(result, str)
+
+
+def test_a_mean_beyond_what_floats_hold_is_void_and_no_error() -> None:
+    most = float(np.finfo(np.float32).max)
+    codecs = Codecs(contribution=FLOAT32, entry=INT4, rounds_stochastically=False)
+    result = reduce_parts(reduce(part(ANN, vector(most)), part(BEN, vector(most))), codecs, ELEMENTS)
+    assert isinstance(result, str | Reduced)
+
+
+def test_a_sender_that_ends_a_rounding_too_high_is_not_dropped() -> None:
+    limit = payload_norm(FLOAT32, FLOAT32.encode(vector(1.0)), ELEMENTS) * (1.0 - 1e-7)
+    assert reduced(reduce(part(ANN, vector(1.0)), norm_limit=limit)).sound == {ANN}
+
+
+def test_stochastic_rounding_follows_the_seed_and_nothing_else() -> None:
+    codecs = Codecs(contribution=FLOAT32, entry=INT4, rounds_stochastically=True)
+    parts = part(ANN, vector(*np.linspace(-1.0, 1.0, ELEMENTS).tolist()))
+    one, again, other = (reduced(reduce(parts, seed=seed), codecs).payload for seed in (b"a", b"a", b"b"))
+    assert one == again != other
+
+
+def test_a_span_goes_over_the_wire_and_back_bit_by_bit() -> None:
+    state = span_state(vector(1.0, -0.0, 3e-39), vector(2.0, 0.5))
+    back = state_from_bytes(state.head, state_bytes(state))
+    assert back.anchor_N.tobytes() == state.anchor_N.tobytes()
+    assert back.momentum_N.tobytes() == state.momentum_N.tobytes()
+    assert back.head == state.head
+    assert content_digests([back]) == content_digests([state])
+
+
+def test_a_span_that_is_not_finite_is_refused() -> None:
+    raw = np.full(2 * ELEMENTS, np.inf, dtype="<f4").tobytes()
+    with pytest.raises(FrameError, match="not finite"):
+        state_from_bytes(span_state(vector(1.0), vector(1.0)).head, raw)
+
+
+@pytest.mark.parametrize(
+    ("piece", "is_sound"),
+    [
+        (vector(1.0).tobytes(), True),
+        (vector(1.0).tobytes()[:-1], False),
+        (vector(float("nan")).tobytes(), False),
+        (vector(float("-inf")).tobytes(), False),
+    ],
+)
+def test_only_whole_finite_numbers_make_a_piece(piece: bytes, is_sound: bool) -> None:
+    assert is_finite_piece(piece) is is_sound
+
+
+def test_content_digests_pair_the_chain_with_the_bytes() -> None:
+    one, other = span_state(vector(1.0), vector(2.0)), span_state(vector(1.0), vector(3.0))
+    (chain, content), (same_chain, other_content) = content_digests([one, other])
+    assert chain == same_chain == one.head.digest
+    assert content == content_digest(one.anchor_N, one.momentum_N, one.head.digest)
+    assert content != other_content

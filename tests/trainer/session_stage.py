@@ -1,0 +1,156 @@
+"""Whole sessions in one process and in virtual time: real engines, models, files; a network in memory, no threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_text
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.settings import PeerSettings
+from p2p_diloco.trainer import last_round, session
+from p2p_diloco.trainer.island_thread import Command, IslandThread
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.session import PeerSession, SessionParts
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.transport.memory import MemoryNetwork
+from p2p_diloco.transport.virtual_time import VirtualTimeLoop
+from p2p_diloco.watch.event_log import PeerEvent
+from p2p_diloco.watch.status_file import PeerStatus
+
+_T = TypeVar("_T")
+
+STEP_SECONDS = 0.5
+
+
+class LoopIsland(IslandThread):
+    """An island whose steps are timers of the virtual loop instead of a thread."""
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_soon(self._reach_border)
+
+    def wait_until_idle(self) -> None:
+        self._settle()
+
+    def _hand_over(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def _settle(self) -> None:
+        while self._commands:
+            self._do(self._commands.popleft())
+
+    def _reach_border(self) -> None:
+        try:
+            self._settle()
+            if self._training and self._load_local():
+                self._note(self._loop.step(), 1.0)
+        except Exception as error:
+            self._died(error)
+            return
+        if not self._stopping:
+            self._timer = asyncio.get_running_loop().call_later(STEP_SECONDS, self._reach_border)
+
+
+class Watcher:
+    """A `PeerObserver` that remembers."""
+
+    def __init__(self) -> None:
+        self.statuses: list[PeerStatus] = []
+        self.events: list[PeerEvent] = []
+        self.invites: list[str] = []
+
+    def listening(self, invite: str) -> None:
+        self.invites.append(invite)
+
+    def status(self, status: PeerStatus) -> None:
+        self.statuses.append(status)
+
+    def event(self, event: PeerEvent) -> None:
+        self.events.append(event)
+
+    def texts(self, topic: str) -> list[str]:
+        return [event.text for event in self.events if event.topic == topic]
+
+    @property
+    def last(self) -> PeerStatus:
+        return self.statuses[-1]
+
+
+class SessionStage:
+    """A network on which sessions run; make it in the virtual loop."""
+
+    def __init__(self, folder: Path, **values: Any) -> None:
+        self.manifest = small_manifest({"membership.heartbeat_seconds": 1.0, "rounds.clock_start": CLOCK_START} | values)
+        self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
+        self._directory = MemoryDirectory(self.now)
+        self._folder = folder
+        self._text = write_text(folder)
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def begin(self, round_index: int) -> float:
+        return CLOCK_START + round_index * self.manifest.rounds.round_seconds
+
+    async def sleep_to(self, round_index: int, seconds: float = 0.0) -> None:
+        """Sleep until some seconds of a round have passed."""
+        await asyncio.sleep(max(self.begin(round_index) + seconds - self.now(), 0.0))
+
+    def folder(self, name: str) -> Path:
+        return self._folder / name
+
+    def run_folder(self, name: str) -> RunFolder:
+        return RunFolder(self.folder(name), self.manifest.digest())
+
+    async def play(
+        self,
+        name: str,
+        watcher: Watcher,
+        stop: StopRequest,
+        *,
+        founds: bool = False,
+        trains: bool = True,
+        until_round: int | None = None,
+        evaluate_seconds: float = 0.0,
+        data: str | None = None,
+        known: dict[PeerId, tuple[str, ...]] | None = None,
+    ) -> None:
+        """Be a peer until the end."""
+        run = self.manifest.digest()
+        tally = Tally(observer=watcher, unix_seconds=self.now)
+        transport = self.network.transport(peer_key(name).peer, run=run)
+        async with transport:
+            parts = SessionParts(
+                settings=PeerSettings(state_directory=self.folder(name), data=data or str(self._text), device="cpu"),
+                key=peer_key(name),
+                organiser_key=ORGANISER if founds else None,
+                trains=trains,
+                until_round=until_round,
+                evaluate_seconds=evaluate_seconds,
+                signed=self.manifest.sign(ORGANISER),
+                run=run,
+                folder=self.run_folder(name),
+                transport=transport,
+                directory=self._directory,
+                known=known or {},
+            )
+            await PeerSession(parts, tally, stop).run()
+
+
+def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a scene in virtual time, a little before round 0."""
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(CLOCK_START - 4.0)) as runner:
+        clock = SimpleNamespace(time=runner.get_loop().time)
+        monkeypatch.setattr(session, "time", clock)
+        monkeypatch.setattr(session, "IslandThread", LoopIsland)
+        return runner.run(scene())
+
+
+AGREE_SECONDS = last_round.AGREE_SECONDS

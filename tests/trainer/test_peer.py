@@ -1,0 +1,257 @@
+"""From an invite to a running peer, over a network in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_stage import Watcher, run_stage
+from small_run import CLOCK_START, ORGANISER, small_manifest, write_text
+
+from p2p_diloco.errors import ConfigError, NetworkError, StateError
+from p2p_diloco.ids import PeerId, format_peer_id, sha256
+from p2p_diloco.invite import Invite, parse_invite
+from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.settings import PeerSettings
+from p2p_diloco.swarm.manifest_fetch import FetchedManifest
+from p2p_diloco.trainer import peer
+from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+
+SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
+RUN = SIGNED.manifest.digest()
+INVITE = Invite(
+    run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTfgaHmihGLtRZSN8HptS3qJbVfQycYWkiWP4r",)
+)
+
+
+class PeerStage:
+    """Puts a network in memory in the place of libp2p."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
+        self.asked: list[dict[str, Any]] = []
+        self.initial: list[tuple[str, ...]] = []
+        self._folder = folder
+        self._text = write_text(folder)
+        self._directory = MemoryDirectory(lambda: asyncio.get_running_loop().time())
+        monkeypatch.setattr(peer, "Libp2pTransport", self._transport)
+        monkeypatch.setattr(peer, "Libp2pDirectory", self._open_directory)
+
+    def _transport(self, *, peer: PeerId, run: Any, **choices: Any) -> Any:
+        self.asked.append(choices)
+        return self.network.transport(peer, run=run, can_be_dialled=not choices["dial_out_only"])
+
+    @asynccontextmanager
+    async def _open_directory(self, transport: Any, *, initial_peers: tuple[str, ...]) -> AsyncIterator[MemoryDirectory]:
+        self.initial.append(initial_peers)
+        yield self._directory
+
+    def settings(self, name: str, **choices: Any) -> PeerSettings:
+        return PeerSettings(state_directory=self._folder / name, data=str(self._text), device="cpu", **choices)
+
+    def founder(self, **choices: Any) -> PeerPlan:
+        return PeerPlan(
+            settings=self.settings("boot"), signed_manifest=SIGNED, organiser_key=ORGANISER, trains=False, **choices
+        )
+
+    def joiner(self, name: str, invite: Invite, until_round: int | None = 3) -> PeerPlan:
+        return PeerPlan(settings=self.settings(name), invite=invite, until_round=until_round, evaluate_seconds=0.0)
+
+    async def invite(self, watcher: Watcher) -> Invite:
+        while not watcher.invites:
+            await asyncio.sleep(0.1)
+        return parse_invite(watcher.invites[0])
+
+
+@pytest.fixture(autouse=True)
+def _addresses_of_the_memory_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the memory transport speak of addresses in libp2p's form, so that invites hold them."""
+
+    def listen_addresses(self: MemoryTransport) -> tuple[str, ...]:
+        return (f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(self.peer)}",) if self.can_be_dialled() else ()
+
+    monkeypatch.setattr(MemoryTransport, "listen_addresses", listen_addresses)
+
+
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Callable[[PeerStage], Any]) -> Any:
+    async def staged() -> Any:
+        return await scene(PeerStage(tmp_path, monkeypatch))
+
+    return run_stage(monkeypatch, staged)
+
+
+def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        boot, ada, stop = Watcher(), Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
+        invite = await stage.invite(boot)
+        assert invite.run == RUN
+        result = await run_peer(stage.joiner("ada", invite), ada, StopRequest())
+        assert isinstance(result, PeerResult)
+        assert result.state_digest == ada.last.state_digest != ""
+        assert result.anchor_loss is None
+        assert ada.texts("manifest") == ['manifest of "small" verified against the invite']
+        assert RunFolder(tmp_path / "ada", RUN).read(MANIFEST_FILE) == SIGNED.encode()
+        assert ada.invites == [], "only a founder tells the invite"
+        stop.stop_now()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_joiner_that_was_here_before_asks_nobody_for_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
+        stop, watcher = StopRequest(), Watcher()
+        task = asyncio.ensure_future(run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), watcher, stop))
+        await asyncio.sleep(10.0)
+        stop.stop_now()
+        await task
+        assert watcher.statuses
+        assert watcher.texts("manifest") == []
+
+    play(tmp_path, monkeypatch, scene)
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", SIGNED.encode()[:-1], SIGNED.encode() + b" "])
+def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    async def scene(stage: PeerStage) -> None:
+        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, content)
+        with pytest.raises(StateError, match="manifest.json is broken .*; move it away to fetch it anew"):
+            await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_another_run_s_manifest_on_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, small_manifest({"model.seed": 9}).sign(ORGANISER).encode())
+        with pytest.raises(ConfigError, match="ask for a new invite"):
+            await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+@pytest.mark.parametrize("content", [b"rubbish", SIGNED.encode()[:-1]])
+def test_a_broken_manifest_from_the_swarm_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    async def fetch(*_: Any) -> FetchedManifest:
+        return FetchedManifest(manifest=content, records=())
+
+    monkeypatch.setattr(peer, "fetch_manifest", fetch)
+
+    async def scene(stage: PeerStage) -> None:
+        with pytest.raises(ConfigError, match="the manifest that came is broken"):
+            await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
+        assert RunFolder(tmp_path / "ada", RUN).read(MANIFEST_FILE) is None
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_forged_manifest_from_the_swarm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(*_: Any) -> FetchedManifest:
+        return FetchedManifest(manifest=bytes(64) + SIGNED.encode()[64:], records=())
+
+    monkeypatch.setattr(peer, "fetch_manifest", fetch)
+
+    async def scene(stage: PeerStage) -> None:
+        with pytest.raises(ConfigError, match="is not signed by its organiser"):
+            await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_bootstraps_that_do_not_answer_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        with pytest.raises(NetworkError, match="none of the 1 bootstrap peers answered within 60 s"):
+            await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_an_invite_without_bootstraps_needs_initial_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        with pytest.raises(ConfigError, match="add one with --initial-peers"):
+            await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_plan_without_invite_or_manifest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        with pytest.raises(ConfigError, match="give an invite, or a run.toml"):
+            await run_peer(PeerPlan(settings=stage.settings("ada")), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_state_directory_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        (tmp_path / "boot").write_text("in the way")
+        with pytest.raises(StateError, match="choose another place with --state-directory"):
+            await run_peer(stage.founder(), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_one_identity_is_one_peer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        stop, watcher = StopRequest(), Watcher()
+        first = asyncio.ensure_future(run_peer(stage.founder(), watcher, stop))
+        await stage.invite(watcher)
+        with pytest.raises(ConfigError):
+            await run_peer(stage.founder(), Watcher(), StopRequest())
+        stop.stop_now()
+        await first
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_addresses_of_earlier_starts_settings_and_invite_are_all_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def address(name: bytes, port: int) -> str:
+        return f"/ip4/127.0.0.1/tcp/{port}/p2p/{format_peer_id(PeerId(sha256(name)))}"
+
+    async def scene(stage: PeerStage) -> None:
+        folder = RunFolder(tmp_path / "ada", RUN)
+        folder.write(MANIFEST_FILE, SIGNED.encode())
+        folder.keep_addresses({PeerId(sha256(b"a")): (address(b"a", 1),), PeerId(sha256(b"b")): (address(b"b", 1),)})
+        plan = PeerPlan(
+            settings=stage.settings("ada", initial_peers=(address(b"c", 3),)),
+            invite=Invite(run=RUN, bootstraps=(address(b"a", 2),)),
+        )
+        stop = StopRequest()
+        stop.stop_now()
+        await run_peer(plan, Watcher(), stop)
+        assert set(stage.initial[0]) == {address(b"a", 2), address(b"a", 1), address(b"b", 1), address(b"c", 3)}
+        assert stage.initial[0].index(address(b"a", 2)) < stage.initial[0].index(address(b"a", 1)), "the invite's first"
+
+    play(tmp_path, monkeypatch, scene)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "told"),
+    [
+        (("/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1", "/ip6/::1/tcp/1"), ("/ip4/10.0.0.2/tcp/1",)),
+        (("/ip4/127.0.0.1/tcp/1",), ("/ip4/127.0.0.1/tcp/1",)),
+        ((), ()),
+    ],
+)
+def test_loopback_is_told_only_when_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
+    assert peer._reachable(addresses) == told
+
+
+def test_the_clock_of_these_tests_is_before_round_0() -> None:
+    assert SIGNED.manifest.rounds.clock_start == CLOCK_START

@@ -1,0 +1,257 @@
+"""A peer's life from its manifest to its checkpoint, with everything real but the network, the clock and the thread."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from session_stage import SessionStage, Watcher, run_stage
+from small_run import peer_key
+
+from p2p_diloco.errors import ConfigError, NetworkError, StateError
+from p2p_diloco.ids import format_peer_id
+from p2p_diloco.island.data import BatchStream
+from p2p_diloco.trainer import checkpoint
+from p2p_diloco.trainer.checkpoint import CHECKPOINT_FILE
+from p2p_diloco.trainer.stop import StopRequest
+
+Patch = pytest.MonkeyPatch
+
+
+async def play_all(stage: SessionStage, until_round: int, *names: str, **choices: Any) -> dict[str, Watcher]:
+    """Let a bootstrap and volunteers run to the end of a round, and return what each has told."""
+    watchers = {name: Watcher() for name in ("boot", *names)}
+    async with asyncio.TaskGroup() as tasks:
+        boot = {"founds": True, "trains": False, "until_round": until_round}
+        tasks.create_task(stage.play("boot", watchers["boot"], StopRequest(), **boot))
+        for name in names:
+            tasks.create_task(
+                stage.play(name, watchers[name], StopRequest(), until_round=until_round, **choices), name=name
+            )
+    return watchers
+
+
+def test_all_end_after_one_round_with_the_same_bytes(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        watchers = await play_all(stage, 6, "ada", "ben", "cleo")
+        finals = {name: watchers[name].last for name in ("ada", "ben", "cleo")}
+        assert len({status.state_digest for status in finals.values()}) == 1
+        for name, status in finals.items():
+            assert len(status.state_digest) == 64
+            assert (status.phase, status.role, status.incarnation) == ("finished", "trainer", 1)
+            assert status.peer == format_peer_id(peer_key(name).peer)
+            assert status.participation is not None
+            assert 0.0 < status.participation <= 1.0
+            last = next(event for event in reversed(watchers[name].events) if event.topic == "round")
+            assert last.figures["num_included"] == 3 * int(last.figures["num_spans"])
+            assert status.inner_steps > 0
+            assert (stage.run_folder(name).path / CHECKPOINT_FILE).exists()
+        assert stage.now() < stage.begin(7) + 15
+        assert watchers["boot"].last.role == "bootstrap"
+        assert watchers["boot"].last.state_digest == ""
+
+    run_stage(monkeypatch, scene)
+
+
+def test_who_founds_says_so_once_and_drops_the_start_when_others_hold_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        watchers = await play_all(SessionStage(tmp_path), 4, "ada", "ben")
+        assert watchers["boot"].texts("founded") == ['founded "small"']
+        assert watchers["ada"].texts("founded") == []
+        assert watchers["boot"].last.head == "", "the start is still held"
+        phases = dict.fromkeys(status.phase for status in watchers["ada"].statuses)
+        assert list(phases) == ["catching up", "training", "finished"]
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_founder_that_trains_goes_on_alone(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        watcher = Watcher()
+        await SessionStage(tmp_path).play("ada", watcher, StopRequest(), founds=True, until_round=5)
+        assert watcher.last.entries_absorbed == watcher.last.spans_closed > 0
+        assert watcher.last.num_members == 1
+
+    run_stage(monkeypatch, scene)
+
+
+def test_who_leaves_finishes_the_round_and_comes_back_where_it_was(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        watchers = {name: Watcher() for name in ("boot", "ada", "ben", "ben again")}
+        stops = {name: StopRequest() for name in watchers}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stage.play("boot", watchers["boot"], stops["boot"], founds=True, trains=False))
+            tasks.create_task(stage.play("ada", watchers["ada"], stops["ada"], until_round=16))
+            ben = tasks.create_task(stage.play("ben", watchers["ben"], stops["ben"]))
+            await stage.sleep_to(6, seconds=3.0)
+            stops["ben"].leave()
+            await asyncio.sleep(0.1)
+            assert stage.run_folder("ben").recall_goodbye() is not None
+            await ben
+            assert stage.begin(7) <= stage.now() < stage.begin(7) + 1.5
+            assert len(watchers["ben"].last.state_digest) == 64
+            await stage.sleep_to(9)
+            tasks.create_task(stage.play("ben", watchers["ben again"], stops["ben again"], until_round=16))
+            await stage.sleep_to(17)
+            stops["boot"].leave()
+        again = watchers["ben again"].last
+        assert again.incarnation == 2
+        assert again.state_digest == watchers["ada"].last.state_digest != ""
+        assert again.bytes_received.transfer < 8 * again.parameters, "fetched all of it again"
+        assert any("good" in event.topic for event in watchers["ada"].events)
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_round(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage, watcher, stop = SessionStage(tmp_path), Watcher(), StopRequest()
+        task = asyncio.ensure_future(stage.play("ada", watcher, stop, founds=True))
+        await stage.sleep_to(3, seconds=1.0)
+        stop.leave()
+        await asyncio.sleep(1.0)
+        assert not task.done()
+        stop.stop_now()
+        await task
+        assert stage.now() < stage.begin(3) + 3.0
+        assert watcher.last.phase == "leaving"
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_restart_begins_from_the_checkpoint_and_founds_nothing_anew(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage, first, second = SessionStage(tmp_path), Watcher(), Watcher()
+        await stage.play("ada", first, StopRequest(), founds=True, until_round=4)
+        await stage.play("ada", second, StopRequest(), founds=True, until_round=12)
+        assert second.texts("founded") == []
+        assert second.last.incarnation == 2
+        assert second.last.state_digest not in ("", first.last.state_digest)
+        assert second.last.entries_absorbed > 0
+
+    run_stage(monkeypatch, scene)
+
+
+def test_each_start_trains_on_windows_of_its_own(tmp_path: Path, monkeypatch: Patch) -> None:
+    positions: list[int] = []
+    made = BatchStream.__init__
+
+    def note(self: BatchStream, *arguments: Any, **choices: Any) -> None:
+        made(self, *arguments, **choices)
+        positions.append(self.position)
+
+    monkeypatch.setattr(BatchStream, "__init__", note)
+
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        for until_round in (1, 2):
+            await stage.play("ada", Watcher(), StopRequest(), founds=True, until_round=until_round)
+
+    run_stage(monkeypatch, scene)
+    assert positions[0] == 0
+    assert positions[1] - positions[0] >= 1 << 32
+
+
+def test_held_out_losses_are_measured_and_told(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        watchers = await play_all(SessionStage(tmp_path), 8, "ada", evaluate_seconds=10.0)
+        evaluations = [event for event in watchers["ada"].events if event.topic == "evaluation"]
+        assert len(evaluations) > 2
+        assert set(evaluations[-1].figures) == {"anchor_loss", "local_loss", "round", "tokens"}
+        assert evaluations[-1].figures["anchor_loss"] < evaluations[0].figures["anchor_loss"]  # type: ignore[operator]
+        assert watchers["ada"].last.anchor_loss == evaluations[-1].figures["anchor_loss"]
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path: Path, monkeypatch: Patch) -> None:
+    def fill_the_disk(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fill_the_disk)
+
+    async def scene() -> None:
+        watcher = Watcher()
+        await SessionStage(tmp_path).play("ada", watcher, StopRequest(), founds=True, until_round=3)
+        assert "No space left on device" in watcher.texts("checkpoint")[0]
+        assert watcher.last.phase == "finished"
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_checkpoint_is_written_now_and_then(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage, stop = SessionStage(tmp_path), StopRequest()
+        task = asyncio.ensure_future(stage.play("ada", Watcher(), stop, founds=True))
+        path = stage.run_folder("ada").path / CHECKPOINT_FILE
+        await asyncio.sleep(310.0)
+        assert path.exists()
+        stop.stop_now()
+        await task
+
+    run_stage(monkeypatch, scene)
+
+
+def test_addresses_that_cannot_be_kept_are_no_reason_to_stop(tmp_path: Path, monkeypatch: Patch) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise StateError("cannot write peers.json: Read-only file system")
+
+    monkeypatch.setattr("p2p_diloco.trainer.peer_memory.RunFolder.keep_addresses", refuse)
+
+    async def scene() -> None:
+        watchers = await play_all(SessionStage(tmp_path), 3, "ada")
+        assert any("Read-only" in text for text in watchers["ada"].texts("addresses"))
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_broken_checkpoint_is_left_and_said(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        path = stage.run_folder("ada").path / CHECKPOINT_FILE
+        path.write_bytes(b"torn")
+        with pytest.raises(StateError, match="move it away to fetch the state anew"):
+            await stage.play("ada", Watcher(), StopRequest(), until_round=3)
+        assert path.read_bytes() == b"torn"
+
+    run_stage(monkeypatch, scene)
+
+
+def test_training_that_fails_ends_the_peer_with_its_error(tmp_path: Path, monkeypatch: Patch) -> None:
+    def fail(self: BatchStream) -> NoReturn:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(BatchStream, "next_batch", fail)
+
+    async def scene() -> None:
+        with pytest.raises(OSError, match="the disk is gone"):
+            await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), founds=True)
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_transport_that_dies_ends_the_peer_with_its_error(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        task = asyncio.ensure_future(stage.play("ada", Watcher(), StopRequest(), founds=True))
+        await stage.sleep_to(2)
+        transport = stage.network.find(peer_key("ada").peer)
+        assert transport is not None
+        transport.listener.transport_lost(NetworkError("the libp2p daemon died"))
+        with pytest.raises(NetworkError, match="the libp2p daemon died"):
+            await task
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_text_that_is_not_there_is_said_before_anything_begins(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        with pytest.raises(ConfigError):
+            await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), data=str(tmp_path / "missing"))
+
+    run_stage(monkeypatch, scene)

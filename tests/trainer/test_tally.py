@@ -1,0 +1,143 @@
+"""What happened is counted once, and said as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from session_stage import Watcher
+from small_run import peer_key, small_manifest, small_plan, start_states
+
+from p2p_diloco.ids import format_peer_id, sha256
+from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.engine import PeerEngine, Progress
+from p2p_diloco.protocol.membership import Heard, Self
+from p2p_diloco.signing import is_signed_by
+from p2p_diloco.swarm.traffic import Traffic
+from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
+
+PLAN = small_plan()
+NOW = PLAN.rules.clock.begin(5) + 1.0
+CLOSED = RoundClosed(round=3, num_spans=4, num_entries=3, num_included=6, num_ready=2, num_members=2)
+
+
+def engine(trains: bool = True) -> PeerEngine:
+    key = peer_key("ada")
+    me = Self(peer=key.peer, incarnation=2, can_be_dialled=True, trains=trains, sign=key.sign)
+    return PeerEngine(me=me, rules=PLAN.rules, verify=is_signed_by)
+
+
+def tally() -> tuple[Tally, Watcher]:
+    watcher = Watcher()
+    return Tally(observer=watcher, unix_seconds=lambda: 123.0), watcher
+
+
+def status_of(tally: Tally, engine: PeerEngine, traffic: Traffic | None = None) -> PeerStatus:
+    node: Any = SimpleNamespace(traffic=traffic or Traffic())
+    return tally.status(engine, node, small_manifest(), 1000, NOW)
+
+
+def test_an_event_passes_with_its_time_and_figures() -> None:
+    count, watcher = tally()
+    count.report("roster", "roster 3", k=3)
+    (event,) = watcher.events
+    assert (event.time, event.topic, event.text, event.figures) == (123.0, "roster", "roster 3", {"k": 3})
+
+
+def test_a_closed_round_is_an_event_with_all_its_figures() -> None:
+    count, watcher = tally()
+    count.round_closed(CLOSED)
+    (event,) = watcher.events
+    assert event.topic == "round"
+    assert event.text == "round 3: 3 of 4 spans got an entry"
+    assert event.figures == {
+        "round": 3, "num_spans": 4, "num_entries": 3, "num_included": 6, "num_ready": 2, "num_members": 2
+    }  # fmt: skip
+
+
+def test_rounds_count_from_when_this_peer_is_ready() -> None:
+    count, _ = tally()
+    peer = engine()
+    count.round_closed(CLOSED)
+    count.engine = peer
+    count.round_closed(CLOSED)
+    assert status_of(count, peer).rounds_closed == 0
+    assert status_of(count, peer).participation is None
+    peer.membership.ready = True
+    for closed in (CLOSED, replace(CLOSED, num_included=2)):
+        count.round_closed(closed)
+    status = status_of(count, peer)
+    assert (status.rounds_closed, status.spans_closed, status.entries_absorbed) == (2, 8, 6)
+    assert status.participation == pytest.approx(8 / 16)
+    assert status.vector_cycles == 1.0
+
+
+def test_a_fresh_peer_says_what_it_knows_and_no_more() -> None:
+    count, _ = tally()
+    status = status_of(count, engine())
+    assert (status.run, status.run_name) == (PLAN.rules.run.hex(), "small")
+    assert (status.peer, status.role, status.incarnation) == (format_peer_id(peer_key("ada").peer), "trainer", 2)
+    assert (status.round, status.cycle, status.roster_k, status.num_members) == (5, 2, 0, 0)
+    assert (status.phase, status.ready, status.leaving, status.head) == ("connecting", False, False, "")
+    assert (status.loss, status.anchor_loss, status.local_loss) == (None, None, None)
+    assert status.peers == ()
+    assert status.updated == 123.0
+
+
+def test_a_bootstrap_says_that_it_is_one() -> None:
+    count, _ = tally()
+    assert status_of(count, engine(trains=False)).role == "bootstrap"
+
+
+def test_progress_losses_and_addresses_are_said() -> None:
+    count, watcher = tally()
+    peer = engine()
+    peer.progress = Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)
+    count.anchor_loss, count.local_loss, count.phase = 2.0, 1.9, "training"
+    count.addresses, count.invite, count.state_digest = ("/ip4/1.2.3.4/tcp/5",), "p2pdiloco://x", "ab"
+    node: Any = SimpleNamespace(traffic=Traffic())
+    count.say(peer, node, small_manifest(), 1000, NOW)
+    status = watcher.last
+    assert (status.tokens, status.inner_steps, status.tokens_per_second, status.loss) == (40, 4, 2.5, 1.5)
+    assert (status.anchor_loss, status.local_loss, status.phase) == (2.0, 1.9, "training")
+    assert (status.addresses, status.invite, status.state_digest) == (("/ip4/1.2.3.4/tcp/5",), "p2pdiloco://x", "ab")
+    assert status.parameters == 1000
+
+
+def test_bytes_are_said_by_purpose() -> None:
+    count, _ = tally()
+    traffic = Traffic()
+    traffic.sent |= {"vectors": 10, "control": 20, "transfer": 30}
+    traffic.received |= {"vectors": 1, "control": 2, "transfer": 3}
+    status = status_of(count, engine(), traffic)
+    assert status.bytes_sent == ByteCounts(vectors=10, control=20, transfer=30)
+    assert status.bytes_received == ByteCounts(vectors=1, control=2, transfer=3)
+
+
+def test_the_head_is_one_digest_over_all_chains() -> None:
+    count, _ = tally()
+    peer = engine()
+    states = start_states(PLAN)
+    peer.hold_state({span: state.head for span, state in states.items()})
+    assert status_of(count, peer).head == sha256(*(states[span].head.digest for span in sorted(states))).hex()
+
+
+def test_peers_are_said_as_their_heartbeats_say() -> None:
+    count, _ = tally()
+    peer = engine()
+    beat: Any = SimpleNamespace(
+        ready=True, can_be_dialled=False, trains=True, steps=3, tokens_per_second=7.0, loss=1.25, incarnation=1
+    )
+    silent: Any = SimpleNamespace(
+        ready=False, can_be_dialled=True, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
+    )
+    peer.membership.heard[peer_key("ben").peer] = Heard(heartbeat=beat, at=NOW - 2.0)
+    peer.membership.heard[peer_key("boot").peer] = Heard(heartbeat=silent, at=NOW + 5.0)
+    lines = {line.peer: line for line in status_of(count, peer).peers}
+    ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
+    assert (ben.ready, ben.can_be_dialled, ben.trains, ben.steps) == (True, False, True, 3)
+    assert (ben.tokens_per_second, ben.loss, ben.seconds_since_heard) == (7.0, 1.25, 2.0)
+    assert (boot.loss, boot.seconds_since_heard) == (None, 0.0)
