@@ -10,13 +10,16 @@ PYTHON ?= python3
 # Further words for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_FLAGS ?=
 # Further words for the demo, such as: make demo DEMO_FLAGS="--peers 3 --seconds 90 --json -"
-DEMO_FLAGS ?=
+DEMO_FLAGS ?= --seconds 120
 # Further words for pytest, such as: make test TEST_FLAGS="-x -k merge"
 TEST_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+
+# One worker for each core.
+IN_PARALLEL := -n auto
 
 PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
@@ -28,12 +31,14 @@ PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/pro
 demo: $(STAMP)
 	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
 
-# The pure rooms first: they take seconds, and every line and branch of them is covered.
+# The pure rooms first: they take seconds, and every line and branch of them is covered. Last, and one at a time, what
+# looks at the wall clock.
 test: pure
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) tests $(addprefix --ignore=,$(PURE_TESTS) tests/swarm) $(TEST_FLAGS)
+	$(BIN)/python -m pytest tests/swarm $(TEST_FLAGS)
 
 pure: $(STAMP)
-	$(BIN)/python -m pytest $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

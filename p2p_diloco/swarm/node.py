@@ -66,6 +66,8 @@ from p2p_diloco.transport.link import Lane, Transport
 
 PIECE_BYTES = 1 << 20
 INTRODUCTION_SECONDS = 10.0
+SHORTEST_PAUSE_SECONDS = 1e-3
+"""Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
 
 
 class SwarmNode:
@@ -121,7 +123,7 @@ class SwarmNode:
             self._play(self.engine.tick(now))
             self._ping(now)
             self._wake.clear()
-            pause = max(self.engine.wake_at(now) - self._clock.now(), 0.0)
+            pause = max(self.engine.wake_at(now) - self._clock.now(), SHORTEST_PAUSE_SECONDS)
             try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()

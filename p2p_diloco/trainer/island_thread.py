@@ -38,7 +38,7 @@ from p2p_diloco.swarm.replica import Answer, SpanUpdate
 from p2p_diloco.trainer.run_plan import RunPlan
 
 IDLE_SECONDS = 0.05
-MOST_SHRINKS = 4
+MOST_SHRINKS = 16
 LOSS_SMOOTHING = 0.95
 
 

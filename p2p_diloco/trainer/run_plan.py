@@ -67,9 +67,7 @@ def plan_run(manifest: RunManifest) -> RunPlan:
     places = {
         SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
         for fragment in fragments
-        for index, (start, stop) in enumerate(
-            plan_spans(fragment.elements, manifest.rounds.spans_per_fragment, block)
-        )
+        for index, (start, stop) in enumerate(plan_spans(fragment.elements, manifest.rounds.spans_per_fragment, block))
     }
     outer = manifest.outer
     return RunPlan(

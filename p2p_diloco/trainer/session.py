@@ -38,13 +38,14 @@ from p2p_diloco.trainer.run_text import open_run_text
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
+from p2p_diloco.trainer.watched_memory import WatchedMemory
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import SilentListener, Transport
 
 STATUS_SECONDS = 1.0
 CHECKPOINT_SECONDS = 300.0
 WINDOWS_OF_ONE_START = 1 << 40
-"""Each start of a peer draws from places of its own, so that one that restarts often does not learn the same by heart."""
+"""Each start of a peer draws from places of its own: one that restarts often must not learn the same by heart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,7 @@ class PeerSession:
             transport=self._parts.transport,
             replica=self._replica,
             codecs=self._plan.codecs,
-            memory=self._parts.folder,
+            memory=WatchedMemory(self._parts.folder, self._fail),
             clock=self._clock,
             observer=self._tally,
             manifest=self._parts.signed.encode(),

@@ -209,8 +209,7 @@ class Election:
             self.lead_of[ballot] = self.random.choice(self.peers)
             self.leads.append(Candidacy(parent=self.parent, level=0, ballot=ballot))
 
-    def _leave(self) -> None:
-        peer = self.random.choice(self.peers)
+    def _leave(self, peer: PeerId) -> None:
         bond = self.ballots[peer].bond(self.parent.digest(), 0)
         if peer not in self.left:
             self.left[peer] = goodbye(
@@ -230,9 +229,9 @@ class Election:
         what = self.random.random()
         if what < 0.2 or not self.leads:
             self._new_lead()
-        elif what < 0.35:
-            self._leave()
-        elif what < 0.5:
+        elif what < 0.23:
+            self._leave(self.random.choice(self.peers))
+        elif what < 0.4:
             while self.on_the_way and self.random.random() < 0.8:
                 self._deliver()
         else:
@@ -272,6 +271,10 @@ class Election:
         certified = certificate(lead)
         if certified is not None:
             check_certificate(certified, self.parent, verify)
+            if not self.certified:
+                for voter in sorted(lead.votes):
+                    if self.random.random() < 0.6:
+                        self._leave(voter)  # the worst moment to go: nobody else may know
             self.certified.add(certified.roster.digest())
 
 

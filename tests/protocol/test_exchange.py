@@ -154,6 +154,13 @@ def test_what_comes_early_waits_for_its_round() -> None:
     assert refusals(actions)
 
 
+def test_what_comes_before_a_busy_machine_ticks_waits_for_its_round_too() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(1, False)
+    opening, _ = words(contribution(2))
+    assert rounds.take(BOB, opening, 16.5) == [], "round 2 has begun on the clock, but not here yet"
+
+
 def test_what_comes_late_is_refused() -> None:
     rounds, _ = exchange(2)
     rounds.begin(2, False)

@@ -193,10 +193,16 @@ class ProcessSwarm:
         peer.process.wait()  # type: ignore[union-attr]
         return time.time()
 
-    def freeze(self, name: str) -> float:
-        """Stop a peer and its daemon, as a closed lid does; return when."""
-        for process in self._running(name).family():
-            process.suspend()
+    def freeze(self, name: str, *, with_daemon: bool = True) -> float:
+        """Stop a peer and return when.
+
+        With its daemon it is silent, as behind a closed lid; without, connections live and nobody reads from them.
+        """
+        peer = self._running(name)
+        assert peer.process is not None
+        for process in peer.family():
+            if with_daemon or process.pid == peer.process.pid:
+                process.suspend()
         return time.time()
 
     def wake(self, name: str) -> float:
@@ -287,20 +293,25 @@ class ProcessSwarm:
             assert time.monotonic() < end, f"waited {patience_seconds:.0f} s in vain for {what}\n{self.story()}"
             time.sleep(0.05)
 
-    def wait_for_whole_round(self, names: Sequence[str], num_members: int, since: float) -> int:
-        """Wait until all of `names` closed one round in which every member is in every entry; return it."""
-        found: list[int] = []
+    def wait_for_whole_round(
+        self, names: Sequence[str], num_members: int, since: float, *, lasting: bool = False
+    ) -> None:
+        """Wait until all of `names` closed one round in which every member is in every entry.
 
-        def all_saw_one() -> bool:
+        A peer that has just woken may still be left out of the next roster, because nobody had heard it when that was
+        voted on; `lasting` waits for two such rounds a cycle apart, which no vote of before can undo.
+        """
+        apart = FRAGMENTS if lasting else 0
+
+        def all_saw_it() -> bool:
             whole = [
                 {closed.round for closed in self.peers[name].rounds(since) if closed.is_whole(num_members)}
                 for name in names
             ]
-            found[:] = sorted(set.intersection(*whole))
-            return bool(found)
+            common = set.intersection(*whole)
+            return any(number + apart in common for number in common)
 
-        self.wait(f"a whole round of {num_members} at {', '.join(names)}", all_saw_one)
-        return found[0]
+        self.wait(f"a whole round of {num_members} at {', '.join(names)}", all_saw_it)
 
     def rounds_between(self, name: str, begin: float, end: float) -> Iterator[ClosedRound]:
         """Yield the rounds that lie between two moments as a whole, as `name` closed them."""

@@ -121,9 +121,18 @@ def test_peers_are_pinged_until_they_answer_and_then_once_in_a_while() -> None:
         await swarm.run(3.5 * beat)
         pings = caller.of(Ping)
         assert len(pings) >= 3
-        caller.say(Pong(nonce=pings[-1].nonce, clock_seconds=0.0))
+        caller.say(Pong(nonce=pings[-1].nonce, clock_seconds=swarm.unix_seconds()))
         await swarm.run(5 * beat)
         assert len(caller.of(Ping)) <= len(pings) + 1
+
+    act(scene)
+
+
+def test_a_clock_that_is_years_off_does_not_make_the_shell_spin() -> None:
+    async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
+        await swarm.run(2.5 * swarm.rules.heartbeat_seconds)
+        caller.say(Pong(nonce=caller.of(Ping)[-1].nonce, clock_seconds=0.1))
+        await swarm.run(5 * swarm.rules.heartbeat_seconds)  # for ever, if a pause is shorter than the clocks resolve
 
     act(scene)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_te
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.settings import PeerSettings
-from p2p_diloco.trainer import last_round, session
+from p2p_diloco.trainer import held_state, session
 from p2p_diloco.trainer.island_thread import Command, IslandThread
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.session import PeerSession, SessionParts
@@ -58,6 +59,20 @@ class LoopIsland(IslandThread):
             self._timer = asyncio.get_running_loop().call_later(STEP_SECONDS, self._reach_border)
 
 
+class InlineExecutor(Executor):
+    """Does at once what a worker thread would do soon."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def submit(self, function: Callable[..., _T], /, *arguments: Any, **named: Any) -> Future[_T]:
+        future: Future[_T] = Future()
+        try:
+            future.set_result(function(*arguments, **named))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class Watcher:
     """A `PeerObserver` that remembers."""
 
@@ -87,7 +102,7 @@ class SessionStage:
     """A network on which sessions run; make it in the virtual loop."""
 
     def __init__(self, folder: Path, **values: Any) -> None:
-        self.manifest = small_manifest({"membership.heartbeat_seconds": 1.0, "rounds.clock_start": CLOCK_START} | values)
+        self.manifest = small_manifest({"membership.heartbeat_seconds": 1.0} | values)
         self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
         self._directory = MemoryDirectory(self.now)
         self._folder = folder
@@ -117,6 +132,7 @@ class SessionStage:
         *,
         founds: bool = False,
         trains: bool = True,
+        can_be_dialled: bool = True,
         until_round: int | None = None,
         evaluate_seconds: float = 0.0,
         data: str | None = None,
@@ -125,10 +141,12 @@ class SessionStage:
         """Be a peer until the end."""
         run = self.manifest.digest()
         tally = Tally(observer=watcher, unix_seconds=self.now)
-        transport = self.network.transport(peer_key(name).peer, run=run)
+        transport = self.network.transport(peer_key(name).peer, run=run, can_be_dialled=can_be_dialled)
         async with transport:
             parts = SessionParts(
-                settings=PeerSettings(state_directory=self.folder(name), data=data or str(self._text), device="cpu"),
+                settings=PeerSettings(
+                    state_directory=self.folder(name), data=data or str(self._text), device="cpu", threads=1
+                ),
                 key=peer_key(name),
                 organiser_key=ORGANISER if founds else None,
                 trains=trains,
@@ -150,7 +168,5 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any
         clock = SimpleNamespace(time=runner.get_loop().time)
         monkeypatch.setattr(session, "time", clock)
         monkeypatch.setattr(session, "IslandThread", LoopIsland)
+        monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)
         return runner.run(scene())
-
-
-AGREE_SECONDS = last_round.AGREE_SECONDS

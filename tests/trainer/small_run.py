@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,6 @@ def update_of(
 
 def entry_payload(plan: RunPlan, vector_N: Vector) -> bytes:
     return plan.codecs.entry.encode(np.ascontiguousarray(vector_N, dtype=np.float32))
-
-
 
 
 RUN_OF_NOBODY = Digest(bytes(32))

@@ -47,7 +47,8 @@ def rewrite(path: Path, *, heads: Any = None, run: str | None = RUN.hex(), **ten
     """Write a checkpoint anew with other heads, another run or other tensors."""
     names = [f"{span.fragment}.{span.index}" for span in sorted(ELEMENTS)]
     states = trained_states()
-    kept = {name: checkpoint._head_to_json(states[span].head) for name, span in zip(names, sorted(ELEMENTS), strict=True)}
+    heads_kept = [checkpoint._head_to_json(state.head) for _, state in sorted(states.items())]
+    kept = dict(zip(names, heads_kept, strict=True))
     metadata = {"heads": json.dumps(kept if heads is None else heads(kept))}
     if run is not None:
         metadata["run"] = run
@@ -88,7 +89,7 @@ def test_another_run_s_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
 def test_a_torn_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = saved(tmp_path / "c")
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(StateError, match="is broken .*; move it away to fetch the state anew"):
+    with pytest.raises(StateError, match=r"is broken .*; move it away to fetch the state anew"):
         load_checkpoint(path, RUN, ELEMENTS)
 
 

@@ -27,9 +27,7 @@ from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
 RUN = SIGNED.manifest.digest()
-INVITE = Invite(
-    run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTfgaHmihGLtRZSN8HptS3qJbVfQycYWkiWP4r",)
-)
+INVITE = Invite(run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTfgaHmihGLtRZSN8HptS3qJbVfQycYWkiWP4r",))
 
 
 class PeerStage:
@@ -50,7 +48,7 @@ class PeerStage:
         return self.network.transport(peer, run=run, can_be_dialled=not choices["dial_out_only"])
 
     @asynccontextmanager
-    async def _open_directory(self, transport: Any, *, initial_peers: tuple[str, ...]) -> AsyncIterator[MemoryDirectory]:
+    async def _open_directory(self, _: Any, *, initial_peers: tuple[str, ...]) -> AsyncIterator[MemoryDirectory]:
         self.initial.append(initial_peers)
         yield self._directory
 
@@ -127,7 +125,7 @@ def test_a_joiner_that_was_here_before_asks_nobody_for_the_manifest(
 def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     async def scene(stage: PeerStage) -> None:
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, content)
-        with pytest.raises(StateError, match="manifest.json is broken .*; move it away to fetch it anew"):
+        with pytest.raises(StateError, match=r"manifest\.json is broken .*; move it away to fetch it anew"):
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
@@ -135,7 +133,8 @@ def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pyte
 
 def test_another_run_s_manifest_on_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
-        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, small_manifest({"model.seed": 9}).sign(ORGANISER).encode())
+        other = small_manifest({"model.seed": 9}).sign(ORGANISER)
+        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, other.encode())
         with pytest.raises(ConfigError, match="ask for a new invite"):
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
 
@@ -190,7 +189,7 @@ def test_an_invite_without_bootstraps_needs_initial_peers(tmp_path: Path, monkey
 
 def test_a_plan_without_invite_or_manifest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
-        with pytest.raises(ConfigError, match="give an invite, or a run.toml"):
+        with pytest.raises(ConfigError, match=r"give an invite, or a run\.toml"):
             await run_peer(PeerPlan(settings=stage.settings("ada")), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)

@@ -92,7 +92,7 @@ def test_a_start_that_cannot_be_counted_is_none(tmp_path: Path, monkeypatch: pyt
     folder.next_incarnation()
     with monkeypatch.context() as patch:
         fill_the_disk(patch)
-        with pytest.raises(StateError, match="cannot write .*incarnation: No space left"):
+        with pytest.raises(StateError, match=r"cannot write .*incarnation: No space left"):
             folder.next_incarnation()
     assert folder_in(tmp_path).next_incarnation() == 2
 
@@ -166,7 +166,7 @@ def test_rubbish_behind_rosters_is_cut_off(tmp_path: Path, rubbish: bytes) -> No
 def test_a_roster_that_does_not_fit_on_the_disk_is_an_error(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     (folder.path / ROSTERS_FILE).symlink_to(FULL)
-    with pytest.raises(StateError, match="cannot write .*rosters.bin: No space left"):
+    with pytest.raises(StateError, match=r"cannot write .*rosters\.bin: No space left"):
         folder.keep_roster(roster(0))
 
 

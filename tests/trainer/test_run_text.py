@@ -52,7 +52,8 @@ def test_another_text_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
     path = write_text(tmp_path)
     fingerprint = open_corpus(path).fingerprint.hex()
     path.write_text(path.read_text() + "one word more")
-    with pytest.raises(ConfigError, match=rf"words.txt has fingerprint [0-9a-f]{{16}}…, the run wants {fingerprint[:16]}…"):
+    text = rf"words\.txt has fingerprint [0-9a-f]{{16}}…, the run wants {fingerprint[:16]}…"
+    with pytest.raises(ConfigError, match=text):
         open_run_text(DataSection(fingerprint=fingerprint), str(path))
 
 

@@ -16,6 +16,7 @@ from p2p_diloco.ids import format_peer_id
 from p2p_diloco.island.data import BatchStream
 from p2p_diloco.trainer import checkpoint
 from p2p_diloco.trainer.checkpoint import CHECKPOINT_FILE
+from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 
 Patch = pytest.MonkeyPatch
@@ -53,6 +54,28 @@ def test_all_end_after_one_round_with_the_same_bytes(tmp_path: Path, monkeypatch
         assert stage.now() < stage.begin(7) + 15
         assert watchers["boot"].last.role == "bootstrap"
         assert watchers["boot"].last.state_digest == ""
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_bootstrap_is_the_hub_of_peers_that_nobody_can_dial(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        late = Watcher()
+
+        async def join_late() -> None:
+            await stage.sleep_to(8)
+            await stage.play("cleo", late, StopRequest(), until_round=20, can_be_dialled=False)
+
+        joining = asyncio.ensure_future(join_late())
+        watchers = await play_all(stage, 20, "ada", "ben", can_be_dialled=False)
+        await joining
+        finals = [watchers["ada"].last, watchers["ben"].last, late.last]
+        assert len({status.state_digest for status in finals}) == 1
+        assert finals[0].state_digest != ""
+        assert watchers["boot"].last.head == finals[0].head, "the hub follows what passes through it"
+        last = next(event for event in reversed(late.events) if event.topic == "round")
+        assert last.figures["num_included"] == 3 * int(last.figures["num_spans"])
 
     run_stage(monkeypatch, scene)
 
@@ -180,6 +203,29 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path: Path, monke
         await SessionStage(tmp_path).play("ada", watcher, StopRequest(), founds=True, until_round=3)
         assert "No space left on device" in watcher.texts("checkpoint")[0]
         assert watcher.last.phase == "finished"
+
+    run_stage(monkeypatch, scene)
+
+
+@pytest.mark.parametrize("what", ["keep_ballots", "keep_roster"])
+def test_a_peer_that_cannot_keep_what_it_is_bound_to_ends(tmp_path: Path, monkeypatch: Patch, what: str) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise StateError("cannot write: No space left on device; free some space")
+
+    async def scene() -> None:
+        stage, stop = SessionStage(tmp_path), StopRequest()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        boot = asyncio.ensure_future(stage.play("boot", Watcher(), stop, founds=True, trains=False))
+        ada = asyncio.ensure_future(stage.play("ada", Watcher(), StopRequest()))
+        await stage.sleep_to(3)
+        assert not ada.done()
+        monkeypatch.setattr(RunFolder, what, refuse)
+        await asyncio.wait({ada}, timeout=60.0)
+        assert ada.done()
+        with pytest.raises(StateError, match="free some space"):
+            await ada
+        stop.stop_now()
+        await asyncio.wait({boot})
 
     run_stage(monkeypatch, scene)
 

@@ -1,0 +1,45 @@
+"""A peer that cannot keep what it is bound to must end, whichever message of whichever peer made it try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.swarm.surroundings import PeerMemory
+
+
+class WatchedMemory:
+    """A `PeerMemory` that tells of a disk that refuses, beside raising.
+
+    The transport keeps what its listener raises to itself, for one peer's bytes must not take down everything; the
+    peer would live on without a vote, and nobody would know why.
+
+    Args:
+        memory: what keeps.
+        died: told once for each refusal.
+    """
+
+    def __init__(self, memory: PeerMemory, died: Callable[[StateError], None]) -> None:
+        self._memory = memory
+        self._died = died
+
+    def keep_ballots(self, ballots: Ballots) -> None:
+        """Keep what this peer is bound to."""
+        self._watch(lambda: self._memory.keep_ballots(ballots))
+
+    def keep_goodbye(self, goodbye: Goodbye) -> None:
+        """Keep this incarnation's good-bye."""
+        self._watch(lambda: self._memory.keep_goodbye(goodbye))
+
+    def keep_roster(self, certified: CertifiedRoster) -> None:
+        """Keep a certified roster."""
+        self._watch(lambda: self._memory.keep_roster(certified))
+
+    def _watch(self, keep: Callable[[], None]) -> None:
+        try:
+            keep()
+        except StateError as error:
+            self._died(error)
+            raise

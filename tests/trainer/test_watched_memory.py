@@ -1,0 +1,49 @@
+"""A disk that refuses is told, and nothing is said that was not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.trainer.watched_memory import WatchedMemory
+
+
+class FakeMemory:
+    """Keeps what it is given, until its disk is full."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.is_full = False
+
+    def keep(self, what: Any) -> None:
+        if self.is_full:
+            raise StateError("cannot write: No space left on device")
+        self.kept.append(what)
+
+    keep_ballots = keep_goodbye = keep_roster = keep
+
+
+KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
+    "ballots": WatchedMemory.keep_ballots,
+    "goodbye": WatchedMemory.keep_goodbye,
+    "roster": WatchedMemory.keep_roster,
+}
+
+
+@pytest.mark.parametrize("what", KEEP)
+def test_what_is_kept_is_kept(what: str) -> None:
+    memory, deaths = FakeMemory(), []
+    KEEP[what](WatchedMemory(memory, deaths.append), what)
+    assert (memory.kept, deaths) == ([what], [])
+
+
+@pytest.mark.parametrize("what", KEEP)
+def test_a_refusal_is_told_and_raised(what: str) -> None:
+    memory, deaths = FakeMemory(), []
+    memory.is_full = True
+    with pytest.raises(StateError, match="No space left"):
+        KEEP[what](WatchedMemory(memory, deaths.append), what)
+    assert [str(error) for error in deaths] == ["cannot write: No space left on device"]
