@@ -89,10 +89,7 @@ def pack_included(places: set[int], num_members: int) -> bytes:
 def included_places(entry: Entry) -> tuple[int, ...]:
     """Return the places on the roster of the members in the mean, in order."""
     return tuple(
-        byte_index * 8 + bit
-        for byte_index, byte in enumerate(entry.included)
-        for bit in range(8)
-        if byte >> bit & 1
+        byte_index * 8 + bit for byte_index, byte in enumerate(entry.included) for bit in range(8) if byte >> bit & 1
     )
 
 

@@ -380,5 +380,3 @@ class Membership:
 
     def _soon(self, now: float) -> float:
         return now + self.rules.clock.round_seconds
-
-

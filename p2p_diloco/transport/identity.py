@@ -58,8 +58,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
             raise ConfigError(
-                f"another process uses the identity {path}; stop it, or give this peer its own "
-                "with --state-directory"
+                f"another process uses the identity {path}; stop it, or give this peer its own with --state-directory"
             ) from None
         raise ConfigError(
             f"cannot lock the identity file {path}: {error.strerror}; keep it on a local disk, see --identity-path"

@@ -244,9 +244,7 @@ class Stage:
         payload = sha256(order.rounding_seed, *(part.payload for part in order.parts))[:PAYLOAD_BYTES]
         sound = frozenset(part.peer for part in order.parts)
         engine = machine.rules_engine
-        self.perform(
-            machine, engine.span_reduced(order.round, order.span, sound, payload, 1.0, self._local(machine))
-        )
+        self.perform(machine, engine.span_reduced(order.round, order.span, sound, payload, 1.0, self._local(machine)))
 
     def _apply(self, machine: Machine, entry: Entry) -> None:
         head, state = machine.vectors[entry.span]
@@ -276,9 +274,7 @@ class Stage:
 
     def _content(self, machine: Machine, fragment: int) -> tuple[tuple[Digest, Digest], ...]:
         found: Mapping[SpanId, tuple[SpanHead, bytes]] = machine.vectors
-        return tuple(
-            (found[span][0].digest, sha256(found[span][1])) for span in ALL_SPANS if span.fragment == fragment
-        )
+        return tuple((found[span][0].digest, sha256(found[span][1])) for span in ALL_SPANS if span.fragment == fragment)
 
     def _compare(self, machine: Machine, order: CompareContent) -> None:
         mine = self._content(machine, order.fragment)

@@ -132,8 +132,7 @@ class Swarm(Stage):
         running = self.running()
         wanted = {(m.peer, m.rules_engine.me.incarnation) for m in running}
         return all(
-            m.rules_engine.book.in_force is not None
-            and {(x.peer, x.incarnation) for x in m.roster.members} == wanted
+            m.rules_engine.book.in_force is not None and {(x.peer, x.incarnation) for x in m.roster.members} == wanted
             for m in running
         )
 

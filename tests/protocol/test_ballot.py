@@ -212,9 +212,7 @@ class Election:
     def _leave(self, peer: PeerId) -> None:
         bond = self.ballots[peer].bond(self.parent.digest(), 0)
         if peer not in self.left:
-            self.left[peer] = goodbye(
-                peer, parent=self.parent, promised=bond.promised, voted=bond.voted is not None
-            )
+            self.left[peer] = goodbye(peer, parent=self.parent, promised=bond.promised, voted=bond.voted is not None)
 
     def _wish(self, ballot: int) -> Roster:
         digest = self.parent.digest()

@@ -70,9 +70,7 @@ def test_only_the_owner_signs() -> None:
         check(entry_on(HEAD, ROSTER, other))
     orphans = roster_of(2, dialable=False, helper=None)
     with pytest.raises(PeerError, match="not signed by its owner nobody"):
-        check_entry(
-            entry_on(HEAD, orphans, OWNER), HEAD, orphans, fold_roster(orphans), RULES, 1.0, verify
-        )
+        check_entry(entry_on(HEAD, orphans, OWNER), HEAD, orphans, fold_roster(orphans), RULES, 1.0, verify)
 
 
 @given(st.sets(st.integers(0, 63)))

@@ -162,9 +162,7 @@ def test_a_run_founded_before_its_round_0_begins_in_cycle_0() -> None:
     roster = founding_roster(RUN, sha256(b"genesis"), member(A), cycle=-3)
     assert (roster.k, roster.cycle, roster.members) == (0, 0, (member(A),))
     signature = sign_as(ORGANISER, founding_statement(roster.digest()))
-    check_founding(
-        CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),)), RUN, ORGANISER, verify
-    )
+    check_founding(CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),)), RUN, ORGANISER, verify)
 
 
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))

@@ -70,9 +70,7 @@ def test_two_peers_find_where_their_chains_part_and_a_long_branch_comes_in_piece
     trunk = chain_of(roster_1(2), 60)
     ours = book_with(founding(), *trunk, *chain_of(trunk[-1], 40, regrid=1, included_total=5)[1:])
     branch = chain_of(trunk[30], 90)[1:]
-    end = certify(
-        child_of(branch[-1].roster, branch[-1].roster.members, included_total=9), branch[-1].roster.peers()
-    )
+    end = certify(child_of(branch[-1].roster, branch[-1].roster.members, included_total=9), branch[-1].roster.peers())
     theirs = book_with(founding(), *trunk[:31], *branch, end)
     replies = 0
     while ours.in_force != theirs.in_force:
