@@ -332,6 +332,9 @@ class Membership:
             check_child(roster, parent, proposal.ballot, self._verify)
         except PeerError as error:
             return [Report(topic="proposal-refused", text=str(error))]
+        if not all(map(self.rules.may_be_member, roster.peers())):
+            text = f"roster {roster.k} names a peer that the manifest does not list"
+            return [Report(topic="proposal-refused", text=text)]
         bound = vote(self._ballots, proposal)
         if bound is None:
             return []
@@ -362,9 +365,9 @@ class Membership:
         present = {
             peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled)
             for peer, beat in self.alive(now).items()
-            if beat.ready and beat.trains
+            if beat.ready and beat.trains and self.rules.may_be_member(peer)
         }
-        if self.ready and self.me.trains:
+        if self.ready and self.me.trains and self.rules.may_be_member(self.me.peer):
             present[self.me.peer] = self.me.member()
         return View(
             lead=self.me.peer,

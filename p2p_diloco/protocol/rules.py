@@ -18,6 +18,7 @@ class RunRules:
         payload_bytes: bytes of an encoded contribution to each span.
         entry_bytes: bytes of an encoded entry of each span.
         heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
+        listed: the only peers that may be members; None: everybody may.
         contribution_limit, entry_limit: norms refused beyond these multiples of the last published radius.
     """
 
@@ -35,6 +36,11 @@ class RunRules:
     contribution_limit: float
     entry_limit: float
     retained_cycles: int
+    listed: frozenset[PeerId] | None = None
+
+    def may_be_member(self, peer: PeerId) -> bool:
+        """Tell whether the organiser lets `peer` take part."""
+        return self.listed is None or peer in self.listed
 
     @property
     def silence_seconds(self) -> float:

@@ -90,7 +90,7 @@ def plan_run(manifest: RunManifest) -> RunPlan:
 def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace]) -> RunRules:
     elements = {span: place.stop - place.start for span, place in places.items()}
     contribution, entry = codec_named(manifest.codec.contribution), codec_named(manifest.codec.entry)
-    num_fragments = manifest.rounds.fragments
+    num_fragments, trust = manifest.rounds.fragments, manifest.trust
     return RunRules(
         run=manifest.digest(),
         organiser=parse_peer_id(manifest.organiser),
@@ -110,4 +110,5 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace]) -> RunRules:
         contribution_limit=manifest.limits.kappa,
         entry_limit=manifest.limits.invalid,
         retained_cycles=manifest.limits.retained_cycles,
+        listed=frozenset(map(parse_peer_id, trust.peers)) if trust.mode == "listed" else None,
     )

@@ -206,3 +206,13 @@ def test_what_is_kept_of_strangers_goes_with_them() -> None:
     assert stranger not in here.heard
     assert here.took_part == {B: 4}
     assert not here.has_left(member(stranger))
+
+
+def test_nobody_votes_for_a_peer_that_the_manifest_does_not_list() -> None:
+    here = member_of_three()
+    here.rules = replace(here.rules, listed=frozenset({B, C}))
+    (report,) = here.take_proposal(LEAD, proposal(), NOW)
+    assert isinstance(report, Report)
+    assert "does not list" in report.text
+    here.rules = replace(here.rules, listed=frozenset(ROSTER.peers()))
+    assert sent(here.take_proposal(LEAD, proposal(), NOW), Vote)

@@ -6,7 +6,7 @@ import pytest
 from small_run import small_manifest, small_plan
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import SpanId
+from p2p_diloco.ids import PeerId, SpanId, format_peer_id
 from p2p_diloco.trainer.run_plan import SpanPlace, plan_run
 
 
@@ -80,3 +80,10 @@ def test_more_fragments_than_tensors_are_refused() -> None:
 
 def test_a_place_is_a_value() -> None:
     assert SpanPlace(start=0, stop=64) == SpanPlace(start=0, stop=64)
+
+
+def test_a_listed_run_names_its_members() -> None:
+    name = format_peer_id(PeerId(bytes(range(32))))
+    rules = plan_run(small_manifest({"trust.mode": "listed", "trust.peers": [name]})).rules
+    assert rules.listed == {PeerId(bytes(range(32)))}
+    assert plan_run(small_manifest()).rules.listed is None
