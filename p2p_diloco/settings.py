@@ -26,7 +26,7 @@ BOOTSTRAP_PORT = 31337
 IDENTITY_FILE = "identity.key"
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
-_NUMBERS = frozenset({"port", "threads", "max_disk_gib"})
+_NUMBERS = frozenset({"port", "threads"})
 _SWITCHES = frozenset({"dial_out_only"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
@@ -55,7 +55,6 @@ class PeerSettings(BaseModel):
     announce_maddrs: tuple[str, ...] = Field((), description="addresses to tell others, instead of those listened on")
     initial_peers: tuple[str, ...] = Field((), description="further peers to ask first, beside those of the invite")
     dial_out_only: bool = Field(False, description="accept no connection; only dial others")
-    max_disk_gib: Annotated[float, Field(gt=0)] = Field(10.0, description="for retained entries and checkpoints")
 
     @field_validator("device")
     @classmethod

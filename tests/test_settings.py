@@ -78,11 +78,11 @@ def test_text_stays_text_and_numbers_become_numbers() -> None:
     environment = {
         "P2P_DILOCO_DATA": "007",
         "P2P_DILOCO_PUBLIC_NAME": "10",
-        "P2P_DILOCO_MAX_DISK_GIB": "2.5",
+        "P2P_DILOCO_THREADS": "2",
         "P2P_DILOCO_PORT": "0",
     }
     settings = load_settings(environment=environment)
-    assert (settings.data, settings.public_name, settings.max_disk_gib, settings.port) == ("007", "10", 2.5, 0)
+    assert (settings.data, settings.public_name, settings.threads, settings.port) == ("007", "10", 2, 0)
 
 
 def test_every_field_that_is_not_text_can_be_given_as_text() -> None:

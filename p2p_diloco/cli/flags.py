@@ -35,7 +35,6 @@ class SettingsFlags:
     announce_maddrs: Annotated[tuple[str, ...] | None, _setting("announce_maddrs", many=True)] = None
     initial_peers: Annotated[tuple[str, ...] | None, _setting("initial_peers", many=True)] = None
     dial_out_only: Annotated[bool | None, _setting("dial_out_only")] = None
-    max_disk_gib: Annotated[str | None, _setting("max_disk_gib")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the flags that were typed."""
