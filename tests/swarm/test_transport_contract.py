@@ -57,6 +57,8 @@ class Libp2pStage(Stage):
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
+        # After the process its pipe: helpers of a killed one hold it a moment longer than it lives.
+        self.exits.push_async_callback(process.stdout.read)
         self.exits.push_async_callback(process.wait)
         self.exits.callback(process.stdin.close)
         line = (await process.stdout.readline()).decode().split()
