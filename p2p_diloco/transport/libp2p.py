@@ -226,6 +226,9 @@ class Libp2pTransport(Transport):
     def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
         """Make a greeted stream part of the link to `peer`, and the link up when that was what it lacked."""
         link = self._links.get(peer)
+        if link is not None and link.is_running_out():  # it came back before the last of its old streams was read
+            self._lose(link, _closed(link))
+            link = None
         is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
         if self._is_closing or self._lost is not None or is_full:
             pair[1].transport.abort()
@@ -258,7 +261,6 @@ class Libp2pTransport(Transport):
             self._lose(link, "only one lane was opened")
 
     async def _read_stream(self, link: StreamLink, stream: LaneStream) -> None:
-        reason = f"{short_peer_id(link.peer)} closed the connection"
         try:
             while frame := await read_frame(stream.reader, sender=link.peer, lane=stream.lane, limits=self.limits):
                 objection = self._hand_over(link.peer, stream.lane, frame)
@@ -269,10 +271,20 @@ class Libp2pTransport(Transport):
                     return
         except FrameError as error:
             self._lose(link, str(error))
-            return
         except PeerError as error:
-            reason = str(error)
-        self._end_stream(link, stream, reason)
+            self._end_stream(link, stream, str(error))
+        else:
+            self._run_out(link, stream)
+
+    def _run_out(self, link: StreamLink, stream: LaneStream) -> None:
+        """Note that the other end has said all on one stream; what it said on the others may still be on its way."""
+        stream.has_run_out = True
+        if len(link.streams[stream.lane]) > 1:
+            self._end_stream(link, stream, "another stream carries this lane")
+        elif link.has_run_out():
+            self._lose(link, _closed(link))
+        else:
+            asyncio.get_running_loop().call_later(self.limits.linger_seconds, self._lose, link, _closed(link))
 
     async def _write_lane(self, link: StreamLink, lane: Lane) -> None:
         loop = asyncio.get_running_loop()
@@ -366,3 +378,7 @@ class Libp2pTransport(Transport):
         except Exception as error:
             context = {"message": "a task of the libp2p transport failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
+
+
+def _closed(link: StreamLink) -> str:
+    return f"{short_peer_id(link.peer)} closed the connection"

@@ -15,12 +15,13 @@ _WRITE_BUFFER_BYTES = 256 * 1024
 class LaneStream:
     """One open stream of a link and the task that reads it."""
 
-    __slots__ = ("lane", "reader", "task", "writer")
+    __slots__ = ("has_run_out", "lane", "reader", "task", "writer")
 
     def __init__(self, lane: Lane, pair: StreamPair) -> None:
         self.lane = lane
         self.reader, self.writer = pair
         self.task: asyncio.Task[None] | None = None
+        self.has_run_out = False
         self.writer.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
 
     async def close_gently(self, linger_seconds: float) -> None:
@@ -64,6 +65,14 @@ class StreamLink:
     def is_idle(self) -> bool:
         """Tell whether nothing waits to be written."""
         return not self.writing and not any(len(outbox) for outbox in self.outboxes.values())
+
+    def has_run_out(self) -> bool:
+        """Tell whether the other end has said all that it will say, on every stream."""
+        return all(stream.has_run_out for stream in self.all_streams())
+
+    def is_running_out(self) -> bool:
+        """Tell whether the other end has begun to close: there is a lane in which it says no more."""
+        return any(stream.has_run_out for stream in self.all_streams())
 
     def take_down(self) -> list[LaneStream]:
         """Stop all work on the link but the caller's own; return its streams, for the caller to close."""

@@ -189,6 +189,61 @@ def test_another_stream_of_a_lane_takes_over_when_one_breaks(tmp_path: Path) -> 
     play(scene())
 
 
+def test_who_closes_one_lane_is_heard_to_the_end_on_the_other(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=20))
+        async with transport, stranger(tmp_path) as (peer, client):
+            pairs = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            pairs[Lane.CONTROL][1].write_eof()
+            for index in range(8):  # for 0.4 s more it talks on the other lane
+                pairs[Lane.BULK][1].write(b"\x00\x00\x00\x01" + bytes([index]))
+                await asyncio.sleep(0.05)
+            pairs[Lane.BULK][1].write_eof()
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert heard.payloads(Lane.BULK) == [bytes([index]) for index in range(8)]
+            assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
+            for _, each in pairs.values():
+                each.transport.abort()
+
+    play(scene())
+
+
+def test_who_closes_one_lane_and_not_the_other_loses_the_link_in_bounded_time(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.2))
+        async with transport, stranger(tmp_path) as (peer, client):
+            pairs = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            pairs[Lane.BULK][1].write_eof()
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
+            for _, each in pairs.values():
+                each.transport.abort()
+
+    play(scene())
+
+
+def test_who_comes_back_before_its_old_link_is_read_to_the_end_gets_a_new_one(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.5))
+        async with transport, stranger(tmp_path) as (_, client):
+            old = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            old[Lane.CONTROL][1].write_eof()
+            await asyncio.sleep(0.1)
+            new = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost", "up"])
+            await asyncio.sleep(1.0)  # the end of the old link's time changes nothing
+            new[Lane.BULK][1].write(b"\x00\x00\x00\x01x")
+            await heard.wait_until(lambda it: it.payloads(Lane.BULK) == [b"x"])
+            assert heard.kinds() == ["up", "lost", "up"]
+            for _, each in (*old.values(), *new.values()):
+                each.transport.abort()
+
+    play(scene())
+
+
 def test_the_death_of_the_daemon_is_told_once_and_clearly(tmp_path: Path) -> None:
     async def scene() -> None:
         (one, one_heard), (two, two_heard) = make(tmp_path, "one"), make(tmp_path, "two")

@@ -102,3 +102,17 @@ def test_a_link_that_writes_is_not_idle() -> None:
         assert not link.is_idle()
 
     run_virtual(main())
+
+
+def test_a_link_runs_out_stream_by_stream() -> None:
+    async def main() -> None:
+        link = make_link()
+        for lane in Lane:
+            link.streams[lane].append(make_stream(FakeWriter(), lane))
+        assert (link.is_running_out(), link.has_run_out()) == (False, False)
+        link.streams[Lane.CONTROL][0].has_run_out = True
+        assert (link.is_running_out(), link.has_run_out()) == (True, False)
+        link.streams[Lane.BULK][0].has_run_out = True
+        assert (link.is_running_out(), link.has_run_out()) == (True, True)
+
+    run_virtual(main())
