@@ -1,9 +1,10 @@
 # make demo    a swarm on this machine: bootstrap and volunteers, one killed, one late; then a table and a report
 # make test    all tests
+# make faults  real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
 # make check   style and types
-# make clean   removes what the other three made
+# make clean   removes what the others made
 #
-# The first three create .venv and install what pyproject.toml and constraints.txt name, once, and again only when
+# All but the last create .venv and install what pyproject.toml and constraints.txt name, once, and again only when
 # one of the two files has changed. Nothing is installed outside .venv.
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure check format clean install
+.PHONY: demo test pure faults check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -36,6 +37,9 @@ demo: $(STAMP)
 test: pure
 	$(BIN)/python -m pytest $(IN_PARALLEL) tests $(addprefix --ignore=,$(PURE_TESTS) tests/swarm) $(TEST_FLAGS)
 	$(BIN)/python -m pytest tests/swarm $(TEST_FLAGS)
+
+faults: $(STAMP)
+	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
 
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
