@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
@@ -50,9 +51,17 @@ class TakeSnapshot:
     deadline: float
 
 
+class Stage(enum.Enum):
+    """What is averaged into what. A run of one row goes from contributions to the entry at once."""
+
+    WHOLE = "contributions to the entry"
+    ROW = "contributions to the mean of their row"
+    FINISH = "row means to the entry"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One contribution to one span, as the reducer weighs it."""
+    """One contribution to one span, or one row's mean of it, as it is weighed; `peer` is who sent it."""
 
     peer: PeerId
     payload: bytes
@@ -64,11 +73,13 @@ class Part:
 class ReduceSpan:
     """Average `parts` (roster order); drop those that are not finite or longer than `norm_limit`; encode the mean.
 
-    `norm_limit` is infinite before the first entry. `rounding_seed` makes the encoding one that anyone can redo.
+    `norm_limit` is infinite before the first entry. `rounding_seed` makes the encoding one that anyone can redo;
+    the mean of a row is rounded to nearest.
     """
 
     round: int
     span: SpanId
+    stage: Stage
     parts: tuple[Part, ...]
     norm_limit: float
     rounding_seed: bytes

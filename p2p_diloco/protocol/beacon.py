@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.protocol.chain import ChainBook, heads_digest
+from p2p_diloco.protocol.inclusion import as_float32
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-from p2p_diloco.protocol.round import as_float32
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import MOST_COUNTED
 

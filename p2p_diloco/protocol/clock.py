@@ -13,6 +13,8 @@ CONTRIBUTE_SHARE = 0.5
 """Share of a round until which a contribution is taken."""
 REDUCE_SHARE = 0.6
 """Share of a round at which a reducer averages what is there."""
+FINISH_SHARE = 0.75
+"""Share of a round at which an owner averages the row means that are there, where there is more than one row."""
 LEAD_TURN_SHARE = 0.25
 """Share of a round that one lead has before it is the next one's turn."""
 LEAD_TURNS = 4
@@ -47,6 +49,10 @@ class RoundClock:
     def reduce_by(self, round_index: int) -> float:
         """Return when reducers stop waiting."""
         return self.begin(round_index) + REDUCE_SHARE * self.round_seconds
+
+    def finish_by(self, round_index: int) -> float:
+        """Return when owners stop waiting for the means of other rows."""
+        return self.begin(round_index) + FINISH_SHARE * self.round_seconds
 
     def fragment(self, round_index: int) -> int:
         """Return the fragment that a round exchanges."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
-from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, Report, Send
+from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, Vote
 from p2p_diloco.protocol.beacon import Beacon, Progress
 from p2p_diloco.protocol.catch_up import CatchUp
@@ -25,6 +25,7 @@ from p2p_diloco.protocol.messages import (
     Refusal,
     RosterReply,
     RosterRequest,
+    RowMean,
     SpanVector,
 )
 from p2p_diloco.protocol.repair import Repair
@@ -65,7 +66,7 @@ class PeerEngine:
         self.linked: set[PeerId] = set()
         self.last_round: int | None = None
         """No contribution to rounds after this one; None: go on."""
-        self.book = RosterBook(run=rules.run, organiser=rules.organiser, verify=verify)
+        self.book = RosterBook(run=rules.run, organiser=rules.organiser, group_size=rules.group_size, verify=verify)
         self.membership = Membership(
             me=me,
             rules=rules,
@@ -157,7 +158,7 @@ class PeerEngine:
         clock = self.rules.clock
         current = clock.round_at(now)
         quarters = [clock.begin(current) + turn * clock.round_seconds / 4 for turn in range(1, 5)]
-        times = [self._beacon.next_at, clock.reduce_by(current), *quarters]
+        times = [self._beacon.next_at, clock.reduce_by(current), clock.finish_by(current), *quarters]
         return min(time for time in times if time > now)
 
     def tick(self, now: float) -> list[Action]:
@@ -206,7 +207,7 @@ class PeerEngine:
         match message:
             case Heartbeat():
                 return self._take_heartbeat(sender, message, now)
-            case Opening() | SpanVector():
+            case Opening() | SpanVector() | RowMean():
                 return self.exchange.take(sender, message, now)
             case Promise():
                 return self.membership.take_promise(sender, message, now)
@@ -277,6 +278,7 @@ class PeerEngine:
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
         for entry in entries:
+            actions += self._hand_down(entry, now)
             roster, _ = self.book.folded[entry.roster]
             peers = [roster.members[place].peer for place in included_places(entry)]
             for peer in peers:
@@ -289,24 +291,45 @@ class PeerEngine:
         return actions + self._repair.pump(now)
 
     def span_reduced(
-        self, round_index: int, span: SpanId, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float
+        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float
     ) -> list[Action]:
-        """Take a mean from the worker: absorb it and hand it to all members and ready listeners."""
-        entry = self.exchange.span_reduced(round_index, span, sound, payload)
-        if isinstance(entry, str):
-            return [Report(topic="void", text=f"{span} is void in round {round_index}: {entry}")]
-        actions = self.entry_checked(self.me.peer, entry, payload_norm, now)
-        head = self.chains.heads.get(span)
-        if head is None or head.round != round_index:
-            return actions  # it does not hold before us, so it would not before anybody
-        roster, _ = self.book.folded[entry.roster]
-        deadline = self.rules.clock.begin(round_index + 1)
-        hub = roster.hub()
-        # Ready listeners too: they are on the next roster, and would begin it a cycle behind.
+        """Take a mean from the worker: send a row's mean to the span's owner, absorb an entry and hand it down."""
+        result = self.exchange.span_reduced(order, sound, payload)
+        if isinstance(result, str):
+            return [Report(topic="void", text=f"{order.span} is void in round {order.round}: {result}")]
+        if isinstance(result, RowMean):
+            return self._send_row_mean(result, now)
+        # What the entry is handed down with is decided when it is absorbed: an entry that does not hold before this
+        # peer would not before anybody.
+        return self.entry_checked(self.me.peer, result, payload_norm, now)
+
+    def _send_row_mean(self, mean: RowMean, now: float) -> list[Action]:
+        assert self.exchange.collection is not None, "a mean belongs to the round in progress"
+        owner = self.exchange.collection.grid.owner(mean.span)
+        assert owner is not None, "who reduces can be reached, so somebody owns"
+        if owner == self.me.peer:
+            return self.exchange.take(self.me.peer, mean, now)
+        return [Send(to=owner, message=mean, deadline=self.rules.clock.finish_by(mean.round))]
+
+    def _hand_down(self, entry: Entry, now: float) -> list[Action]:
+        """Pass an entry on: its owner to the reducers of the other rows, every reducer to its row and its listeners.
+
+        Ready listeners too: they are on the next roster, and would begin it a cycle behind.
+        """
+        roster, grid = self.book.folded[entry.roster]
+        me = self.me.peer
+        if entry.round != self.rules.clock.round_at(now) or me not in grid.column(entry.span):
+            return []
         ready = {peer for peer, beat in self.membership.alive(now).items() if beat.ready and beat.trains}
-        others = roster.peers() | ready | ({hub} if hub is not None else set())
-        sends = [Send(to=peer, message=entry, deadline=deadline) for peer in sorted(others - {self.me.peer})]
-        return [*actions, *sends]
+        row = grid.row_for(me)
+        to = set(grid.rows[row]) | {peer for peer in ready - roster.peers() if grid.row_for(peer) == row}
+        if grid.owner(entry.span) == me:
+            to.update(grid.column(entry.span))
+        hub = roster.hub()
+        if hub is not None:
+            to.add(hub)
+        deadline = self.rules.clock.begin(entry.round + 1)
+        return [Send(to=peer, message=entry, deadline=deadline) for peer in sorted(to - {me})]
 
     def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
         """Take the island's contribution to the round in progress."""

@@ -86,11 +86,15 @@ def pack_included(places: set[int], num_members: int) -> bytes:
     return bytes(bits)
 
 
+def places_in(included: bytes) -> tuple[int, ...]:
+    """Return the places that a bitmap names, in order."""
+    number = int.from_bytes(included, "little")
+    return tuple(place for place in range(number.bit_length()) if number >> place & 1)
+
+
 def included_places(entry: Entry) -> tuple[int, ...]:
     """Return the places on the roster of the members in the mean, in order."""
-    return tuple(
-        byte_index * 8 + bit for byte_index, byte in enumerate(entry.included) for bit in range(8) if byte >> bit & 1
-    )
+    return places_in(entry.included)
 
 
 def next_head(head: SpanHead, entry: Entry) -> SpanHead:

@@ -1,29 +1,33 @@
-"""The rounds at one peer: contributes when one begins, reduces the spans it owns, closes when the next one begins."""
+"""The rounds at one peer: contributes when one begins, averages for its row, finishes what it owns, closes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.protocol.actions import Action, Part, Report, Send, TakeSnapshot
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
 from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.entry import Entry, pack_included
+from p2p_diloco.protocol.finish import Finish, refuse_row_mean
+from p2p_diloco.protocol.inclusion import build_entry
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import Opening, Refusal, SpanVector
+from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
 from p2p_diloco.protocol.round import (
     Collection,
     FragmentContribution,
+    Gathered,
     ReductionRules,
-    build_entry,
-    collect_parts,
     contribution_messages,
+    gather_contributions,
     newcomers_of,
     refuse_opening,
-    split_by_owner,
+    row_members,
+    split_by_reducer,
     still_expected,
 )
 from p2p_diloco.protocol.rules import RunRules
 
+Piece = Opening | SpanVector | RowMean
 MOST_EARLY_SENDERS = 64
 
 
@@ -38,30 +42,24 @@ class Exchange:
         self._membership = membership
         self._chains = chains
         self._reduction = ReductionRules(weight_clip=rules.weight_clip, radius_limit=rules.contribution_limit)
-        self._parents: dict[tuple[int, SpanId], tuple[Digest, tuple[Part, ...]]] = {}
-        self._early: dict[int, dict[PeerId, list[Opening | SpanVector]]] = {}
+        self._gathered: dict[tuple[Stage, SpanId], Gathered] = {}
+        self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
+        self.finish: Finish | None = None
         self.is_over = False
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
     def begin(self, round_index: int, contributes: bool) -> list[Action]:
         """Begin a round under the roster now in force; ask the island for its contribution when it takes part."""
-        self._parents.clear()
+        self._gathered.clear()
+        self.collection = self.finish = None
         roster, grid = self._membership.book.in_force, self._membership.book.grid()
         early, self._early = self._early, {}
         if roster is None or grid is None or round_index < 0 or self.is_over:
-            self.collection = None
             return []
         me = self._membership.me
+        self._open(round_index)
         fragment = self._rules.clock.fragment(round_index)
-        self.collection = Collection(
-            round=round_index,
-            fragment=fragment,
-            roster=roster,
-            grid=grid,
-            owned=grid.owned(me.peer, fragment, self._rules.num_spans[fragment]),
-            newcomers=newcomers_of(roster, self._membership.book.parent_of(roster)),
-        )
         actions: list[Action] = []
         if contributes and me.trains and roster.member(me.peer) == me.member():
             deadline = self._rules.clock.contribute_by(round_index)
@@ -71,8 +69,32 @@ class Exchange:
                 actions += self.take(sender, message, self._rules.clock.begin(round_index))
         return actions
 
+    def _open(self, round_index: int) -> None:
+        """Begin to collect under the roster in force."""
+        book, me = self._membership.book, self._membership.me.peer
+        roster, grid, digest = book.in_force, book.grid(), book.in_force_digest
+        assert roster is not None
+        assert grid is not None
+        assert digest is not None
+        fragment = self._rules.clock.fragment(round_index)
+        num_spans = self._rules.num_spans[fragment]
+        row = grid.row_for(me)
+        self.collection = Collection(
+            round=round_index,
+            fragment=fragment,
+            roster=roster,
+            roster_digest=digest,
+            grid=grid,
+            row=row,
+            members=row_members(roster, grid, row),
+            reduced=grid.reduced(me, fragment, num_spans),
+            newcomers=newcomers_of(roster, book.parent_of(roster)),
+        )
+        owned = () if self.collection.is_one_row else grid.owned(me, fragment, num_spans)
+        self.finish = Finish(collection=self.collection, owned=owned)
+
     def contribute(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        """Send the island's contribution to the owners of its spans, unless the time for it is over."""
+        """Send the island's contribution to the reducers of its row, unless the time for it is over."""
         collection = self.collection
         clock = self._rules.clock
         if collection is None or collection.round != contribution.round or now > clock.contribute_by(collection.round):
@@ -80,19 +102,19 @@ class Exchange:
         me = self._membership.me
         actions: list[Action] = []
         deadline = clock.reduce_by(collection.round)
-        digest = collection.roster.digest()
-        for owner, spans in split_by_owner(contribution, collection.grid).items():
+        digest = collection.roster_digest
+        for reducer, spans in split_by_reducer(contribution, collection.grid, collection.row).items():
             opening, vectors = contribution_messages(contribution, spans, digest, me.incarnation)
-            messages: tuple[Opening | SpanVector, ...] = (opening, *vectors)
-            if owner == me.peer:
+            messages: tuple[Piece, ...] = (opening, *vectors)
+            if reducer == me.peer:
                 for message in messages:
                     actions += self.take(me.peer, message, now)
             else:
-                actions += [Send(to=owner, message=message, deadline=deadline) for message in messages]
+                actions += [Send(to=reducer, message=message, deadline=deadline) for message in messages]
         return actions
 
-    def take(self, sender: PeerId, message: Opening | SpanVector, now: float) -> list[Action]:
-        """Collect a piece of a contribution; what does not fit is dropped and its sender told."""
+    def take(self, sender: PeerId, message: Piece, now: float) -> list[Action]:
+        """Collect a piece of a contribution or a row's mean; what does not fit is dropped and its sender told."""
         collection = self.collection
         current = self._rules.clock.round_at(now)
         # The clock may have reached a round that has not begun here yet: a busy machine ticks late.
@@ -103,11 +125,13 @@ class Exchange:
             return [self._refusal(sender, message.round, "late or far too early", False, now)]
         if isinstance(message, Opening):
             return self._take_opening(collection, sender, message, now)
-        return self._take_vector(collection, sender, message, now)
+        if isinstance(message, SpanVector):
+            return self._take_vector(collection, sender, message, now)
+        return self._take_row_mean(sender, message, now)
 
-    def _keep_early(self, sender: PeerId, message: Opening | SpanVector) -> None:
+    def _keep_early(self, sender: PeerId, message: Piece) -> None:
         """Keep a message of the next round, as long as nobody can fill the memory with such."""
-        fits = isinstance(message, Opening) or len(message.payload) == self._rules.payload_bytes.get(message.span)
+        fits = isinstance(message, Opening) or len(message.payload) == self._expected_bytes(message)
         senders = self._early.setdefault(message.round, {})
         if not fits or (sender not in senders and len(senders) >= MOST_EARLY_SENDERS):
             return
@@ -115,20 +139,24 @@ class Exchange:
         if len(waiting) <= max(self._rules.num_spans):
             waiting.append(message)
 
+    def _expected_bytes(self, message: SpanVector | RowMean) -> int | None:
+        sizes = self._rules.payload_bytes if isinstance(message, SpanVector) else self._rules.row_mean_bytes
+        return sizes.get(message.span)
+
     def _take_opening(self, collection: Collection, sender: PeerId, opening: Opening, now: float) -> list[Action]:
         reason = refuse_opening(opening, sender, collection)
         if reason is None:
             collection.openings[sender] = opening
             return []
         collection.refused.add(sender)
-        newer = opening.roster != collection.roster.digest() and opening.roster in self._membership.book
+        newer = opening.roster != collection.roster_digest and opening.roster in self._membership.book
         return [self._refusal(sender, opening.round, reason, newer, now)]
 
     def _take_vector(self, collection: Collection, sender: PeerId, vector: SpanVector, now: float) -> list[Action]:
         opening = collection.openings.get(sender)
         if opening is None or all(offer.index != vector.span.index for offer in opening.spans):
             return []
-        expected = self._rules.payload_bytes.get(vector.span)
+        expected = self._expected_bytes(vector)
         if vector.span.fragment != collection.fragment or expected != len(vector.payload):
             collection.refused.add(sender)
             reason = f"{vector.span} came with {len(vector.payload)} bytes, {expected} expected"
@@ -137,54 +165,105 @@ class Exchange:
             collection.payloads.setdefault((sender, vector.span), vector.payload)
         return self._reduce_span(collection, vector.span, now, at_deadline=False)
 
+    def _take_row_mean(self, sender: PeerId, mean: RowMean, now: float) -> list[Action]:
+        finish = self.finish
+        assert finish is not None, "it is there whenever a collection is"
+        reason = refuse_row_mean(mean, sender, finish, self._expected_bytes(mean))
+        if reason is not None:
+            return [self._refusal(sender, mean.round, reason, False, now)]
+        finish.add(mean)
+        return self._finish_span(finish, mean.span, at_deadline=False)
+
     def tick(self, now: float) -> list[Action]:
-        """Reduce at the deadline what has not been reduced before it."""
-        collection = self.collection
-        if collection is None or now < self._rules.clock.reduce_by(collection.round):
+        """Average at the deadlines what has not been averaged before."""
+        collection, finish = self.collection, self.finish
+        if collection is None or finish is None or now < self._rules.clock.reduce_by(collection.round):
             return []
         actions: list[Action] = []
-        for span in collection.owned:
+        for span in collection.reduced:
             actions += self._reduce_span(collection, span, now, at_deadline=True)
+        if now >= self._rules.clock.finish_by(collection.round):
+            for span in finish.owned:
+                actions += self._finish_span(finish, span, at_deadline=True)
         return actions
 
     def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
-        if span in collection.settled or span not in collection.owned:
+        if span in collection.settled or span not in collection.reduced:
             return []
-        gone = frozenset(m.peer for m in collection.roster.members if self._membership.has_left(m))
+        gone = frozenset(m.peer for m in collection.members.values() if self._membership.has_left(m))
         if not at_deadline and still_expected(collection, span, gone):
             return []
-        head = self._chains.heads.get(span)
-        found = collect_parts(collection, span, head, self._reduction)
-        if isinstance(found, str) and not at_deadline:
-            return []  # the entry that this owner lacks may still come
-        collection.settled.add(span)
-        if isinstance(found, str):
-            return [Report(topic="void", text=f"{span} is void in round {collection.round}: {found}")]
-        parent, reduce = found
-        self._parents[collection.round, span] = (parent, reduce.parts)
-        for part in reduce.parts:
-            collection.payloads.pop((part.peer, span), None)
-        return [reduce]
+        found = gather_contributions(collection, span, self._chains.heads.get(span), self._reduction)
+        actions = self._settle(collection.settled, found, span, at_deadline=at_deadline)
+        for reduce in actions:
+            for part in reduce.parts if isinstance(reduce, ReduceSpan) else ():
+                collection.payloads.pop((part.peer, span), None)
+        return actions
 
-    def span_reduced(self, round_index: int, span: SpanId, sound: frozenset[PeerId], payload: bytes) -> Entry | str:
-        """Return the signed entry of a span that the worker has averaged, or why it is void.
+    def _finish_span(self, finish: Finish, span: SpanId, *, at_deadline: bool) -> list[Action]:
+        if span in finish.settled or not (at_deadline or finish.is_complete(span)):
+            return []
+        found = finish.gather(span, self._chains.heads.get(span), self._reduction.radius_limit)
+        return self._settle(finish.settled, found, span, at_deadline=at_deadline)
+
+    def _settle(self, settled: set[SpanId], found: Gathered | str, span: SpanId, *, at_deadline: bool) -> list[Action]:
+        """Order the mean, or say that the span is void; before the deadline what is lacking may still come."""
+        if isinstance(found, str) and not at_deadline:
+            return []  # the entry that this peer lacks may still come
+        settled.add(span)
+        if isinstance(found, str):
+            assert self.collection is not None
+            return [Report(topic="void", text=f"{span} is void in round {self.collection.round}: {found}")]
+        self._gathered[found.reduce.stage, span] = found
+        return [found.reduce]
+
+    def span_reduced(self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes) -> Entry | RowMean | str:
+        """Return what the worker's mean becomes, the mean of a row or the signed entry, or why it is void.
 
         Args:
-            sound: peers whose contribution is in the mean.
+            sound: senders whose part is in the mean.
         """
         collection = self.collection
-        found = self._parents.pop((round_index, span), None)
-        if collection is None or collection.round != round_index or found is None:
+        gathered = self._gathered.pop((order.stage, order.span), None)
+        if collection is None or collection.round != order.round or gathered is None:
             return "the round was over before its mean was ready"
-        parent, parts = found
-        head = self._chains.heads.get(span)
-        height = head.height + 1 if head is not None and head.digest == parent else 0
-        if height == 0:
+        if order.stage is Stage.ROW:
+            return self._row_mean(collection, gathered, sound, payload)
+        head = self._chains.heads.get(order.span)
+        if head is None or head.digest != gathered.parent:
             return "the span moved on while its mean was taken"
-        entry = build_entry(collection, parent, height, span, [p for p in parts if p.peer in sound], payload)
+        entry = build_entry(
+            collection.roster,
+            collection.roster_digest,
+            order.round,
+            order.span,
+            gathered.parent,
+            head.height + 1,
+            gathered.inclusion_of(sound),
+            payload,
+        )
         if isinstance(entry, str):
             return entry
         return replace(entry, signature=self._membership.me.sign(entry.statement()))
+
+    def _row_mean(
+        self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes
+    ) -> RowMean | str:
+        inclusion = gathered.inclusion_of(sound)
+        if not sum(inclusion.weights) > 0:
+            return "no contribution of this row that counts was sound"
+        return RowMean(
+            round=collection.round,
+            span=gathered.reduce.span,
+            roster=collection.roster_digest,
+            parent=gathered.parent,
+            row=collection.row,
+            included=pack_included(set(inclusion.places), len(collection.roster.members)),
+            weights=inclusion.weights,
+            norms=inclusion.norms,
+            tokens=inclusion.tokens,
+            payload=payload,
+        )
 
     def close(self) -> list[Action]:
         """End the round: what is unsettled is void."""
@@ -193,8 +272,8 @@ class Exchange:
             return []
         missing = [
             short_peer_id(member.peer)
-            for member in collection.roster.members
-            if collection.owned and member.peer not in collection.openings
+            for member in collection.members.values()
+            if collection.reduced and member.peer not in collection.openings
         ]
         if not missing or self._membership.me.peer not in collection.openings:
             return []

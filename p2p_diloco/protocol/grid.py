@@ -1,44 +1,146 @@
 """Who averages with whom and who owns which span: a pure function of the roster.
 
-The roster's order is the grid. This page folds one row, up to `group_size` members; rows and columns come with the
-same two functions, so callers ask for owners and never for the shape.
+The roster's order is the grid. Up to `group_size` members are one row: its reducers finish what they reduce. More
+members fold into rows of about √N. Each row is an averaging group whose reducers hold one column each; the owner of a
+span is one of its column and averages the rows' means for everybody. So a peer talks with its row and its column,
+about 2√N others, however large the swarm is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.protocol.roster import Member, Roster, reducers
 
+REGRID_ROSTERS = 8
+"""Rosters from one drawing of the grid to the next. A new grid costs connections; an exact mean has nothing to mix."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The folded roster: rows of members in grid order, and for each fragment the owner of each span."""
+    """The folded roster.
+
+    Attributes:
+        rows: members of each row in grid order, those that can be dialled first; rows differ by at most one member.
+        columns: for each column its reducer in each row. As many columns as each row has members that can be dialled.
+        rotation: spans move on by one column and one row with each roster, so that shares are equal over time.
+        row_of: the row of each member.
+    """
 
     rows: tuple[tuple[PeerId, ...], ...]
-    reducers: tuple[PeerId, ...]
+    columns: tuple[tuple[PeerId, ...], ...]
     rotation: int
+    row_of: Mapping[PeerId, int]
+
+    def column_index(self, span: SpanId) -> int | None:
+        """Return the column that reduces `span`; None while nobody can be reached."""
+        if not self.columns:
+            return None
+        return (span.index + span.fragment + self.rotation) % len(self.columns)
+
+    def column(self, span: SpanId) -> tuple[PeerId, ...]:
+        """Return the reducers of `span`, one per row; none while nobody can be reached."""
+        index = self.column_index(span)
+        return self.columns[index] if index is not None else ()
 
     def owner(self, span: SpanId) -> PeerId | None:
         """Return who finishes `span` for everybody; None while nobody can be reached."""
-        if not self.reducers:
+        column = self.column(span)
+        if not column:
             return None
-        return self.reducers[(span.index + span.fragment + self.rotation) % len(self.reducers)]
+        return column[(span.index // len(self.columns) + self.rotation) % len(column)]
+
+    def reducer(self, span: SpanId, row: int) -> PeerId | None:
+        """Return who averages `span` for the members of `row`."""
+        column = self.column(span)
+        return column[row] if column else None
+
+    def row_for(self, peer: PeerId) -> int:
+        """Return the row of a member; a listener is dealt to one, whose reducers hand it the entries."""
+        row = self.row_of.get(peer)
+        return row if row is not None else int.from_bytes(peer[:4], "little") % len(self.rows)
 
     def owned(self, peer: PeerId, fragment: int, num_spans: int) -> tuple[SpanId, ...]:
-        """Return the spans of `fragment` that `peer` owns, in order."""
+        """Return the spans of `fragment` that `peer` finishes, in order."""
         spans = (SpanId(fragment, index) for index in range(num_spans))
         return tuple(span for span in spans if self.owner(span) == peer)
 
+    def reduced(self, peer: PeerId, fragment: int, num_spans: int) -> tuple[SpanId, ...]:
+        """Return the spans of `fragment` that `peer` averages for its row, in order."""
+        spans = (SpanId(fragment, index) for index in range(num_spans))
+        return tuple(span for span in spans if peer in self.column(span))
 
-def fold_roster(roster: Roster) -> Grid:
-    """Fold a roster into its grid. Owners rotate with each roster, shares are equal to within one span."""
-    return Grid(rows=(tuple(m.peer for m in roster.members),), reducers=reducers(roster), rotation=roster.k)
+    def reducers(self) -> frozenset[PeerId]:
+        """Return all who reduce, in any row."""
+        return frozenset(peer for column in self.columns for peer in column)
+
+    def neighbours(self, peer: PeerId) -> frozenset[PeerId]:
+        """Return with whom `peer` shares a row or a column, as a member or as a listener: whom it needs a link to."""
+        row = self.row_for(peer)
+        near = set(self.rows[row]).union(column[row] for column in self.columns)
+        for column in self.columns:
+            if peer in column:
+                near.update(column)
+        return frozenset(near - {peer})
 
 
-def grid_order(members: Sequence[Member], run: Digest, regrid: int) -> tuple[Member, ...]:
-    """Return members in grid order: those that can be dialled dealt first, each part drawn by hash."""
+def fold_roster(roster: Roster, group_size: int) -> Grid:
+    """Fold a roster into its grid.
+
+    R = max(1, min(⌈N/g⌉, dialable/2)) rows of width g = max(`group_size`, ⌈√N⌉), so that each row has two reducers at
+    least. Members are dealt in roster order, one to each row in turn.
+    """
+    peers = tuple(member.peer for member in roster.members)
+    reachable = reducers(roster)
+    width = max(group_size, math.isqrt(len(peers) - 1) + 1) if peers else group_size
+    num_rows = max(1, min(-(-len(peers) // width), len(reachable) // 2))
+    rows = tuple(peers[row::num_rows] for row in range(num_rows))
+    num_columns = len(reachable) // num_rows
+    dealt = [reachable[row::num_rows] for row in range(num_rows)]
+    return Grid(
+        rows=rows,
+        columns=tuple(tuple(dealt[row][index] for row in range(num_rows)) for index in range(num_columns)),
+        rotation=roster.k,
+        row_of={peer: row for row, members in enumerate(rows) for peer in members},
+    )
+
+
+def grid_order(members: Collection[Member], run: Digest, regrid: int) -> tuple[Member, ...]:
+    """Return members in the order of a newly drawn grid: those that can be dialled first, each part drawn by hash."""
     seed = run + regrid.to_bytes(4, "little")
     return tuple(sorted(members, key=lambda m: (not m.can_be_dialled, sha256(seed, m.peer))))
+
+
+def keep_places(before: Sequence[Member], members: Collection[Member], run: Digest, regrid: int) -> tuple[Member, ...]:
+    """Return members in the order of the grid before: who stays keeps its place, so that few links change.
+
+    Gaps are filled with newcomers, then with the last of their part; who is left over comes at the end of its part.
+    """
+    now = {member.peer: member for member in members}
+    order: list[Member] = []
+    for dialable in (True, False):
+        places = [now.get(m.peer) for m in before if m.can_be_dialled == dialable]
+        kept = [m if m is not None and m.can_be_dialled == dialable else None for m in places]
+        stayed = {m.peer for m in kept if m is not None}
+        here = [m for m in grid_order(members, run, regrid) if m.can_be_dialled == dialable]
+        order += _fill_gaps(kept, [m for m in here if m.peer not in stayed])
+    return tuple(order)
+
+
+def _fill_gaps(kept: list[Member | None], fillers: list[Member]) -> list[Member]:
+    """Fill gaps from the front: with newcomers, then with whoever stands last."""
+    whole, waiting = list(kept), list(reversed(fillers))
+    for place, member in enumerate(whole):
+        if member is None and waiting:
+            whole[place] = waiting.pop()
+    whole += reversed(waiting)
+    place = 0
+    while place < len(whole):
+        if whole[place] is not None:
+            place += 1
+        elif (last := whole.pop()) is not None:
+            whole[place] = last
+    return [member for member in whole if member is not None]

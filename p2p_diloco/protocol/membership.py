@@ -378,7 +378,6 @@ class Membership:
             round=self.rules.clock.round_at(now),
             in_force_since=self.in_force_since,
             included_total=self.included_total,
-            group_size=self.rules.group_size,
         )
 
     def _soon(self, now: float) -> float:

@@ -280,10 +280,17 @@ def _check_succession(roster: Roster, parent: Roster) -> None:
         (roster.included_total < parent.included_total, "counts fewer contributions than its parent"),
         (not roster.members, "has no members"),
         (len(roster.peers()) != len(roster.members), "lists a peer twice"),
+        (not _is_in_grid_order(roster), "lists members that cannot be dialled before some that can"),
     )
     for is_wrong, text in problems:
         if is_wrong:
             raise PeerError(f"roster {roster.k} {text}")
+
+
+def _is_in_grid_order(roster: Roster) -> bool:
+    """Tell whether those that can be dialled come first: dealing by order must give each row its share of them."""
+    dialable = [member.can_be_dialled for member in roster.members]
+    return dialable == sorted(dialable, reverse=True)
 
 
 def check_founding(founding: CertifiedRoster, run: Digest, organiser: PeerId, verify: Verify) -> None:

@@ -22,10 +22,15 @@ _MOST_IN_ONE_REPLY = 24
 
 
 class RosterBook:
-    """The chain of rosters, with branches. A state machine without I/O."""
+    """The chain of rosters, with branches. A state machine without I/O.
 
-    def __init__(self, *, run: Digest, organiser: PeerId, verify: Verify) -> None:
+    Args:
+        group_size: members that make one row of the grid.
+    """
+
+    def __init__(self, *, run: Digest, organiser: PeerId, group_size: int, verify: Verify) -> None:
         self._run = run
+        self._group_size = group_size
         self._organiser = organiser
         self._verify = verify
         self._certified: dict[Digest, CertifiedRoster] = {}
@@ -60,7 +65,7 @@ class RosterBook:
                 raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
             check_certificate(certified, parent.roster, self._verify)
         self._certified[digest] = certified
-        self.folded[digest] = (certified.roster, fold_roster(certified.roster))
+        self.folded[digest] = (certified.roster, fold_roster(certified.roster, self._group_size))
         self._tips.pop(certified.roster.parent, None)
         self._tips[digest] = certified.roster
         if self.in_force is None or seniority(certified.roster) > seniority(self.in_force):

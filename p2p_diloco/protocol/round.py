@@ -11,14 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
-from p2p_diloco.protocol.actions import Part, ReduceSpan
-from p2p_diloco.protocol.entry import Entry, pack_included
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.grid import Grid
+from p2p_diloco.protocol.inclusion import Inclusion, as_float32, join_inclusions
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.roster import Member, Roster
-from p2p_diloco.protocol.wire import MOST_COUNTED
-
-NO_SIGNATURE = bytes(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +49,46 @@ class ReductionRules:
 
 @dataclass(slots=True, kw_only=True)
 class Collection:
-    """What a reducer holds for one round. Roster and grid are those in force when the round began here."""
+    """What a reducer holds for one round. Roster and grid are those in force when the round began here.
+
+    Attributes:
+        row: the row of this peer, and `members` those in it, by their place on the roster.
+        reduced: spans that this peer averages for its row.
+        newcomers: members whose contributions weigh nothing yet.
+    """
 
     round: int
     fragment: int
     roster: Roster
+    roster_digest: Digest
     grid: Grid
-    owned: tuple[SpanId, ...]
+    row: int
+    members: dict[int, Member]
+    reduced: tuple[SpanId, ...]
     newcomers: frozenset[PeerId]
     openings: dict[PeerId, Opening] = field(default_factory=dict)
     payloads: dict[tuple[PeerId, SpanId], bytes] = field(default_factory=dict)
     settled: set[SpanId] = field(default_factory=set)
     refused: set[PeerId] = field(default_factory=set)
 
+    @property
+    def is_one_row(self) -> bool:
+        """Tell whether reducers finish what they reduce."""
+        return len(self.grid.rows) == 1
 
-def split_by_owner(contribution: FragmentContribution, grid: Grid) -> dict[PeerId, list[EncodedSpan]]:
-    """Deal the spans of a contribution to their owners; spans that nobody can reduce are left out."""
+
+def row_members(roster: Roster, grid: Grid, row: int) -> dict[int, Member]:
+    """Return the members of a row by their place on the roster."""
+    return {place: m for place, m in enumerate(roster.members) if grid.row_of[m.peer] == row}
+
+
+def split_by_reducer(contribution: FragmentContribution, grid: Grid, row: int) -> dict[PeerId, list[EncodedSpan]]:
+    """Deal the spans of a contribution to the reducers of its row; spans that nobody can reduce are left out."""
     shares: dict[PeerId, list[EncodedSpan]] = {}
     for encoded in contribution.spans:
-        owner = grid.owner(encoded.span)
-        if owner is not None:
-            shares.setdefault(owner, []).append(encoded)
+        reducer = grid.reducer(encoded.span, row)
+        if reducer is not None:
+            shares.setdefault(reducer, []).append(encoded)
     return shares
 
 
@@ -97,18 +113,20 @@ def contribution_messages(
 def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> str | None:
     """Return why an opening does not count, or None when it does."""
     member = collection.roster.member(sender)
-    if opening.roster != collection.roster.digest():
+    if opening.roster != collection.roster_digest:
         return f"names another roster than {collection.roster.k}, which is in force here"
     if member is None:
         return f"its sender is not on roster {collection.roster.k}"
+    if collection.grid.row_of[sender] != collection.row:
+        return f"its sender is in row {collection.grid.row_of[sender]}, not in row {collection.row}"
     if member.incarnation != opening.incarnation:
         return f"is from incarnation {opening.incarnation}; the roster lists {member.incarnation}"
     if sender in collection.openings:
         return "is a second one for the round"
-    owned = {span.index for span in collection.owned}
+    reduced = {span.index for span in collection.reduced}
     offered = [offer.index for offer in opening.spans]
-    if len(set(offered)) != len(offered) or not owned.issuperset(offered):
-        return "offers spans that are not owned here, or one twice"
+    if len(set(offered)) != len(offered) or not reduced.issuperset(offered):
+        return "offers spans that are not reduced here, or one twice"
     if opening.steps <= 0 or opening.tokens <= 0:
         return f"says {opening.tokens} tokens in {opening.steps} steps"
     if any(offer.norm < 0 for offer in opening.spans):
@@ -117,8 +135,8 @@ def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> 
 
 
 def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]) -> bool:
-    """Tell whether some member's contribution to `span` may still come."""
-    for member in collection.roster.members:
+    """Tell whether the contribution of some member of the row to `span` may still come."""
+    for member in collection.members.values():
         peer = member.peer
         if peer in gone or peer in collection.refused or (peer, span) in collection.payloads:
             continue
@@ -128,41 +146,85 @@ def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]
     return False
 
 
-def collect_parts(
-    collection: Collection, span: SpanId, head: SpanHead | None, rules: ReductionRules
-) -> tuple[Digest, ReduceSpan] | str:
-    """Return the parent and the parts of the span's mean, or why the span is void this round.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What is to be averaged: the parts, the parent that they build on, and who is in each, by the part's sender."""
 
-    The parent is the one that more than half of the roster name. A reducer that follows the entries must stand there
-    itself; a helper, which holds no state (`head` None), goes by the contributors.
+    parent: Digest
+    reduce: ReduceSpan
+    inclusions: dict[PeerId, Inclusion]
+
+    def inclusion_of(self, sound: frozenset[PeerId]) -> Inclusion:
+        """Return who is in the mean of the parts that the codec found sound."""
+        return join_inclusions(inclusion for peer, inclusion in self.inclusions.items() if peer in sound)
+
+
+def gather_contributions(
+    collection: Collection, span: SpanId, head: SpanHead | None, rules: ReductionRules
+) -> Gathered | str:
+    """Return what makes the mean of this row, or why there is none this round.
+
+    In a run of one row the parent is the one that more than half of the roster name, and a reducer that follows the
+    entries must stand there itself; a helper, which holds no state (`head` None), goes by the contributors. In a grid
+    the owner asks for the majority: a row goes by the parent that most of it name.
     """
-    offers: dict[PeerId, tuple[Opening, SpanOffer]] = {}
-    for member in collection.roster.members:
-        opening = collection.openings.get(member.peer)
-        if opening is None or (member.peer, span) not in collection.payloads:
-            continue
-        offers[member.peer] = next((opening, offer) for offer in opening.spans if offer.index == span.index)
+    offers = _offers(collection, span)
     num_members = len(collection.roster.members)
-    parents = [offer.parent for _, offer in offers.values()]
-    parent = max(parents, key=parents.count, default=None)
-    if parent is None or 2 * parents.count(parent) <= num_members:
+    parents = [offer.parent for _, _, offer in offers.values()]
+    parent = max(parents, key=lambda p: (parents.count(p), head is not None and p == head.digest), default=None)
+    if parent is None:
+        return "nobody contributed"
+    if collection.is_one_row and 2 * parents.count(parent) <= num_members:
         return f"{len(offers)} of {num_members} members contributed, of which more than half must agree on a parent"
-    if head is not None and head.digest != parent:
+    if collection.is_one_row and head is not None and head.digest != parent:
         return "the others build on another parent than this owner holds"
-    agreeing = {peer: offer for peer, offer in offers.items() if offer[1].parent == parent}
+    agreeing = {peer: offer for peer, offer in offers.items() if offer[2].parent == parent}
     weights = _weights(agreeing, collection.newcomers, head, rules)
-    parts = tuple(
-        Part(peer=peer, payload=collection.payloads[peer, span], weight=weights[peer], norm=offer.norm)
-        for peer, (_, offer) in agreeing.items()
+    return Gathered(
+        parent=parent,
+        reduce=ReduceSpan(
+            round=collection.round,
+            span=span,
+            stage=Stage.WHOLE if collection.is_one_row else Stage.ROW,
+            parts=tuple(
+                Part(peer=peer, payload=collection.payloads[peer, span], weight=weights[peer], norm=offer.norm)
+                for peer, (_, _, offer) in agreeing.items()
+            ),
+            norm_limit=norm_limit(head, parent, rules.radius_limit),
+            rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
+        ),
+        inclusions={
+            peer: Inclusion(places=(place,), weights=(weights[peer],), norms=(offer.norm,), tokens=opening.tokens)
+            for peer, (place, opening, offer) in agreeing.items()
+        },
     )
-    limit = rules.radius_limit * head.radius if head is not None and head.radius > 0 else float("inf")
-    seed = sha256(b"entry-rounding", collection.roster.run, struct.pack("<qHI", collection.round, *span))
-    reduce = ReduceSpan(round=collection.round, span=span, parts=parts, norm_limit=limit, rounding_seed=seed)
-    return parent, reduce
+
+
+def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float) -> float:
+    """Return the longest contribution that is taken: a multiple of the radius that the parent published, if known."""
+    if head is None or head.digest != parent or head.radius <= 0:
+        return float("inf")
+    return radius_limit * head.radius
+
+
+def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
+    """Return the seed of an entry's stochastic rounding, so that anyone can redo it."""
+    return sha256(b"entry-rounding", run, struct.pack("<qHI", round_index, *span))
+
+
+def _offers(collection: Collection, span: SpanId) -> dict[PeerId, tuple[int, Opening, SpanOffer]]:
+    """Return place, opening and offer of all whose contribution to `span` is here, in roster order."""
+    offers = {}
+    for place, member in collection.members.items():
+        opening = collection.openings.get(member.peer)
+        if opening is not None and (member.peer, span) in collection.payloads:
+            offer = next(offer for offer in opening.spans if offer.index == span.index)
+            offers[member.peer] = (place, opening, offer)
+    return offers
 
 
 def _weights(
-    offers: Mapping[PeerId, tuple[Opening, SpanOffer]],
+    offers: Mapping[PeerId, tuple[int, Opening, SpanOffer]],
     newcomers: frozenset[PeerId],
     head: SpanHead | None,
     rules: ReductionRules,
@@ -171,43 +233,10 @@ def _weights(
     all_new = newcomers.issuperset(offers)
     ceiling = rules.weight_clip * head.median_weight if head is not None and head.median_weight > 0 else float("inf")
     weights = {}
-    for peer, (opening, _) in offers.items():
+    for peer, (_, opening, _) in offers.items():
         weight = min(opening.tokens * opening.tokens / opening.steps, ceiling)
         weights[peer] = as_float32(weight) if all_new or peer not in newcomers else 0.0
     return weights
-
-
-def build_entry(
-    collection: Collection, parent: Digest, height: int, span: SpanId, parts: Sequence[Part], payload: bytes
-) -> Entry | str:
-    """Return the unsigned entry of a reduced span, or why the span is void this round.
-
-    Args:
-        parts: those that are in the mean, in roster order.
-        payload: the encoded mean.
-    """
-    num_members = len(collection.roster.members)
-    if 2 * len(parts) <= num_members:
-        return f"{len(parts)} of {num_members} contributions were sound; more than half are needed"
-    places = {place for place, m in enumerate(collection.roster.members) if any(p.peer == m.peer for p in parts)}
-    positive = [part.weight for part in parts if part.weight > 0]
-    if not positive:
-        return "all contributions have weight 0"
-    return Entry(
-        run=collection.roster.run,
-        round=collection.round,
-        span=span,
-        parent=parent,
-        height=height,
-        roster=collection.roster.digest(),
-        included=pack_included(places, num_members),
-        weights=tuple(part.weight for part in parts),
-        tokens=min(sum(collection.openings[part.peer].tokens for part in parts), MOST_COUNTED),
-        median_norm=as_float32(lower_median([part.norm for part in parts])),
-        median_weight=as_float32(lower_median(positive)),
-        payload=payload,
-        signature=NO_SIGNATURE,
-    )
 
 
 def newcomers_of(roster: Roster, parent: Roster | None) -> frozenset[PeerId]:
@@ -215,14 +244,3 @@ def newcomers_of(roster: Roster, parent: Roster | None) -> frozenset[PeerId]:
     before: Sequence[Member] = parent.members if parent is not None else ()
     known = {(member.peer, member.incarnation) for member in before}
     return frozenset(m.peer for m in roster.members if (m.peer, m.incarnation) not in known)
-
-
-def lower_median(values: Sequence[float]) -> float:
-    """Return the lower median: always one of the values."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
-def as_float32(value: float) -> float:
-    """Return the nearest float32, as the wire carries it: owner and readers must see the same number."""
-    limit = 3.4028234663852886e38
-    return float(struct.unpack("<f", struct.pack("<f", min(max(value, -limit), limit)))[0])

@@ -16,6 +16,7 @@ class RunRules:
         organiser: whose key founds the run.
         span_elements: elements of each span, the same on all peers.
         payload_bytes: bytes of an encoded contribution to each span.
+        row_mean_bytes: bytes of an encoded mean of a row.
         entry_bytes: bytes of an encoded entry of each span.
         heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
         listed: the only peers that may be members; None: everybody may.
@@ -28,6 +29,7 @@ class RunRules:
     num_spans: tuple[int, ...]
     span_elements: dict[SpanId, int]
     payload_bytes: dict[SpanId, int]
+    row_mean_bytes: dict[SpanId, int]
     entry_bytes: dict[SpanId, int]
     group_size: int
     void_cycles: int

@@ -1,4 +1,4 @@
-"""The roster that a lead would like next: the living members, then ready listeners, up to a row."""
+"""The roster that a lead would like next: the living members and all ready listeners, in grid order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.ballot import Candidacy
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.grid import grid_order
-from p2p_diloco.protocol.roster import Goodbye, Member, Roster, is_quotable
-
-REGRID_ROSTERS = 8
+from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
+from p2p_diloco.protocol.roster import MOST_MEMBERS, Goodbye, Member, Roster, is_quotable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,6 @@ class View:
     round: int
     in_force_since: int
     included_total: int
-    group_size: int
 
 
 def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
@@ -54,7 +51,7 @@ def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
         level=candidacy.level,
         cycle=max(parent.cycle, view.clock.cycle(view.round)),
         regrid=regrid,
-        members=grid_order(members, parent.run, regrid),
+        members=_in_order(members, parent, regrid),
         helper=parent.helper,
         goodbyes=tuple(word for word in words if _is_quoted(word, candidacy)),
         included_total=max(view.included_total, parent.included_total),
@@ -73,8 +70,14 @@ def _wished_members(parent: Roster, view: View) -> tuple[Member, ...]:
     present = view.present
     staying = [present[m.peer] for m in parent.members if m.peer in present and not _sat_out(m, view)]
     coming = sorted(set(present) - parent.peers())
-    room = max(view.group_size - len(staying), 0)
+    room = max(MOST_MEMBERS - len(staying), 0)
     return (*staying, *(present[peer] for peer in coming[:room]))
+
+
+def _in_order(members: tuple[Member, ...], parent: Roster, regrid: int) -> tuple[Member, ...]:
+    if regrid != parent.regrid:
+        return grid_order(members, parent.run, regrid)
+    return keep_places(parent.members, members, parent.run, regrid)
 
 
 def _sat_out(member: Member, view: View) -> bool:

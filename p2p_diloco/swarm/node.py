@@ -240,8 +240,7 @@ class SwarmNode:
                 text = f"round {action.round}, {action.span}: dropped {short_peer_id(peer)}: {reason}"
                 self._notes.note("contribution-dropped", text, about=peer)
             now = self._clock.now()
-            arguments = (action.round, action.span, result.sound, result.payload, result.norm, now)
-            self._play(self.engine.span_reduced(*arguments))
+            self._play(self.engine.span_reduced(action, result.sound, result.payload, result.norm, now))
 
         self._work(reduced, None, reduce_parts, action, self._codecs, self.engine.rules.span_elements[action.span])
 

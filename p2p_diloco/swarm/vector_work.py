@@ -17,7 +17,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.protocol.actions import Part, ReduceSpan
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 
 _NORM_SLACK = 1.0 + 1e-6
 """Sender and reducer multiply the same two float32 numbers, but the sender's shrinking may end a rounding too high."""
@@ -25,11 +25,17 @@ _NORM_SLACK = 1.0 + 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codecs:
-    """The run's codecs; `rounds_stochastically` says how entries are rounded."""
+    """The run's codecs; `rounds_stochastically` says how entries are rounded. Means of rows are rounded to nearest."""
 
     contribution: Codec
+    row_mean: Codec
     entry: Codec
     rounds_stochastically: bool
+
+    def of(self, stage: Stage) -> tuple[Codec, Codec]:
+        """Return what the parts of a mean come in, and what it leaves in."""
+        source = self.row_mean if stage is Stage.FINISH else self.contribution
+        return source, self.row_mean if stage is Stage.ROW else self.entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +58,12 @@ def payload_norm(codec: Codec, payload: bytes, elements: int) -> float:
 
 
 def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
-    """Average the sound contributions in roster order and encode the mean; or say why there is none."""
+    """Average the sound parts in roster order and encode the mean; or say why there is none."""
+    source, target = codecs.of(action.stage)
     vectors, kept, dropped = [], [], []
     for part in action.parts:
         try:
-            vectors.append(_decode_part(part, action.norm_limit, codecs.contribution, elements))
+            vectors.append(_decode_part(part, action.norm_limit, source, elements))
             kept.append(part)
         except PeerError as error:
             dropped.append((part.peer, str(error)))
@@ -64,14 +71,15 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
         mean_N = weighted_mean(vectors, [part.weight for part in kept])
-        seed = action.rounding_seed if codecs.rounds_stochastically else None
-        payload = codecs.entry.encode(mean_N, rounding_seed=seed)
+        is_entry = action.stage is not Stage.ROW
+        seed = action.rounding_seed if codecs.rounds_stochastically and is_entry else None
+        payload = target.encode(mean_N, rounding_seed=seed)
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
     return Reduced(
         sound=frozenset(part.peer for part in kept),
         payload=payload,
-        norm=payload_norm(codecs.entry, payload, elements),
+        norm=payload_norm(target, payload, elements),
         dropped=tuple(dropped),
     )
 

@@ -62,8 +62,13 @@ def plan_run(manifest: RunManifest) -> RunPlan:
     with torch.device("meta"):
         parameter_sizes = sizes(DecoderModel(shape))
     fragments = plan_fragments(parameter_sizes, manifest.rounds.fragments)
-    contribution, entry = codec_named(manifest.codec.contribution), codec_named(manifest.codec.entry)
-    block = max(64, contribution.block_elements, entry.block_elements)
+    codecs = Codecs(
+        contribution=codec_named(manifest.codec.contribution),
+        row_mean=codec_named(manifest.codec.row_mean),
+        entry=codec_named(manifest.codec.entry),
+        rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
+    )
+    block = max(64, *(codec.block_elements for codec in (codecs.contribution, codecs.row_mean, codecs.entry)))
     places = {
         SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
         for fragment in fragments
@@ -75,21 +80,16 @@ def plan_run(manifest: RunManifest) -> RunPlan:
         shape=shape,
         fragments=fragments,
         places=places,
-        codecs=Codecs(
-            contribution=contribution,
-            entry=entry,
-            rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
-        ),
+        codecs=codecs,
         inner=InnerRule(**manifest.inner.model_dump()),
         outer=OuterRule(learning_rate=outer.learning_rate, momentum=outer.momentum),
         merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
-        rules=_rules(manifest, places),
+        rules=_rules(manifest, places, codecs),
     )
 
 
-def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace]) -> RunRules:
+def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codecs) -> RunRules:
     elements = {span: place.stop - place.start for span, place in places.items()}
-    contribution, entry = codec_named(manifest.codec.contribution), codec_named(manifest.codec.entry)
     num_fragments, trust = manifest.rounds.fragments, manifest.trust
     return RunRules(
         run=manifest.digest(),
@@ -101,8 +101,9 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace]) -> RunRules:
         ),
         num_spans=tuple(sum(span.fragment == f for span in places) for f in range(num_fragments)),
         span_elements=elements,
-        payload_bytes={span: contribution.encoded_bytes(n) for span, n in elements.items()},
-        entry_bytes={span: entry.encoded_bytes(n) for span, n in elements.items()},
+        payload_bytes={span: codecs.contribution.encoded_bytes(n) for span, n in elements.items()},
+        row_mean_bytes={span: codecs.row_mean.encoded_bytes(n) for span, n in elements.items()},
+        entry_bytes={span: codecs.entry.encoded_bytes(n) for span, n in elements.items()},
         group_size=manifest.membership.group_size,
         void_cycles=manifest.membership.void_cycles,
         heartbeat_seconds=manifest.membership.heartbeat_seconds,

@@ -60,6 +60,7 @@ def run_rules(*, void_cycles: int = 8, group_size: int = 16) -> RunRules:
         num_spans=NUM_SPANS,
         span_elements=dict.fromkeys(ALL_SPANS, SPAN_ELEMENTS),
         payload_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
+        row_mean_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
         entry_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
         group_size=group_size,
         void_cycles=void_cycles,

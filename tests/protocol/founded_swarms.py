@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from fake_run import MINUTE
+from fake_run import MINUTE, run_rules
 from swarm_driver import Swarm
 
 
 def is_dialable(who: str, place: int) -> bool:
+    if who == "half":
+        return place % 2 == 0
+    if who == "two of three":
+        return place % 3 != 2
     return who == "all" or (who == "one" and place == 0)
 
 
-def founded(num_peers: int, who: str = "all", *, bootstrap: bool = True, seed: int = 0) -> Swarm:
+def founded(num_peers: int, who: str = "all", *, bootstrap: bool = True, seed: int = 0, group_size: int = 16) -> Swarm:
     """A swarm in which everybody is a member and holds the same bytes; peers join one by one."""
-    swarm = Swarm(seed=seed)
+    swarm = Swarm(seed=seed, rules=run_rules(group_size=group_size))
     if bootstrap:
         swarm.add("boot", trains=False, found=True)
     for place in range(num_peers):

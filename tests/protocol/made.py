@@ -113,8 +113,8 @@ def self_of(peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable
     )
 
 
-def book_with(*rosters: CertifiedRoster) -> RosterBook:
-    book = RosterBook(run=RUN, organiser=ORGANISER, verify=verify)
+def book_with(*rosters: CertifiedRoster, group_size: int = 16) -> RosterBook:
+    book = RosterBook(run=RUN, organiser=ORGANISER, group_size=group_size, verify=verify)
     for certified in rosters:
         book.add(certified)
     return book
@@ -127,11 +127,12 @@ def membership_of(
     remembers: bool = True,
     incarnation: int = 1,
     trains: bool = True,
+    group_size: int = 16,
 ) -> Membership:
     return Membership(
         me=self_of(peer, incarnation=incarnation, trains=trains),
         rules=run_rules(),
-        book=book_with(*rosters),
+        book=book_with(*rosters, group_size=group_size),
         ballots=ballots,
         verify=verify,
         remembers=remembers,

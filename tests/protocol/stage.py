@@ -244,7 +244,7 @@ class Stage:
         payload = sha256(order.rounding_seed, *(part.payload for part in order.parts))[:PAYLOAD_BYTES]
         sound = frozenset(part.peer for part in order.parts)
         engine = machine.rules_engine
-        self.perform(machine, engine.span_reduced(order.round, order.span, sound, payload, 1.0, self._local(machine)))
+        self.perform(machine, engine.span_reduced(order, sound, payload, 1.0, self._local(machine)))
 
     def _apply(self, machine: Machine, entry: Entry) -> None:
         head, state = machine.vectors[entry.span]

@@ -16,7 +16,7 @@ from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
 from p2p_diloco.protocol.grid import fold_roster
 
 ROSTER = roster_of(1)
-FOLDED = {ROSTER.digest(): (ROSTER, fold_roster(ROSTER))}
+FOLDED = {ROSTER.digest(): (ROSTER, fold_roster(ROSTER, 16))}
 OWNER = ids(1)[0]
 START = head_of()
 

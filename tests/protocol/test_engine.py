@@ -9,7 +9,7 @@ from made import entry_on, founding, fragment_head, goodbye, head_of, heartbeat,
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.actions import KeepGoodbye, Report, Send
+from p2p_diloco.protocol.actions import KeepGoodbye, ReduceSpan, Report, Send, Stage
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
 from p2p_diloco.protocol.messages import EntryRequest, Ping, Refusal, RosterReply, RosterRequest
@@ -160,8 +160,9 @@ def test_a_mean_that_does_not_hold_before_its_owner_is_told_to_nobody() -> None:
     span = next(s for s in machine.vectors if s.fragment == fragment)
     encoded = EncodedSpan(span=span, parent=machine.vectors[span][0].digest, norm=1.0, payload=bytes(6))
     contribution = FragmentContribution(round=round_index, fragment=fragment, tokens=1, steps=1, spans=(encoded,))
-    engine.contribution_ready(contribution, now)
-    actions = engine.span_reduced(round_index, span, frozenset({machine.peer}), b"mean", 1e30, now)
+    (order,) = engine.contribution_ready(contribution, now)
+    assert isinstance(order, ReduceSpan)
+    actions = engine.span_reduced(order, frozenset({machine.peer}), b"mean", 1e30, now)
     assert [action.topic for action in actions if isinstance(action, Report)] == ["entry-refused"]
     assert not [action for action in actions if isinstance(action, Send)]
 
@@ -181,7 +182,8 @@ def test_a_bad_entry_is_refused_with_a_reason() -> None:
 def test_a_mean_that_comes_too_late_is_void() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     span = next(iter(engine.rules.span_elements))
-    (report,) = engine.span_reduced(4, span, frozenset(), b"", 1.0, 40.0)
+    order = ReduceSpan(round=4, span=span, stage=Stage.WHOLE, parts=(), norm_limit=1.0, rounding_seed=b"")
+    (report,) = engine.span_reduced(order, frozenset(), b"", 1.0, 40.0)
     assert isinstance(report, Report)
     assert "the round was over before its mean was ready" in report.text
 

@@ -16,8 +16,8 @@ from p2p_diloco.protocol.entry import Entry, EntryRules, check_entry, included_p
 from p2p_diloco.protocol.grid import fold_roster
 
 ROSTER = roster_of(3)
-GRID = fold_roster(ROSTER)
-OWNER = GRID.reducers[(SPAN.index + SPAN.fragment + GRID.rotation) % 3]
+GRID = fold_roster(ROSTER, 16)
+OWNER = GRID.columns[(SPAN.index + SPAN.fragment + GRID.rotation) % 3][0]
 HEAD = head_of(radius=1.0)
 RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
 
@@ -70,7 +70,7 @@ def test_only_the_owner_signs() -> None:
         check(entry_on(HEAD, ROSTER, other))
     orphans = roster_of(2, dialable=False, helper=None)
     with pytest.raises(PeerError, match="not signed by its owner nobody"):
-        check_entry(entry_on(HEAD, orphans, OWNER), HEAD, orphans, fold_roster(orphans), RULES, 1.0, verify)
+        check_entry(entry_on(HEAD, orphans, OWNER), HEAD, orphans, fold_roster(orphans, 16), RULES, 1.0, verify)
 
 
 @given(st.sets(st.integers(0, 63)))

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
-from made import entry_on, founding, head_of, membership_of, roster_1, roster_of
+from made import certify, entry_on, founding, head_of, ids, membership_of, roster_1, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, TakeSnapshot
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
 from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
-from p2p_diloco.protocol.messages import Opening, Refusal, SpanVector
+from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages
 
 ANN, BOB = peer_id("ann"), peer_id("bob")
 SPANS = tuple(SpanId(0, index) for index in range(3))
 HEAD = head_of()
+DIGEST_6 = roster_of(6).digest()
 
 
 def exchange(num_members: int = 1, *, with_roster: bool = True, trains: bool = True) -> tuple[Exchange, ChainBook]:
@@ -42,7 +43,7 @@ def words(given: FragmentContribution, num_members: int = 2) -> tuple[Opening, t
 
 def owned(rounds: Exchange) -> tuple[SpanId, ...]:
     assert rounds.collection is not None
-    return rounds.collection.owned
+    return rounds.collection.reduced
 
 
 def refusals(actions: list[Action]) -> list[str]:
@@ -54,13 +55,14 @@ def test_a_lone_member_reduces_its_own_contribution_at_once() -> None:
     (order,) = rounds.begin(0, True)
     assert isinstance(order, TakeSnapshot)
     reduces = rounds.contribute(contribution(), 1.0)
-    assert [a.span for a in reduces if isinstance(a, ReduceSpan)] == list(SPANS)
-    entry = rounds.span_reduced(0, SPANS[0], frozenset({ANN}), b"mean")
+    orders = [action for action in reduces if isinstance(action, ReduceSpan)]
+    assert [reduce.span for reduce in orders] == list(SPANS)
+    entry = rounds.span_reduced(orders[0], frozenset({ANN}), b"mean")
     assert isinstance(entry, Entry)
     assert verify(ANN, entry.statement(), entry.signature)
-    assert "sound" in str(rounds.span_reduced(0, SPANS[1], frozenset(), b"mean"))
+    assert "sound" in str(rounds.span_reduced(orders[1], frozenset(), b"mean"))
     chains.set_head(SPANS[2], next_head(HEAD, entry_on(HEAD, roster_of(1), ANN, span=SPANS[2])))
-    assert "moved on" in str(rounds.span_reduced(0, SPANS[2], frozenset({ANN}), b"mean"))
+    assert "moved on" in str(rounds.span_reduced(orders[2], frozenset({ANN}), b"mean"))
     assert rounds.tick(5.0) == []
     assert rounds.close() == []
 
@@ -194,3 +196,69 @@ def test_a_second_vector_for_a_settled_span_changes_nothing() -> None:
     opening, vectors = words(contribution(spans=mine))
     rounds.take(BOB, opening, 5.1)
     assert rounds.take(BOB, vectors[0], 5.1) == []
+
+
+def grid_round(me: PeerId = ANN) -> Exchange:
+    """The round of one of six peers in a grid of two rows."""
+    roster = certify(roster_of(6), [peer_id("boot")])
+    rules = replace(run_rules(), group_size=2)
+    membership = membership_of(me, founding(), roster, group_size=2)
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    for span in SPANS:
+        chains.set_head(span, HEAD)
+    return Exchange(rules=rules, membership=membership, chains=chains)
+
+
+def row_of_ann(rounds: Exchange) -> list[PeerId]:
+    assert rounds.collection is not None
+    return [member.peer for member in rounds.collection.members.values()]
+
+
+def test_in_a_grid_a_reducer_sends_the_mean_of_its_row_and_an_owner_finishes() -> None:
+    rounds = grid_round()
+    rounds.begin(0, True)
+    assert rounds.collection is not None
+    assert rounds.finish is not None
+    mine, owned_here = rounds.collection.reduced, rounds.finish.owned
+    assert set(owned_here) <= set(mine)
+    orders = []
+    for peer in row_of_ann(rounds):
+        opening, vectors = contribution_messages(contribution(spans=mine), contribution(spans=mine).spans, DIGEST_6, 1)
+        rounds.take(peer, opening, 1.0)
+        for vector in vectors:
+            orders += [a for a in rounds.take(peer, vector, 1.0) if isinstance(a, ReduceSpan)]
+    assert [(order.span, order.stage) for order in orders] == [(span, Stage.ROW) for span in mine]
+    assert "no contribution of this row" in str(rounds.span_reduced(orders[0], frozenset(), b"mean"))
+    rounds.begin(0, True)
+    assert rounds.span_reduced(orders[0], frozenset(row_of_ann(rounds)), b"mean") == (
+        "the round was over before its mean was ready"
+    )
+
+
+def test_an_owner_finishes_at_its_deadline_without_the_rows_that_are_missing() -> None:
+    rounds = next(r for me in ids(6) if (r := grid_round(me)).begin(0, True) and r.finish and r.finish.owned)
+    assert rounds.finish is not None
+    assert [type(action) for action in rounds.tick(5.0)] == [Report] * len(rounds.finish.collection.reduced)
+    assert len(rounds.tick(6.0)) == len(rounds.finish.owned), "no row has come: void"
+    assert rounds.tick(6.1) == []
+
+
+def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
+    rounds = grid_round()
+    rounds.begin(0, True)
+    mean = RowMean(
+        round=0,
+        span=SPANS[0],
+        roster=RUN,
+        parent=HEAD.digest,
+        row=0,
+        included=b"",
+        weights=(),
+        norms=(),
+        tokens=1,
+        payload=bytes(PAYLOAD_BYTES),
+    )
+    assert "names another roster than 1" in refusals(rounds.take(BOB, mean, 1.0))[0]
+    assert rounds.take(BOB, replace(mean, round=1), 7.9) == [], "of the next round: waits for it"

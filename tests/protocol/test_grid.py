@@ -1,7 +1,8 @@
-"""Who owns which span."""
+"""Who averages with whom and who owns which span."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -9,46 +10,131 @@ import pytest
 from fake_run import RUN, peer_id
 from hypothesis import given
 from hypothesis import strategies as st
-from made import ids, member, roster_of
+from made import founding, ids, member, roster_of
 
-from p2p_diloco.ids import SpanId
-from p2p_diloco.protocol.grid import fold_roster, grid_order
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.grid import Grid, fold_roster, grid_order, keep_places
+from p2p_diloco.protocol.roster import Member, Roster
+
+ROW = 16
+
+
+def peers(count: int) -> list[PeerId]:
+    return [peer_id(f"peer {place}") for place in range(count)]
+
+
+def big_roster(num_members: int, num_dialable: int, k: int = 1) -> Roster:
+    members = [member(peer, dialable=place < num_dialable) for place, peer in enumerate(peers(num_members))]
+    return replace(roster_of(1), k=k, members=grid_order(members, RUN, 0))
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> tuple[Roster, Grid, int]:
+    num_members = draw(st.integers(2, 200))
+    num_dialable = draw(st.integers(1, num_members))
+    group_size = draw(st.integers(1, 20))
+    roster = big_roster(num_members, num_dialable, draw(st.integers(0, 500)))
+    return roster, fold_roster(roster, group_size), group_size
 
 
 @given(st.integers(1, 8), st.integers(0, 1000), st.integers(1, 64), st.integers(0, 7))
-def test_every_span_has_exactly_one_owner_and_shares_are_equal(n: int, k: int, num_spans: int, fragment: int) -> None:
-    grid = fold_roster(roster_of(n, k=k))
+def test_in_one_row_every_span_has_one_owner_that_reduces_it(n: int, k: int, num_spans: int, fragment: int) -> None:
+    grid = fold_roster(roster_of(n, k=k), ROW)
     owned = [span for peer in ids(n) for span in grid.owned(peer, fragment, num_spans)]
     assert sorted(owned) == [SpanId(fragment, index) for index in range(num_spans)]
     shares = Counter(grid.owner(span) for span in owned)
     assert max(shares.values()) - min((shares[peer] for peer in ids(n)), default=0) <= 1
+    assert all(grid.reduced(peer, fragment, num_spans) == grid.owned(peer, fragment, num_spans) for peer in ids(n))
+
+
+@given(grids())
+def test_rows_share_out_the_members_and_the_dialable_ones_evenly(made: tuple[Roster, Grid, int]) -> None:
+    roster, grid, group_size = made
+    assert sorted(peer for row in grid.rows for peer in row) == sorted(roster.peers())
+    sizes = [len(row) for row in grid.rows]
+    assert max(sizes) - min(sizes) <= 1
+    dialable = {m.peer for m in roster.members if m.can_be_dialled}
+    if len(grid.rows) > 1:
+        assert (
+            max(sizes) <= max(group_size, math.isqrt(len(roster.members) - 1) + 1)
+            or 2 * len(grid.rows) >= len(dialable) - 1
+        )
+        assert len(grid.columns) >= 2, "one reducer of a row may die"
+    assert all(grid.row_of[peer] == place for place, row in enumerate(grid.rows) for peer in row)
+    for column in grid.columns:
+        assert [grid.row_of[peer] for peer in column] == list(range(len(grid.rows)))
+        assert dialable.issuperset(column)
+
+
+@given(grids(), st.integers(1, 64), st.integers(0, 7))
+def test_in_a_grid_every_row_reduces_every_span_and_one_of_the_column_owns_it(
+    made: tuple[Roster, Grid, int], num_spans: int, fragment: int
+) -> None:
+    roster, grid, _ = made
+    spans = [SpanId(fragment, index) for index in range(num_spans)]
+    for span in spans:
+        assert grid.owner(span) in grid.column(span)
+        assert [grid.reducer(span, row) for row in range(len(grid.rows))] == list(grid.column(span))
+    reduced = Counter(span for peer in roster.peers() for span in grid.reduced(peer, fragment, num_spans))
+    assert reduced == dict.fromkeys(spans, len(grid.rows))
+    shares = Counter(grid.column_index(span) for span in spans)
+    assert max(shares.values()) - min(shares[c] for c in range(len(grid.columns))) <= 1
+
+
+def test_columns_align_and_a_peer_needs_two_root_n_links() -> None:
+    roster = big_roster(1024, 1024)
+    grid = fold_roster(roster, ROW)
+    assert (len(grid.rows), len(grid.columns)) == (32, 32)
+    assert {len(grid.neighbours(peer)) for peer in roster.peers()} == {62}
+    fewer = fold_roster(big_roster(1024, 717), ROW)
+    assert max(len(fewer.neighbours(peer)) for peer in peers(1024)) <= 2 * 32
+
+
+def test_a_listener_is_dealt_to_a_row() -> None:
+    grid = fold_roster(big_roster(64, 64), 4)
+    stranger = peer_id("stranger")
+    row = grid.row_for(stranger)
+    assert grid.neighbours(stranger) == frozenset(grid.rows[row])
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_owners_rotate_with_each_roster(n: int) -> None:
-    owners = {fold_roster(roster_of(n, k=k)).owner(SpanId(0, 0)) for k in range(n)}
+    owners = {fold_roster(roster_of(n, k=k), ROW).owner(SpanId(0, 0)) for k in range(n)}
     assert owners == set(ids(n))
+
+
+def test_in_a_grid_everyone_who_reduces_owns_in_its_turn() -> None:
+    rosters = [big_roster(36, 36, k) for k in range(36)]
+    owners = {fold_roster(roster, 6).owner(SpanId(0, index)) for roster in rosters for index in range(12)}
+    assert owners == set(peers(36))
 
 
 def test_only_members_that_can_be_dialled_own_spans() -> None:
     first, second = ids(2)
-    roster = replace(roster_of(2), members=(member(first, dialable=False), member(second)))
-    assert fold_roster(roster).reducers == (second,)
+    roster = replace(roster_of(2), members=(member(second), member(first, dialable=False)))
+    assert fold_roster(roster, ROW).reducers() == {second}
 
 
 def test_the_hub_owns_all_while_nobody_can_be_dialled() -> None:
-    grid = fold_roster(roster_of(3, dialable=False))
-    assert grid.reducers == (peer_id("boot"),)
+    grid = fold_roster(roster_of(3, dialable=False), 1)
+    assert grid.reducers() == {peer_id("boot")}
+    assert len(grid.rows) == 1
+    assert grid.neighbours(ids(1)[0]) == {peer_id("boot"), *ids(3)[1:]}
 
 
 def test_a_lone_member_owns_all_itself() -> None:
-    assert fold_roster(roster_of(1, dialable=False)).reducers == (ids(1)[0],)
+    assert fold_roster(roster_of(1, dialable=False), ROW).reducers() == {ids(1)[0]}
 
 
 def test_nobody_owns_anything_where_nobody_can_be_reached() -> None:
-    grid = fold_roster(roster_of(2, dialable=False, helper=None))
+    grid = fold_roster(roster_of(2, dialable=False, helper=None), ROW)
     assert grid.owner(SpanId(0, 0)) is None
+    assert grid.reducer(SpanId(0, 0), 0) is None
     assert grid.owned(ids(1)[0], 0, 4) == ()
+
+
+def test_the_founding_roster_is_a_grid_of_one() -> None:
+    assert fold_roster(founding().roster, ROW).rows == ((peer_id("boot"),),)
 
 
 @given(st.permutations(range(8)), st.integers(0, 50))
@@ -62,3 +148,21 @@ def test_grid_order_is_the_same_whatever_the_order_of_arrival(order: list[int], 
 def test_grids_are_redrawn() -> None:
     members = [member(peer) for peer in ids(8)]
     assert len({grid_order(members, RUN, regrid) for regrid in range(8)}) > 4
+
+
+def drawn_members(places: set[int], dialable: int) -> list[Member]:
+    everyone = peers(24)
+    return [member(everyone[place], dialable=place % 3 < dialable) for place in sorted(places)]
+
+
+@given(st.sets(st.integers(0, 23)), st.sets(st.integers(0, 23)), st.integers(0, 3), st.integers(0, 3))
+def test_who_stays_keeps_its_place_as_far_as_gaps_allow(
+    before: set[int], after: set[int], dialable_before: int, dialable_after: int
+) -> None:
+    old = grid_order(drawn_members(before, dialable_before), RUN, 0)
+    new = drawn_members(after, dialable_after)
+    order = keep_places(old, new, RUN, 0)
+    assert sorted(order, key=lambda m: m.peer) == sorted(new, key=lambda m: m.peer)
+    assert [m.can_be_dialled for m in order] == sorted((m.can_be_dialled for m in new), reverse=True)
+    if dialable_before == dialable_after == 3 and len(before - after) <= len(after - before):
+        assert all(order[place] == m for place, m in enumerate(old) if m in new), "newcomers fill the gaps"

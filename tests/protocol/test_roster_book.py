@@ -37,7 +37,7 @@ def test_a_chain_is_taken_in_order_and_its_end_is_in_force() -> None:
 
 
 def test_an_empty_book_has_nothing_in_force() -> None:
-    book = RosterBook(run=RUN, organiser=ORGANISER, verify=verify)
+    book = RosterBook(run=RUN, organiser=ORGANISER, group_size=16, verify=verify)
     assert book.in_force is None
     assert book.grid() is None
     assert book.landmarks() == ()

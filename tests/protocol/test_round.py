@@ -6,26 +6,26 @@ from dataclasses import replace
 
 import pytest
 from fake_run import peer_id
-from hypothesis import given
-from hypothesis import strategies as st
 from made import SPAN, founding, head_of, ids, member, roster_of
 
-from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.inclusion import build_entry
 from p2p_diloco.protocol.messages import Opening
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import (
     Collection,
     EncodedSpan,
     FragmentContribution,
+    Gathered,
     ReductionRules,
-    as_float32,
-    build_entry,
-    collect_parts,
     contribution_messages,
-    lower_median,
+    gather_contributions,
     newcomers_of,
     refuse_opening,
-    split_by_owner,
+    row_members,
+    split_by_reducer,
     still_expected,
 )
 from p2p_diloco.protocol.wire import MOST_COUNTED
@@ -47,19 +47,29 @@ def opening(parent: Digest = HEAD.digest, **changes: int) -> Opening:
     return contribution_messages(found, found.spans, ROSTER.digest(), 1)[0]
 
 
-def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = ()) -> Collection:
+def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = (), roster: Roster = ROSTER) -> Collection:
+    grid = fold_roster(roster, 3)
     found = Collection(
         round=0,
         fragment=0,
-        roster=ROSTER,
-        grid=fold_roster(ROSTER),
-        owned=(SPAN,),
+        roster=roster,
+        roster_digest=roster.digest(),
+        grid=grid,
+        row=0,
+        members=row_members(roster, grid, 0),
+        reduced=(SPAN,),
         newcomers=frozenset(newcomers),
     )
     for sender in senders:
         found.openings[sender] = opening()
         found.payloads[sender, SPAN] = b"vector"
     return found
+
+
+def gathered(found: Collection, head: SpanHead | None = HEAD) -> Gathered:
+    result = gather_contributions(found, SPAN, head, RULES)
+    assert isinstance(result, Gathered), result
+    return result
 
 
 @pytest.mark.parametrize(
@@ -77,13 +87,13 @@ def test_openings_that_do_not_fit_are_refused(changes: dict[str, object], text: 
     assert text in found
 
 
-def test_an_opening_counts_once_and_only_for_owned_spans() -> None:
+def test_an_opening_counts_once_and_only_for_spans_reduced_here() -> None:
     assert refuse_opening(opening(), A, collection()) is None
     assert "second one" in (refuse_opening(opening(), A, collection(A)) or "")
     assert "not on roster" in (refuse_opening(opening(), peer_id("stranger"), collection()) or "")
     offer = opening().spans[0]
     for spans in ((offer, offer), (replace(offer, index=9),)):
-        assert "not owned here" in (refuse_opening(replace(opening(), spans=spans), A, collection()) or "")
+        assert "not reduced here" in (refuse_opening(replace(opening(), spans=spans), A, collection()) or "")
     negative = replace(opening(), spans=(replace(offer, norm=-1.0),))
     assert "negative norm" in (refuse_opening(negative, A, collection()) or "")
 
@@ -102,68 +112,69 @@ def test_a_reducer_waits_for_those_who_may_still_come() -> None:
 
 
 def test_more_than_half_must_agree_on_a_parent() -> None:
-    assert "0 of 3 members contributed" in str(collect_parts(collection(), SPAN, HEAD, RULES))
-    assert "1 of 3 members contributed" in str(collect_parts(collection(A), SPAN, HEAD, RULES))
-    found = collect_parts(collection(A, B), SPAN, HEAD, RULES)
-    assert not isinstance(found, str)
-    assert found[0] == HEAD.digest
-    assert [part.peer for part in found[1].parts] == [m.peer for m in ROSTER.members if m.peer in (A, B)]
-    assert found[1].norm_limit == 2.0
-    behind = collect_parts(collection(A, B), SPAN, head_of(digest=b"behind"), RULES)
+    assert gather_contributions(collection(), SPAN, HEAD, RULES) == "nobody contributed"
+    assert "1 of 3 members contributed" in str(gather_contributions(collection(A), SPAN, HEAD, RULES))
+    found = gathered(collection(A, B))
+    assert found.parent == HEAD.digest
+    assert found.reduce.stage is Stage.WHOLE
+    assert [part.peer for part in found.reduce.parts] == [m.peer for m in ROSTER.members if m.peer in (A, B)]
+    assert found.reduce.norm_limit == 2.0
+    behind = gather_contributions(collection(A, B), SPAN, head_of(digest=b"behind"), RULES)
     assert behind == "the others build on another parent than this owner holds"
+
+
+def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
+    six = roster_of(6)
+    found = collection(roster=six)
+    here = [member.peer for member in found.members.values()]
+    assert len(here) == 3
+    for peer in here[:2]:
+        found.openings[peer] = opening(sha256(b"other"))
+        found.payloads[peer, SPAN] = b"vector"
+    result = gathered(found)
+    assert (result.parent, result.reduce.stage) == (sha256(b"other"), Stage.ROW)
+    assert result.reduce.norm_limit == float("inf"), "what this peer does not hold has no radius here"
+    found.openings[here[1]] = opening()
+    assert gathered(found).parent == HEAD.digest, "of equally many the one that is held here"
+    assert gathered(found).inclusion_of(frozenset(here)).places == (next(iter(found.members)) + 2,)
+    other = next(m.peer for m in six.members if m.peer not in here)
+    assert "is in row 1, not in row 0" in str(refuse_opening(replace(opening(), roster=six.digest()), other, found))
 
 
 def test_who_builds_on_another_parent_is_left_out() -> None:
     found = collection(A, B, C)
     found.openings[C] = opening(sha256(b"other"))
-    reduced = collect_parts(found, SPAN, None, RULES)
-    assert not isinstance(reduced, str)
-    assert {part.peer for part in reduced[1].parts} == {A, B}
-    assert reduced[1].norm_limit == float("inf")
+    result = gathered(found, None)
+    assert {part.peer for part in result.reduce.parts} == {A, B}
+    assert result.reduce.norm_limit == float("inf")
 
 
 def test_weights_are_quantity_times_quality_clipped_and_0_for_newcomers() -> None:
     found = collection(A, B, C, newcomers=(C,))
     found.openings[B] = opening(tokens=1000)
-    head = replace(HEAD, median_weight=1000.0)
-    reduced = collect_parts(found, SPAN, head, RULES)
-    assert not isinstance(reduced, str)
-    assert {part.peer: part.weight for part in reduced[1].parts} == {A: 1000.0, B: 4000.0, C: 0.0}
-    fresh = collect_parts(collection(A, B, newcomers=(A, B)), SPAN, HEAD, RULES)
-    assert not isinstance(fresh, str)
-    assert [part.weight for part in fresh[1].parts] == [1000.0, 1000.0]
-
-
-def test_an_entry_needs_a_sound_majority_and_some_weight() -> None:
-    found = collection(A, B)
-    reduced = collect_parts(found, SPAN, HEAD, RULES)
-    assert not isinstance(reduced, str)
-    parts = reduced[1].parts
-    assert "1 of 3 contributions were sound" in str(build_entry(found, HEAD.digest, 1, SPAN, parts[:1], b"m"))
-    weightless = [replace(part, weight=0.0) for part in parts]
-    assert "weight 0" in str(build_entry(found, HEAD.digest, 1, SPAN, weightless, b"m"))
-    entry = build_entry(found, HEAD.digest, 1, SPAN, parts, b"m")
-    assert not isinstance(entry, str)
-    assert (entry.tokens, entry.median_norm, entry.median_weight) == (200, 1.0, 1000.0)
+    result = gathered(found, replace(HEAD, median_weight=1000.0))
+    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 1000.0, B: 4000.0, C: 0.0}
+    fresh = gathered(collection(A, B, newcomers=(A, B)))
+    assert [part.weight for part in fresh.reduce.parts] == [1000.0, 1000.0]
 
 
 def test_boasting_contributors_cannot_make_the_owner_fail() -> None:
     found = collection(A, B)
     for peer in (A, B):
         found.openings[peer] = opening(tokens=MOST_COUNTED, steps=1)
-    reduced = collect_parts(found, SPAN, HEAD, RULES)
-    assert not isinstance(reduced, str)
-    entry = build_entry(found, HEAD.digest, 1, SPAN, reduced[1].parts, b"m")
+    inclusion = gathered(found).inclusion_of(frozenset({A, B}))
+    entry = build_entry(ROSTER, ROSTER.digest(), 0, SPAN, HEAD.digest, 1, inclusion, b"m")
     assert not isinstance(entry, str)
     assert entry.tokens == MOST_COUNTED
     assert entry.digest()
 
 
-def test_a_contribution_is_dealt_to_the_owners_of_its_spans() -> None:
+def test_a_contribution_is_dealt_to_the_reducers_of_its_row() -> None:
     spans = tuple(EncodedSpan(span=SpanId(0, i), parent=HEAD.digest, norm=1.0, payload=b"v") for i in range(6))
-    shares = split_by_owner(replace(contribution(), spans=spans), fold_roster(ROSTER))
+    shares = split_by_reducer(replace(contribution(), spans=spans), fold_roster(ROSTER, 16), 0)
     assert sorted(s.span for share in shares.values() for s in share) == [s.span for s in spans]
-    assert split_by_owner(contribution(), fold_roster(roster_of(2, dialable=False, helper=None))) == {}
+    orphans = fold_roster(roster_of(2, dialable=False, helper=None), 16)
+    assert split_by_reducer(contribution(), orphans, 0) == {}
 
 
 def test_newcomers_are_those_whose_incarnation_the_parent_lacks() -> None:
@@ -171,15 +182,3 @@ def test_newcomers_are_those_whose_incarnation_the_parent_lacks() -> None:
     assert newcomers_of(again, ROSTER) == {B}
     assert newcomers_of(ROSTER, founding().roster) == {A, B, C}
     assert newcomers_of(ROSTER, None) == {A, B, C}
-
-
-@given(st.lists(st.floats(0, 1e30), min_size=1))
-def test_the_median_is_one_of_the_values(values: list[float]) -> None:
-    median = lower_median(values)
-    assert median in values
-    assert sum(value <= median for value in values) * 2 >= len(values)
-
-
-@given(st.floats(allow_nan=False))
-def test_numbers_are_as_the_wire_carries_them(value: float) -> None:
-    assert as_float32(as_float32(value)) == as_float32(value)

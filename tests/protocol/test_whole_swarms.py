@@ -9,6 +9,8 @@ from fake_run import MINUTE, ROUND_SECONDS
 from founded_swarms import founded, goes_on, is_dialable, recovers
 from swarm_driver import Swarm
 
+from p2p_diloco.protocol.entry import included_places
+
 CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
 
 
@@ -234,3 +236,70 @@ def test_whatever_happened_all_agree_and_go_on_once_faults_stop(seed: int) -> No
     for name in names:
         wake(swarm, name)
     recovers(swarm, 12 * MINUTE)
+
+
+def grid_swarm(num_peers: int, who: str = "all", group_size: int = 2, seed: int = 0) -> Swarm:
+    """A swarm whose members fold into several rows."""
+    swarm = founded(num_peers, who, group_size=group_size, seed=seed)
+    grid = swarm.machines["p0"].rules_engine.book.grid()
+    assert grid is not None
+    assert len(grid.rows) > 1
+    return swarm
+
+
+def included_share(swarm: Swarm, since: float) -> float:
+    """Return how many of all possible contributions the entries of the last rounds included."""
+    recent = [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= since]
+    included = sum(len(included_places(entry)) for entry in recent)
+    return included / sum(len(swarm.rosters[entry.roster].members) for entry in recent)
+
+
+@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three")])
+def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
+    swarm = grid_swarm(num_peers, who)
+    swarm.run_to_cycle_end()
+    begin = swarm.now
+    height = swarm.height("p1")
+    swarm.run(6 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert swarm.height("p1") - height >= 6 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
+    assert included_share(swarm, begin) > 0.99
+    assert swarm.included_once()
+    recovers(swarm, MINUTE)
+
+
+def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
+    swarm = grid_swarm(9)
+    for place in range(7):
+        swarm.leave(f"p{place}")
+        swarm.run(20.0)
+        swarm.kill(f"p{place}")
+    swarm.run_until(lambda: swarm.all_members() and swarm.agreed(), 3 * MINUTE)
+    grid = swarm.machines["p8"].rules_engine.book.grid()
+    assert grid is not None
+    assert len(grid.rows) == 1
+    goes_on(swarm, "p8")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None:
+    swarm = grid_swarm(9, seed=seed)
+    for name in swarm.random.sample(sorted(n for n in swarm.machines if n not in ("boot", "p0")), 2):
+        swarm.kill(name)
+    recovers(swarm, 2 * MINUTE)
+    assert all(machine.roster.epoch == 0 for machine in swarm.running())
+
+
+def test_who_hangs_without_dying_holds_no_grid() -> None:
+    swarm = grid_swarm(9)
+    swarm.pause("p4")
+    swarm.run(4 * ROUND_SECONDS)
+    swarm.resume("p4")
+    recovers(swarm, 3 * MINUTE)
+
+
+def test_a_grid_loses_messages_and_goes_on() -> None:
+    swarm = grid_swarm(12)
+    swarm.loss = 0.1
+    swarm.run(5 * MINUTE)
+    swarm.loss = 0.0
+    recovers(swarm, 2 * MINUTE)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_run import run_rules
+from fake_run import RUN, run_rules
 from made import goodbye, ids, member, roster_of
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.ballot import Candidacy
+from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.wish import View, wish_roster
 
@@ -26,7 +27,6 @@ def view(*present: PeerId) -> View:
         round=9,
         in_force_since=1,
         included_total=0,
-        group_size=16,
     )
 
 
@@ -44,10 +44,17 @@ def test_nobody_is_no_roster() -> None:
     assert wish_roster(Candidacy(parent=PARENT, level=0, ballot=40), view()) is None
 
 
-def test_a_row_that_is_full_takes_nobody_and_drops_nobody() -> None:
-    assert wish(replace(view(A, B, C, D, E), group_size=4)).peers() >= {A, B, C}
-    assert len(wish(replace(view(A, B, C, D, E), group_size=4)).members) == 4
-    assert wish(replace(view(A, B, C, D, E), group_size=2)).peers() == {A, B, C}
+def test_who_stays_keeps_its_place_until_the_grid_is_drawn_anew() -> None:
+    order = [m.peer for m in PARENT.members]
+    assert [m.peer for m in wish(view(A, B, C, D)).members][:3] == order
+    gone = order[0]
+    assert [m.peer for m in wish(view(D, *order[1:])).members] == [D, *order[1:]]
+    last = replace(PARENT, k=REGRID_ROSTERS - 1)
+    drawn = wish_roster(Candidacy(parent=last, level=0, ballot=40), view(A, B, C, D))
+    assert drawn is not None
+    assert drawn.regrid == 1
+    assert [m.peer for m in drawn.members] == [m.peer for m in grid_order(drawn.members, RUN, 1)]
+    assert gone in drawn.peers()
 
 
 def test_who_was_in_no_entry_of_a_cycle_goes_but_never_the_lead() -> None:

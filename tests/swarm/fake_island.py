@@ -35,7 +35,12 @@ from p2p_diloco.swarm.replica import Answer, SpanUpdate
 from p2p_diloco.swarm.vector_work import Codecs
 
 SPAN_ELEMENTS = 64
-CODECS = Codecs(contribution=codec_named("int4"), entry=codec_named("int4"), rounds_stochastically=False)
+CODECS = Codecs(
+    contribution=codec_named("int4"),
+    row_mean=codec_named("int8"),
+    entry=codec_named("int4"),
+    rounds_stochastically=False,
+)
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5)
 MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
 INNER_RATE = 0.02

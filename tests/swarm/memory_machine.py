@@ -66,6 +66,7 @@ def run_rules(
         num_spans=num_spans,
         span_elements=dict.fromkeys(all_spans, SPAN_ELEMENTS),
         payload_bytes=dict.fromkeys(all_spans, CODECS.contribution.encoded_bytes(SPAN_ELEMENTS)),
+        row_mean_bytes=dict.fromkeys(all_spans, CODECS.row_mean.encoded_bytes(SPAN_ELEMENTS)),
         entry_bytes=dict.fromkeys(all_spans, CODECS.entry.encoded_bytes(SPAN_ELEMENTS)),
         group_size=group_size,
         void_cycles=8,

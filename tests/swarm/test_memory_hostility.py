@@ -176,7 +176,7 @@ def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
         grid = witness.engine.book.grid()
         assert grid is not None
         fragment = swarm.rules.clock.fragment(swarm.round)
-        owned = {peer: len(grid.owned(peer, fragment, 8)) for peer in grid.reducers}
+        owned = {peer: len(grid.owned(peer, fragment, 8)) for peer in grid.reducers()}
         assert owned[villain.peer] == 2
         swarm.network.stall(villain.peer)
         this_round = swarm.round

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.swarm.memory_machine import distance_to_optimum, run_rules
+import pytest
+
+from tests.swarm.memory_machine import Machine, distance_to_optimum, run_rules
 from tests.swarm.memory_stage import MemorySwarm, play
 
 NUM_PEERS = 32
@@ -17,12 +19,19 @@ class Outcome(NamedTuple):
     names: tuple[str, ...]
     distance: float
     heights: frozenset[int]
+    num_rows: int
     frames_sent: int
 
 
-async def come_and_go(seed: int) -> Outcome:
+def num_rows_of(machine: Machine) -> int:
+    grid = machine.engine.book.grid()
+    assert grid is not None
+    return len(grid.rows)
+
+
+async def come_and_go(seed: int, group_size: int) -> Outcome:
     """Thirty-two peers, of which some come late, some leave, some die and come again; then all agree."""
-    rules = run_rules(round_seconds=32.0, heartbeat_seconds=8.0, spans=8, group_size=NUM_PEERS)
+    rules = run_rules(round_seconds=32.0, heartbeat_seconds=8.0, spans=12, group_size=group_size)
     swarm = MemorySwarm(seed=seed, loss=0.1, rules=rules)
     swarm.add("bootstrap", trains=False, founds=True)
     for number in range(28):
@@ -47,18 +56,20 @@ async def come_and_go(seed: int) -> Outcome:
         names=tuple(machine.name for machine in machines),
         distance=max(distance_to_optimum(machine) for machine in machines),
         heights=frozenset(machine.height() for machine in machines),
+        num_rows=num_rows_of(machines[0]),
         frames_sent=sum(m.transport.counters.control.frames_sent for m in machines if m.transport is not None),
     )
     await swarm.close()
     return outcome
 
 
-def test_thirty_two_peers_that_come_and_go_hold_the_same_bytes_and_every_run_of_a_seed_is_the_same() -> None:
-    first = play(lambda: come_and_go(seed=1))
-
-    assert len(first.digests) == 1
-    assert len(first.names) == 30, "p4 left, p18 died, all others live, the ones that came again too"
-    assert first.distance < 0.1
-    assert min(first.heights) > 100, "most rounds had entries for most spans"
-
-    assert play(lambda: come_and_go(seed=1)) == first
+@pytest.mark.parametrize(("group_size", "num_rows"), [(NUM_PEERS, 1), (4, 5)])
+def test_thirty_two_peers_that_come_and_go_hold_the_same_bytes(group_size: int, num_rows: int) -> None:
+    outcome = play(lambda: come_and_go(1, group_size))
+    assert len(outcome.digests) == 1
+    assert len(outcome.names) == 30, "p4 left, p18 died, all others live, the ones that came again too"
+    assert outcome.distance < 0.1
+    assert min(outcome.heights) > 150, "most rounds had entries for most spans"
+    assert outcome.num_rows == num_rows
+    if group_size < NUM_PEERS:
+        assert play(lambda: come_and_go(1, group_size)) == outcome, "every run of a seed is the same"

@@ -10,7 +10,7 @@ from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.protocol.actions import Part, ReduceSpan
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.swarm.vector_work import (
     Codecs,
     Reduced,
@@ -24,7 +24,7 @@ from p2p_diloco.swarm.vector_work import (
 
 ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
-EXACT = Codecs(contribution=FLOAT32, entry=FLOAT32, rounds_stochastically=False)
+EXACT = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=FLOAT32, rounds_stochastically=False)
 ELEMENTS = 64
 
 
@@ -37,7 +37,9 @@ def part(peer: PeerId, values: Vector, weight: float = 1.0) -> Part:
 
 
 def reduce(*parts: Part, norm_limit: float = float("inf"), seed: bytes = b"seed") -> ReduceSpan:
-    return ReduceSpan(round=4, span=SpanId(0, 0), parts=parts, norm_limit=norm_limit, rounding_seed=seed)
+    return ReduceSpan(
+        round=4, span=SpanId(0, 0), stage=Stage.WHOLE, parts=parts, norm_limit=norm_limit, rounding_seed=seed
+    )
 
 
 def reduced(action: ReduceSpan, codecs: Codecs = EXACT) -> Reduced:
@@ -87,7 +89,7 @@ def test_parts_without_weight_give_no_mean() -> None:
 
 def test_a_mean_beyond_what_floats_hold_is_void_and_no_error() -> None:
     most = float(np.finfo(np.float32).max)
-    codecs = Codecs(contribution=FLOAT32, entry=INT4, rounds_stochastically=False)
+    codecs = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=INT4, rounds_stochastically=False)
     result = reduce_parts(reduce(part(ANN, vector(most)), part(BEN, vector(most))), codecs, ELEMENTS)
     assert isinstance(result, str | Reduced)
 
@@ -98,7 +100,7 @@ def test_a_sender_that_ends_a_rounding_too_high_is_not_dropped() -> None:
 
 
 def test_stochastic_rounding_follows_the_seed_and_nothing_else() -> None:
-    codecs = Codecs(contribution=FLOAT32, entry=INT4, rounds_stochastically=True)
+    codecs = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=INT4, rounds_stochastically=True)
     parts = part(ANN, vector(*np.linspace(-1.0, 1.0, ELEMENTS).tolist()))
     one, again, other = (reduced(reduce(parts, seed=seed), codecs).payload for seed in (b"a", b"a", b"b"))
     assert one == again != other

@@ -22,7 +22,7 @@ def found(plan: RunPlan, organiser: SigningKey = ORGANISER, cycle: int = 0) -> C
 
 
 def book_of(plan: RunPlan) -> RosterBook:
-    return RosterBook(run=plan.rules.run, organiser=ORGANISER.peer, verify=is_signed_by)
+    return RosterBook(run=plan.rules.run, organiser=ORGANISER.peer, group_size=16, verify=is_signed_by)
 
 
 def test_two_builds_have_one_genesis() -> None:

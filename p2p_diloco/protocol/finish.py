@@ -1,0 +1,129 @@
+"""The owner's part of a round in a grid: takes the means of all rows, averages them, and signs the entry.
+
+Each span is on its own, as everywhere. An owner waits for rows as a reducer waits for members: until all that can
+still come have come, or the deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.entry import places_in
+from p2p_diloco.protocol.inclusion import Inclusion
+from p2p_diloco.protocol.messages import RowMean
+from p2p_diloco.protocol.round import Collection, Gathered, norm_limit, rounding_seed
+
+ROW_MEAN_SLACK = 1.05
+"""A mean is no longer than the longest of its parts, but its rounding to 8 bits may lengthen it a little."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Finish:
+    """The means that an owner holds for one round.
+
+    Attributes:
+        owned: spans that this peer finishes; none in a run of one row, whose reducers finish what they reduce.
+        means: by span and row.
+    """
+
+    collection: Collection
+    owned: tuple[SpanId, ...]
+    means: dict[tuple[SpanId, int], tuple[RowMean, Inclusion]] = field(default_factory=dict)
+    settled: set[SpanId] = field(default_factory=set)
+
+    def add(self, mean: RowMean) -> None:
+        """Keep the first mean of a row, which `refuse_row_mean` has passed."""
+        inclusion = Inclusion(
+            places=places_in(mean.included), weights=mean.weights, norms=mean.norms, tokens=mean.tokens
+        )
+        if mean.span not in self.settled:
+            self.means.setdefault((mean.span, mean.row), (mean, inclusion))
+
+    def is_complete(self, span: SpanId) -> bool:
+        """Tell whether the means of all rows are here."""
+        return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
+
+    def gather(self, span: SpanId, head: SpanHead | None, radius_limit: float) -> Gathered | str:
+        """Return what makes the span's entry, or why it is void this round.
+
+        The parent is the one that more than half of the roster name, all rows together; the owner must stand there.
+        """
+        collection = self.collection
+        rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
+        behind: dict[Digest, int] = {}
+        for mean, inclusion in rows:
+            behind[mean.parent] = behind.get(mean.parent, 0) + len(inclusion.places)
+        num_members = len(collection.roster.members)
+        parent = max(behind, key=lambda p: behind[p], default=None)
+        if parent is None or 2 * behind[parent] <= num_members:
+            most = behind[parent] if parent is not None else 0
+            return f"{len(rows)} rows with {most} of {num_members} members agree on a parent; more than half are needed"
+        if head is None or head.digest != parent:
+            return "the others build on another parent than this owner holds"
+        agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
+        inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
+        senders = {row: collection.grid.reducer(span, row) for row in agreeing}
+        parts = tuple(
+            Part(peer=sender, payload=mean.payload, weight=sum(inclusions[row].weights), norm=0.0)
+            for row, (mean, _) in agreeing.items()
+            if (sender := senders[row]) is not None
+        )
+        return Gathered(
+            parent=parent,
+            reduce=ReduceSpan(
+                round=collection.round,
+                span=span,
+                stage=Stage.FINISH,
+                parts=parts,
+                norm_limit=ROW_MEAN_SLACK * norm_limit(head, parent, radius_limit),
+                rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
+            ),
+            inclusions={sender: inclusions[row] for row, sender in senders.items() if sender is not None},
+        )
+
+
+def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection) -> dict[int, Inclusion]:
+    """Give rows of newcomers only no weight, unless there are no others: a row cannot know that by itself."""
+
+    def is_new(inclusion: Inclusion) -> bool:
+        members = collection.roster.members
+        return all(members[place].peer in collection.newcomers for place in inclusion.places)
+
+    new = {row for row, inclusion in inclusions.items() if is_new(inclusion)}
+    if len(new) == len(inclusions):
+        return dict(inclusions)
+    return {
+        row: inclusion
+        if row not in new
+        else Inclusion(
+            places=inclusion.places,
+            weights=(0.0,) * len(inclusion.places),
+            norms=inclusion.norms,
+            tokens=inclusion.tokens,
+        )
+        for row, inclusion in inclusions.items()
+    }
+
+
+def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:
+    """Return why a row's mean does not count, or None when it does."""
+    collection = finish.collection
+    grid = collection.grid
+    if mean.roster != collection.roster_digest:
+        return f"names another roster than {collection.roster.k}, which is in force here"
+    if mean.span not in finish.owned or mean.row >= len(grid.rows) or grid.reducer(mean.span, mean.row) != sender:
+        return f"{mean.span} of row {mean.row} is not what its sender reduces for this owner"
+    places = places_in(mean.included)
+    members = collection.roster.members
+    if not places or places[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in places):
+        return f"includes nobody, or members that are not in row {mean.row}"
+    if not len(places) == len(mean.weights) == len(mean.norms):
+        return f"has {len(mean.weights)} weights and {len(mean.norms)} norms for {len(places)} members"
+    if min(mean.weights) < 0 or sum(mean.weights) <= 0 or min(mean.norms) < 0:
+        return "has a negative norm, or weights that do not sum to more than 0"
+    if len(mean.payload) != expected_bytes:
+        return f"{mean.span} came with {len(mean.payload)} bytes, {expected_bytes} expected"
+    return None

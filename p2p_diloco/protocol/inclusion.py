@@ -1,0 +1,94 @@
+"""Who is in a mean and with what: the part of an entry that says what its vector is made of."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.protocol.entry import Entry, pack_included
+from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.wire import MOST_COUNTED
+
+NO_SIGNATURE = bytes(64)
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inclusion:
+    """The contributions in a mean.
+
+    Attributes:
+        places: on the roster, ascending.
+        weights, norms: one per place; norms before clipping.
+        tokens: sum over the places, of this cycle.
+    """
+
+    places: tuple[int, ...]
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
+    tokens: int
+
+
+def join_inclusions(parts: Iterable[Inclusion]) -> Inclusion:
+    """Return who is in the mean of several means that share nobody, again in roster order."""
+    parts = tuple(parts)
+    together = sorted(
+        one for part in parts for one in zip(part.places, part.weights, part.norms, strict=True)
+    )  # places differ, so nothing else decides
+    return Inclusion(
+        places=tuple(place for place, _, _ in together),
+        weights=tuple(weight for _, weight, _ in together),
+        norms=tuple(norm for _, _, norm in together),
+        tokens=min(sum(part.tokens for part in parts), MOST_COUNTED),
+    )
+
+
+def build_entry(
+    roster: Roster,
+    roster_digest: Digest,
+    round_index: int,
+    span: SpanId,
+    parent: Digest,
+    height: int,
+    inclusion: Inclusion,
+    payload: bytes,
+) -> Entry | str:
+    """Return the unsigned entry of a span, or why the span is void this round.
+
+    Args:
+        payload: the encoded mean.
+    """
+    num_members = len(roster.members)
+    if 2 * len(inclusion.places) <= num_members:
+        return f"{len(inclusion.places)} of {num_members} contributions were sound; more than half are needed"
+    positive = [weight for weight in inclusion.weights if weight > 0]
+    if not positive:
+        return "all contributions have weight 0"
+    return Entry(
+        run=roster.run,
+        round=round_index,
+        span=span,
+        parent=parent,
+        height=height,
+        roster=roster_digest,
+        included=pack_included(set(inclusion.places), num_members),
+        weights=inclusion.weights,
+        tokens=inclusion.tokens,
+        median_norm=as_float32(lower_median(inclusion.norms)),
+        median_weight=as_float32(lower_median(positive)),
+        payload=payload,
+        signature=NO_SIGNATURE,
+    )
+
+
+def lower_median(values: Sequence[float]) -> float:
+    """Return the lower median: always one of the values."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def as_float32(value: float) -> float:
+    """Return the nearest float32, as the wire carries it: owner and readers must see the same number."""
+    bounded = min(max(value, -_LARGEST_FLOAT32), _LARGEST_FLOAT32)
+    return float(struct.unpack("<f", struct.pack("<f", bounded))[0])

@@ -1,0 +1,151 @@
+"""The owner's part of a round in a grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made import SPAN, head_of, ids, roster_of
+
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.protocol.actions import Stage
+from p2p_diloco.protocol.entry import pack_included
+from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
+from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.messages import RowMean
+from p2p_diloco.protocol.round import Collection, Gathered, row_members
+
+ROSTER = roster_of(6)
+GRID = fold_roster(ROSTER, 2)
+HEAD = head_of(radius=1.0)
+ROWS = range(len(GRID.rows))
+
+
+def finish(*newcomers: PeerId) -> Finish:
+    collection = Collection(
+        round=0,
+        fragment=0,
+        roster=ROSTER,
+        roster_digest=ROSTER.digest(),
+        grid=GRID,
+        row=0,
+        members=row_members(ROSTER, GRID, 0),
+        reduced=(SPAN,),
+        newcomers=frozenset(newcomers),
+    )
+    return Finish(collection=collection, owned=(SPAN,))
+
+
+def row_mean(row: int, /, parent: Digest = HEAD.digest, **changes: object) -> RowMean:
+    places = set(row_members(ROSTER, GRID, row))
+    mean = RowMean(
+        round=0,
+        span=SPAN,
+        roster=ROSTER.digest(),
+        parent=parent,
+        row=row,
+        included=pack_included(places, 6),
+        weights=(2.0,) * len(places),
+        norms=(1.0,) * len(places),
+        tokens=10,
+        payload=b"a mean",
+    )
+    return replace(mean, **changes)  # type: ignore[arg-type]
+
+
+def sender(row: int) -> PeerId:
+    found = GRID.reducer(SPAN, row)
+    assert found is not None
+    return found
+
+
+def test_six_in_groups_of_two_are_two_rows() -> None:
+    assert [len(row) for row in GRID.rows] == [3, 3]
+
+
+def test_an_owner_waits_for_all_rows_and_averages_their_means() -> None:
+    owner = finish()
+    owner.add(row_mean(0))
+    owner.add(row_mean(0, payload=b"again!"))
+    assert not owner.is_complete(SPAN)
+    owner.add(row_mean(1))
+    assert owner.is_complete(SPAN)
+    found = owner.gather(SPAN, HEAD, 2.0)
+    assert isinstance(found, Gathered)
+    assert found.reduce.stage is Stage.FINISH
+    assert [(part.peer, part.payload, part.weight) for part in found.reduce.parts] == [
+        (sender(row), b"a mean", 6.0) for row in ROWS
+    ]
+    assert found.reduce.norm_limit == 2.0 * ROW_MEAN_SLACK
+    assert found.inclusion_of(frozenset(map(sender, ROWS))).places == tuple(range(6))
+    assert found.inclusion_of(frozenset({sender(1)})).tokens == 10
+
+
+def test_without_a_majority_on_the_parent_that_the_owner_holds_there_is_no_entry() -> None:
+    owner = finish()
+    assert "0 rows with 0 of 6 members" in str(owner.gather(SPAN, HEAD, 2.0))
+    owner.add(row_mean(0))
+    assert "1 rows with 3 of 6 members agree" in str(owner.gather(SPAN, HEAD, 2.0))
+    owner.add(row_mean(1))
+    for head in (None, head_of(digest=b"behind")):
+        assert owner.gather(SPAN, head, 2.0) == "the others build on another parent than this owner holds"
+
+
+def test_a_row_on_another_parent_is_left_out() -> None:
+    owner = finish()
+    owner.add(row_mean(0, included=pack_included(set(row_members(ROSTER, GRID, 0)), 6)))
+    owner.add(row_mean(1, parent=sha256(b"other")))
+    assert "agree on a parent" in str(owner.gather(SPAN, HEAD, 2.0))
+
+
+def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
+    new = GRID.rows[1]
+    owner = finish(*new)
+    for row in ROWS:
+        owner.add(row_mean(row))
+    found = owner.gather(SPAN, HEAD, 2.0)
+    assert isinstance(found, Gathered)
+    assert [part.weight for part in found.reduce.parts] == [6.0, 0.0]
+    weights = found.inclusion_of(frozenset(map(sender, ROWS))).weights
+    assert [weights[place] for place in sorted(row_members(ROSTER, GRID, 1))] == [0.0] * 3
+    everyone = finish(*ids(6))
+    for row in ROWS:
+        everyone.add(row_mean(row))
+    found = everyone.gather(SPAN, HEAD, 2.0)
+    assert isinstance(found, Gathered)
+    assert [part.weight for part in found.reduce.parts] == [6.0, 6.0]
+
+
+def test_a_settled_span_takes_no_more_means() -> None:
+    owner = finish()
+    owner.settled.add(SPAN)
+    owner.add(row_mean(0))
+    assert owner.means == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"roster": sha256(b"x")}, "another roster than 1"),
+        ({"span": SPAN._replace(index=7)}, "is not what its sender reduces"),
+        ({"row": 1}, "is not what its sender reduces"),
+        ({"row": 9}, "is not what its sender reduces"),
+        ({"included": b""}, "includes nobody"),
+        ({"included": pack_included({0, 1}, 6)}, "members that are not in row 0"),
+        ({"included": b"\xff"}, "members that are not in row 0"),
+        ({"weights": (1.0,)}, "has 1 weights and 3 norms for 3 members"),
+        ({"norms": (1.0, 1.0, -1.0)}, "a negative norm"),
+        ({"weights": (0.0, 0.0, 0.0)}, "do not sum to more than 0"),
+        ({"weights": (-1.0, 2.0, 2.0)}, "a negative norm, or weights"),
+        ({"payload": b"too long"}, "came with 8 bytes, 6 expected"),
+    ],
+)
+def test_means_that_do_not_fit_are_refused(changes: dict[str, object], text: str) -> None:
+    reason = refuse_row_mean(row_mean(0, **changes), sender(0), finish(), 6)
+    assert reason is not None
+    assert text in reason
+
+
+def test_a_mean_that_fits_is_taken_from_the_reducer_of_its_row_alone() -> None:
+    assert refuse_row_mean(row_mean(0), sender(0), finish(), 6) is None
+    assert refuse_row_mean(row_mean(0), sender(1), finish(), 6) is not None
