@@ -76,7 +76,7 @@ def test_the_canonical_form_is_pinned() -> None:
         json.loads(MANIFEST.canonical_bytes()), sort_keys=True, separators=(",", ":")
     ).encode("ascii")
     assert MANIFEST.canonical_bytes().startswith(
-        b'{"codec":{"contribution":"int4","entry":"int4","entry_rounding":"stochastic"},"created":1700000000,'
+        b'{"codec":{"contribution":"int4","entry":"int4","entry_rounding":"stochastic","row_mean":"int8"},"created":1700000000,'
     )
     assert MANIFEST.digest() == sha256(MANIFEST.canonical_bytes())
 

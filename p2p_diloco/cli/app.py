@@ -158,7 +158,7 @@ def make_app(around: Surroundings) -> App:
     @app.command
     def demo(
         *,
-        peers: int = 4,
+        peers: int = 6,
         seconds: float = 150.0,
         model: str = "tiny",
         data: str | None = None,
@@ -171,7 +171,7 @@ def make_app(around: Surroundings) -> App:
         Parameters
         ----------
         peers
-            volunteers, the late one among them
+            volunteers, the late one among them; more than three average in a grid
         seconds
             of training
         model

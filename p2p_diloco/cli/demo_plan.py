@@ -14,8 +14,12 @@ LONE = "lone"
 MIN_PEERS, MAX_PEERS = 3, 64
 MIN_SECONDS = 40.0
 FRAGMENTS = 2
+GROUP_SIZE = 3
+"""Members of a row: so few that a handful of peers already fold into a grid."""
 
 _ROUND_SECONDS = {"tiny": 2.0, "small": 10.0}
+_PEERS_AT_THAT_PACE = 4
+_LEAST_CYCLES = 10
 _LATE_SHARE, _KILL_SHARE, _BOOTSTRAP_SHARE = 0.25, 0.45, 0.6
 
 
@@ -33,7 +37,7 @@ class DemoOptions:
         with_lone: train one island alone beside the swarm.
     """
 
-    peers: int = 4
+    peers: int = 6
     seconds: float = 150.0
     model: str = "tiny"
     data: str | None = None
@@ -98,6 +102,7 @@ class DemoPlan:
             "rounds.round_seconds": self.round_seconds,
             "rounds.fragments": FRAGMENTS,
             "rounds.planned_cycles": max(1, self.num_rounds // FRAGMENTS),
+            "membership.group_size": GROUP_SIZE,
         }
         return values
 
@@ -124,7 +129,7 @@ def plan_demo(options: DemoOptions, *, now_seconds: float) -> DemoPlan:
         raise ConfigError(f"--seconds is {options.seconds:g}; expected at least {MIN_SECONDS:g}")
     if options.model not in _ROUND_SECONDS:
         raise ConfigError(f"--model is {options.model!r}; the demo knows {' and '.join(_ROUND_SECONDS)}")
-    round_seconds = _ROUND_SECONDS[options.model]
+    round_seconds = _round_seconds(options)
     cycles = max(1, int(options.seconds / (round_seconds * FRAGMENTS)))
     names = tuple(f"peer-{number}" for number in range(1, options.peers + 1))
     return DemoPlan(
@@ -140,3 +145,10 @@ def plan_demo(options: DemoOptions, *, now_seconds: float) -> DemoPlan:
         kill_at=_KILL_SHARE * options.seconds,
         bootstrap_kill_at=_BOOTSTRAP_SHARE * options.seconds,
     )
+
+
+def _round_seconds(options: DemoOptions) -> float:
+    """Return the length of a round: longer for many peers, who share this machine, but still ten cycles of it."""
+    pace = _ROUND_SECONDS[options.model]
+    shared = pace * options.peers / _PEERS_AT_THAT_PACE
+    return max(pace, min(shared, options.seconds / (_LEAST_CYCLES * FRAGMENTS)))

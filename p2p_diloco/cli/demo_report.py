@@ -72,6 +72,7 @@ def figure_rows(result: DemoResult) -> tuple[tuple[str, str], ...]:
         ("same bytes", "yes" if result.heads_equal else "no"),
         ("SHA-256 of anchor and momentum", result.head or NOTHING),
         ("rounds, cycles", f"{result.rounds}, {result.cycles:g}"),
+        ("averaging groups", "one" if result.grid_rows <= 1 else f"{result.grid_rows} rows, then one of their means"),
         ("contributions included", format_share(result.participation)),
         ("anchor, held-out loss", f"{format_loss(result.loss_first)} → {format_loss(result.loss_last)}"),
         ("bigram entropy", format_loss(result.baseline_loss)),

@@ -43,6 +43,7 @@ class DemoResult:
         head: that SHA-256; None unless equal.
         rounds: closed while the longest-ready living peer was ready.
         cycles: the same in cycles.
+        grid_rows: rows of the grid in which the living peers averaged at the end.
         peers_final: peers that reached the last round and finished.
         participation: contributions included, of those of members alive and ready.
         loss_first: held-out loss of the anchor as the run starts, nats per byte.
@@ -66,6 +67,7 @@ class DemoResult:
     head: str | None
     rounds: int
     cycles: float
+    grid_rows: int
     peers_final: int
     participation: float | None
     loss_first: float
@@ -115,6 +117,7 @@ def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], t
         "head": digests.pop() if equal else None,
         "rounds": longest.rounds_closed if longest else 0,
         "cycles": longest.rounds_closed / FRAGMENTS if longest else 0.0,
+        "grid_rows": max((len(status.grid) for status in final), default=0),
         "peers_final": len(finished),
         "participation": longest.participation if longest else None,
         "loss_first": text.start,

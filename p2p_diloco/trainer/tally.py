@@ -82,7 +82,7 @@ class Tally:
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
     ) -> PeerStatus:
         """Return how things stand."""
-        roster, progress = engine.book.in_force, engine.progress
+        roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.progress
         round_index = engine.rules.clock.round_at(now)
         heads = [head.digest for _, head in sorted(engine.chains.heads.items())]
         return PeerStatus(
@@ -98,6 +98,8 @@ class Tally:
             roster_k=roster.k if roster is not None else 0,
             epoch=roster.epoch if roster is not None else 0,
             num_members=len(roster.members) if roster is not None else 0,
+            grid=tuple(map(len, grid.rows)) if grid is not None else (),
+            row=grid.row_of.get(engine.me.peer) if grid is not None else None,
             num_ready=engine.membership.num_ready(now),
             ready=engine.ready,
             leaving=engine.membership.leaving,
@@ -129,6 +131,7 @@ def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:
 
 
 def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
+    grid = engine.book.grid()
     lines = []
     for peer, heard in sorted(engine.membership.heard.items()):
         beat = heard.heartbeat
@@ -142,6 +145,7 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
                 tokens_per_second=beat.tokens_per_second,
                 loss=beat.loss if beat.steps else None,
                 seconds_since_heard=max(now - heard.at, 0.0),
+                row=grid.row_of.get(peer) if grid is not None else None,
             )
         )
     return tuple(lines)

@@ -6,6 +6,7 @@ Colours come from the page's CSS variables, so that one chart serves light and d
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -76,10 +77,9 @@ def draw_chart(chart: Chart) -> str:
 
 def round_steps(low: float, high: float, most: int) -> tuple[float, ...]:
     """Return at most about `most` round numbers within [low, high], evenly spaced by 1, 2 or 5 times a power of ten."""
-    span = high - low
-    if not span > 0:
+    raw = (high - low) / most
+    if not raw >= sys.float_info.min:  # nothing, or so little that its steps have no room among numbers
         return (low,)
-    raw = span / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -49,6 +49,7 @@ class PeerLine:
     tokens_per_second: float | None = None
     loss: float | None = None
     seconds_since_heard: float | None = None
+    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,8 @@ class PeerStatus:
         roster_k: number of the newest certified roster.
         epoch: counts the new beginnings of the roster chain.
         num_members: members of that roster.
+        grid: members in each row of the grid in force, the averaging groups; one row in a small run.
+        row: the row of this peer, counted from 0; None while it is not a member.
         num_ready: those of them that hold the run's state.
         ready: whether this peer does.
         leaving: whether it has been told to go.
@@ -105,6 +108,8 @@ class PeerStatus:
     roster_k: int = 0
     epoch: int = 0
     num_members: int = 0
+    grid: tuple[int, ...] = ()
+    row: int | None = None
     num_ready: int = 0
     ready: bool = False
     leaving: bool = False
@@ -148,6 +153,7 @@ def status_of(document: Mapping[str, Any]) -> PeerStatus:
             if name in known:
                 known[name] = ByteCounts(**_known_fields(ByteCounts, known[name]))
         known["peers"] = tuple(PeerLine(**_known_fields(PeerLine, line)) for line in known.get("peers", ()))
+        known["grid"] = tuple(map(int, known.get("grid", ())))
         known["addresses"] = tuple(map(str, known.get("addresses", ())))
         return PeerStatus(**known)
     except (TypeError, AttributeError) as error:

@@ -34,6 +34,7 @@ def status_line(status: PeerStatus) -> str:
         f"round {status.round}",
         status.phase,
         f"{status.num_ready} of {status.num_members} members ready",
+        *([f"{len(status.grid)} rows"] if len(status.grid) > 1 else []),
         f"loss {format_loss(status.loss)}",
         f"anchor {format_loss(status.anchor_loss)}",
         f"{format_count(status.tokens_per_second)} tokens/s",
@@ -54,6 +55,8 @@ def _heading(status: PeerStatus) -> Text:
     if status.epoch:
         text.append(f" (epoch {status.epoch})", style="yellow")
     text.append(f"  {status.num_ready} of {status.num_members} ready")
+    if len(status.grid) > 1:
+        text.append(f"  {len(status.grid)} rows of {_sizes(status.grid)}")
     return text
 
 
@@ -79,13 +82,14 @@ def _peers(status: PeerStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True)
     table.add_column("state", no_wrap=True)
+    table.add_column("row", justify="right", no_wrap=True)
     for name in ("steps", "tokens/s", "loss", "heard"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in status.peers[:MAX_PEER_ROWS]:
         table.add_row(*_peer_cells(line), style="dim" if _is_silent(line) else "")
     left_out = len(status.peers) - MAX_PEER_ROWS
     if left_out > 0:
-        table.add_row(f"and {left_out} more", "", "", "", "", "")
+        table.add_row(f"and {left_out} more", "", "", "", "", "", "")
     return table
 
 
@@ -97,11 +101,17 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
     return (
         short_peer(line.peer),
         ", ".join(words),
+        NOTHING if line.row is None else str(line.row + 1),
         format_count(line.steps) if line.trains else NOTHING,
         format_count(line.tokens_per_second),
         format_loss(line.loss),
         heard,
     )
+
+
+def _sizes(grid: tuple[int, ...]) -> str:
+    least, most = min(grid), max(grid)
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _is_silent(line: PeerLine) -> bool:

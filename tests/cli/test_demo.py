@@ -44,7 +44,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, obje
     clock = VirtualClock(1e9)
 
     def children() -> Pretence:
-        end = demo.plan_demo(DemoOptions(seconds=60.0), now_seconds=clock.time())
+        end = demo.plan_demo(DemoOptions(peers=4, seconds=60.0), now_seconds=clock.time())
         return Pretence(root, clock, end=end.clock_start + end.end_at, **weather)  # type: ignore[arg-type]
 
     monkeypatch.setattr(demo, "time", clock)
@@ -55,7 +55,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, obje
 
 @pytest.mark.usefixtures("pretended")
 def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Captured) -> None:
-    assert main(["demo", "--seconds", "60", "--json", "figures.json", "--report", "out"]) == 0
+    assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "figures.json", "--report", "out"]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["heads_equal"], figures["peers_final"], figures["killed"]) == (True, 3, ["peer-2"])
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
@@ -66,7 +66,7 @@ def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Ca
 
 @pytest.mark.usefixtures("pretended")
 def test_figures_on_standard_output_stand_alone(capsys: Captured) -> None:
-    assert main(["demo", "--seconds", "60", "--json", "-"]) == 0
+    assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "-"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["heads_equal"] is True
     assert "all 3 living peers hold the same bytes" in captured.err
@@ -76,7 +76,7 @@ def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(
     pretended: dict[str, object], tmp_path: Path, capsys: Captured
 ) -> None:
     pretended["stuck"] = ("peer-3",)
-    assert main(["demo", "--seconds", "60", "--json", "figures.json"]) == 1
+    assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "figures.json"]) == 1
     assert json.loads((tmp_path / "figures.json").read_text())["failures"] == ["peer-3 did not finish"]
     assert "not as promised: peer-3 did not finish" in capsys.readouterr().out
     logs = tmp_path / "demo-report" / "logs" / "peer-3"
@@ -87,7 +87,7 @@ def test_a_peer_that_dies_ends_the_demo_with_its_last_words(
     pretended: dict[str, object], tmp_path: Path, capsys: Captured
 ) -> None:
     pretended["broken"] = ("peer-1",)
-    assert main(["demo", "--seconds", "60"]) == 1
+    assert main(["demo", "--peers", "4", "--seconds", "60"]) == 1
     assert "p2p-diloco: error: peer-1 ended with exit code 3 before its time" in capsys.readouterr().err
     assert (tmp_path / "demo-report" / "logs" / "peer-1" / "output.log").exists()
 
@@ -95,7 +95,7 @@ def test_a_peer_that_dies_ends_the_demo_with_its_last_words(
 @pytest.mark.usefixtures("pretended")
 def test_the_runs_name_the_text_and_are_signed_by_one_key(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a text")
-    assert main(["demo", "--seconds", "60", "--data", "text.txt"]) == 0
+    assert main(["demo", "--peers", "4", "--seconds", "60", "--data", "text.txt"]) == 0
     runs = tmp_path / "peers" / "runs"
     run, lone = read_run_toml(runs / "run.toml"), read_run_toml(runs / "lone.toml")
     assert (run.data.path, run.organiser) == ("text.txt", lone.organiser)
@@ -115,7 +115,7 @@ def test_what_cannot_be_written_has_exit_code_4(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    assert main(["demo", "--seconds", "60", *arguments]) == 4
+    assert main(["demo", "--peers", "4", "--seconds", "60", *arguments]) == 4
     assert text in capsys.readouterr().err
 
 

@@ -24,7 +24,7 @@ def test_all_that_is_to_happen_happens_in_order_and_before_the_end(peers: int, s
 
 
 def test_the_last_round_ends_a_cycle() -> None:
-    plan = plan_demo(DemoOptions(seconds=61.0), now_seconds=0.0)
+    plan = plan_demo(DemoOptions(peers=4, seconds=61.0), now_seconds=0.0)
     assert (plan.last_round + 1) % FRAGMENTS == 0
     assert plan.end_at == plan.num_rounds * plan.round_seconds
 
@@ -38,7 +38,7 @@ def test_too_few_or_too_many_peers_are_refused(peers: int) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 39.0, float("nan"), float("inf")])
 def test_too_little_time_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"--seconds is {seconds:g}; expected at least 40"):
-        plan_demo(DemoOptions(seconds=seconds), now_seconds=0.0)
+        plan_demo(DemoOptions(peers=4, seconds=seconds), now_seconds=0.0)
 
 
 def test_a_model_that_no_demo_machine_can_train_is_refused() -> None:
@@ -48,7 +48,7 @@ def test_a_model_that_no_demo_machine_can_train_is_refused() -> None:
 
 @pytest.mark.parametrize("model", ["tiny", "small"])
 def test_the_run_and_that_of_the_lone_island_are_valid_manifests(model: str) -> None:
-    plan = plan_demo(DemoOptions(model=model, seconds=150.0), now_seconds=1e9)
+    plan = plan_demo(DemoOptions(peers=4, model=model, seconds=150.0), now_seconds=1e9)
     organiser = PeerId(bytes(32))
     run = draft_manifest(organiser=organiser, now_seconds=1e9, values=plan.manifest_values())
     lone = draft_manifest(organiser=organiser, now_seconds=1e9, values=plan.lone_values())

@@ -13,7 +13,7 @@ from p2p_diloco.cli.demo_swarm import DemoStory
 from p2p_diloco.watch.event_log import PeerEvent
 from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
 
-PLAN = plan_demo(DemoOptions(), now_seconds=0.0)
+PLAN = plan_demo(DemoOptions(peers=4), now_seconds=0.0)
 FINAL = PeerStatus(
     phase="finished",
     ready=True,
@@ -71,7 +71,7 @@ def test_a_demo_that_kept_its_promises_has_no_failures() -> None:
 def test_the_document_is_json_with_every_figure() -> None:
     document = json.loads(json.dumps(judged(good_traces()).document(), allow_nan=False))
     assert set(document) >= set(
-        "heads_equal head rounds cycles peers_final participation loss_first loss_last lone_loss baseline_loss "
+        "heads_equal head rounds cycles grid_rows peers_final participation loss_first loss_last lone_loss baseline_loss "
         "bytes_sent_per_parameter_per_cycle control_bytes_per_second transfer_bytes inner_steps killed joined_late "
         "joined_late_ready_seconds bootstrap_killed".split()
     )

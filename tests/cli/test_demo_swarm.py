@@ -34,7 +34,7 @@ class Stage:
 
 
 def test_the_story_is_the_plan(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=100.0))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=100.0))
     story, plan = stage.run(), stage.plan
     assert list(story.started) == [BOOTSTRAP, *plan.peers]
     assert list(story.killed) == [plan.victim, BOOTSTRAP]
@@ -46,7 +46,7 @@ def test_the_story_is_the_plan(tmp_path: Path) -> None:
 
 
 def test_every_peer_joins_with_the_line_that_the_bootstrap_printed_and_ends_with_its_parent(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0, data="text.txt"))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0, data="text.txt"))
     stage.run()
     assert stage.children.arguments[BOOTSTRAP][:2] == ["bootstrap", "run.toml"]
     assert "--data" not in stage.children.arguments[BOOTSTRAP]
@@ -60,52 +60,52 @@ def test_every_peer_joins_with_the_line_that_the_bootstrap_printed_and_ends_with
 
 
 def test_a_lone_island_founds_a_run_of_its_own(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0, with_lone=True))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0, with_lone=True))
     story = stage.run()
     assert stage.children.arguments[LONE][:3] == ["join", "--found", "lone.toml"]
     assert story.exit_codes[LONE] == 0
 
 
 def test_kills_wait_until_they_can_be_survived_but_not_for_ever(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=100.0), deaf=("peer-4",))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=100.0), deaf=("peer-4",))
     story, plan = stage.run(), stage.plan
     assert story.killed[plan.victim] - plan.clock_start == pytest.approx(plan.kill_at, abs=1.0)
     assert story.killed[BOOTSTRAP] - plan.clock_start == pytest.approx(0.9 * plan.end_at, abs=1.0)
 
 
 def test_a_peer_that_dies_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0), broken=("peer-1",))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), broken=("peer-1",))
     with pytest.raises(P2PDilocoError, match="peer-1 ended with exit code 3 before its time; its last words: Traceb"):
         stage.run()
 
 
 def test_a_bootstrap_that_never_speaks_is_given_up(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0), says="hello 'there\nhello\n")
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), says="hello 'there\nhello\n")
     with pytest.raises(P2PDilocoError, match="the bootstrap printed no join command within 90 s; its last words: hel"):
         stage.run()
     assert stage.clock.time() == pytest.approx(START + START_SECONDS, abs=1.0)
 
 
 def test_a_bootstrap_that_dies_silently_is_said(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0), broken=(BOOTSTRAP,))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), broken=(BOOTSTRAP,))
     with pytest.raises(P2PDilocoError, match="bootstrap ended with exit code 3"):
         stage.run()
 
 
 def test_a_peer_that_does_not_finish_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0), stuck=("peer-3",))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), stuck=("peer-3",))
     story = stage.run()
     assert "peer-3" not in story.exit_codes
     assert stage.said[-1] == f"peer-3 did not finish within {FINISH_SECONDS:g} s"
 
 
 def test_a_peer_that_fails_at_the_very_end_is_noted_for_the_verdict(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0), failing=("peer-3",))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), failing=("peer-3",))
     assert stage.run().exit_codes["peer-3"] == 4
 
 
 def test_people_see_how_it_goes(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, DemoOptions(seconds=60.0))
+    stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0))
     stage.run()
     assert any("4 of 4 ready" in line or "3 of 3 ready" in line for line in stage.said)
     assert any(line.endswith("peer-2 is killed (kill -9)") for line in stage.said)
