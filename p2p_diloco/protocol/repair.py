@@ -31,7 +31,6 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.rules import RunRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
-CYCLES_BETWEEN_CHECKS = 8
 
 
 class Repair:
@@ -86,7 +85,7 @@ class Repair:
     def begin_round(self, round_index: int) -> None:
         """Once in a while let contents be compared again: memory can fail."""
         cycle = self._rules.clock.cycle(round_index)
-        if cycle >= self._checked_in_cycle + CYCLES_BETWEEN_CHECKS:
+        if cycle >= self._checked_in_cycle + self._rules.scrub_cycles:
             self._checked_in_cycle = cycle
             self.catch_up.check_again()
 
