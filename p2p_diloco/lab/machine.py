@@ -87,6 +87,8 @@ class Machine:
         step_seconds: how long an inner step takes.
         offset_seconds, drift: how wrong its clock is; drift is seconds per second.
         links: open halves of links, by the peer at the other end.
+        founds: whether it founds the run, and founds it again should it die before anybody else is certified.
+        remembers: whether it knew, at its last start, what earlier incarnations had voted.
         tick_at: when the next tick is due, so that a later one is recognised as outdated.
     """
 
@@ -108,6 +110,8 @@ class Machine:
     awake_since: float = 0.0
     slept_seconds: float = 0.0
     contributes: bool = True
+    founds: bool = False
+    remembers: bool = False
     reports: deque[tuple[float, Report]] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
     topics: set[str] = field(default_factory=set)
     closed: deque[RoundClosed] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))

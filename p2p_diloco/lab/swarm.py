@@ -92,15 +92,16 @@ class Swarm(Player):
             offset_seconds=offset_seconds,
             drift=drift,
         )
+        machine.founds = found
         self.machines[name] = machine
         self.by_peer[machine.peer] = machine
         if self.trace is not None:
             self.trace.names[machine.peer] = name
-        if start or found:
-            self.start(name, found=found)
+        if start:
+            self.start(name)
         return machine
 
-    def start(self, name: str, *, found: bool = False, keep_disk: bool = True) -> Machine:
+    def start(self, name: str, *, keep_disk: bool = True) -> Machine:
         """Start a machine that does not run, from its disk; on a full disk it ends at once."""
         machine = self.machines[name]
         assert not machine.runs, f"{name} runs already"
@@ -115,11 +116,12 @@ class Swarm(Player):
         machine.paused_at, machine.border_is_due = None, False
         machine.awake_since, machine.slept_seconds = self.now, 0.0
         machine.backlog.clear()
+        machine.remembers = bool(machine.disk.rosters)
         machine.island = self._make_island(machine)
         machine.engine = self._make_engine(machine, incarnation)
         self.note(machine, "starts", f"incarnation {incarnation}{'' if keep_disk else ', with an empty disk'}")
         self.inspector.started(machine)
-        if found:
+        if machine.founds and not machine.disk.checkpoint and _is_unfounded(machine):
             self.act(machine, self._found, machine)
         self.meet(machine)
         self.later(machine, 0.0, self._tick, machine, -1.0)
@@ -151,7 +153,8 @@ class Swarm(Player):
 
     def _found(self, machine: Machine) -> None:
         engine = machine.running
-        founding = found_run(self.rules, engine.me.member())
+        rosters = engine.book.chain()
+        founding = rosters[0] if rosters else found_run(self.rules, engine.me.member())
         states = start_states(self.rules, founding.roster)
         self.inspector.founded(states)
         machine.vectors.states = dict(states)
@@ -341,3 +344,9 @@ class Swarm(Player):
         return "\n".join(lines)
 
 
+
+
+def _is_unfounded(machine: Machine) -> bool:
+    """Tell whether a founder knows of no roster but its own: it founds, or founds again before anybody was certified."""
+    roster = machine.running.book.in_force
+    return roster is None or roster.k == 0
