@@ -196,7 +196,13 @@ class Repair:
         if not self.catch_up.take_heads(sender, reply):
             return []
         self.catch_up.note_differences(sender, reply)
-        return self.pump(now)
+        actions = self.pump(now)
+        heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
+        if self.serves_state and heads == reply.heads:
+            # Boundaries are as old as the round. Who caught up since would wait for the next one, and with a single
+            # fragment, whose boundary moves with every entry, for ever.
+            actions += self.catch_up.ask_content(reply.fragment, sender, now)
+        return actions
 
 
 def _catch_up_rules(rules: RunRules) -> CatchUpRules:
