@@ -160,7 +160,33 @@ def advance_span(
         NonFiniteUpdate: the update or the step along it is not finite; the span is void.
     """
     advanced = absorb(state, entry=entry, update_N=update_N, rule=outer_rule)
-    remaining, resolved_N = in_flight.resolve(entry.round)
+    return follow_entry(
+        state, in_flight, local_N, advanced=advanced, own_included=own_included, merge_rule=merge_rule
+    )
+
+
+def follow_entry(
+    state: SpanState,
+    in_flight: InFlight,
+    local_N: Vector,
+    *,
+    advanced: SpanState,
+    own_included: bool,
+    merge_rule: MergeRule,
+) -> SpanAdvance:
+    """Let θ and the list in flight follow an entry that is absorbed already: the second half of `advance_span`.
+
+    For whoever shares the absorbed state between many islands, as the lab does.
+
+    Args:
+        state: the entry's parent.
+        in_flight: what was sent and is unresolved.
+        local_N: θ now, float32, shape (N,). Not changed.
+        advanced: the span after the entry; its head tells the entry's round.
+        own_included: whether the entry counts this island in.
+        merge_rule: from the manifest.
+    """
+    remaining, resolved_N = in_flight.resolve(advanced.head.round)
     merged_N = merge_local(local_N, state.anchor_N, advanced.anchor_N, resolved_N, own_included, merge_rule)
     return SpanAdvance(advanced, _share_in_flight(remaining, merge_rule), merged_N)
 

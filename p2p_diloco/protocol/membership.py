@@ -40,6 +40,7 @@ from p2p_diloco.protocol.roster import (
     vote_statement,
 )
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wish import View, wish_roster
 
@@ -369,10 +370,12 @@ class Membership:
         }
         if self.ready and self.me.trains and self.rules.may_be_member(self.me.peer):
             present[self.me.peer] = self.me.member()
+        parent = self.book.in_force
         return View(
             lead=self.me.peer,
             present=present,
             took_part=self.took_part,
+            newcomers=newcomers_of(parent, self.book.parent_of(parent)) if parent is not None else (),
             goodbyes=self._goodbyes.values(),
             clock=self.rules.clock,
             round=self.rules.clock.round_at(now),

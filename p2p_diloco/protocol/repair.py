@@ -31,7 +31,6 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.rules import RunRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
-CYCLES_BETWEEN_CHECKS = 8
 
 
 class Repair:
@@ -86,7 +85,7 @@ class Repair:
     def begin_round(self, round_index: int) -> None:
         """Once in a while let contents be compared again: memory can fail."""
         cycle = self._rules.clock.cycle(round_index)
-        if cycle >= self._checked_in_cycle + CYCLES_BETWEEN_CHECKS:
+        if cycle >= self._checked_in_cycle + self._rules.scrub_cycles:
             self._checked_in_cycle = cycle
             self.catch_up.check_again()
 
@@ -197,7 +196,13 @@ class Repair:
         if not self.catch_up.take_heads(sender, reply):
             return []
         self.catch_up.note_differences(sender, reply)
-        return self.pump(now)
+        actions = self.pump(now)
+        heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
+        if self.serves_state and heads == reply.heads:
+            # Boundaries are as old as the round. Who caught up since would wait for the next one, and with a single
+            # fragment, whose boundary moves with every entry, for ever.
+            actions += self.catch_up.ask_content(reply.fragment, sender, now)
+        return actions
 
 
 def _catch_up_rules(rules: RunRules) -> CatchUpRules:

@@ -21,6 +21,7 @@ class RunRules:
         heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
         listed: the only peers that may be members; None: everybody may.
         contribution_limit, entry_limit: norms refused beyond these multiples of the last published radius.
+        scrub_cycles: every so many cycles peers compare their bytes anew.
     """
 
     run: Digest
@@ -38,6 +39,7 @@ class RunRules:
     contribution_limit: float
     entry_limit: float
     retained_cycles: int
+    scrub_cycles: int = 8
     listed: frozenset[PeerId] | None = None
 
     def may_be_member(self, peer: PeerId) -> bool:

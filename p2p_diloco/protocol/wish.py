@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId
@@ -20,6 +20,7 @@ class View:
         lead: the lead itself, which never finds that it sat out.
         present: all that train, are alive and ready, the lead among them if it is.
         took_part: round of the last entry that included each member.
+        newcomers: members of the roster in force that its parent lacks: it is too early to say that they sat out.
         round: the round in progress; the roster in force has been so since `in_force_since`.
         included_total: contributions included in entries since founding, as seen here.
     """
@@ -27,6 +28,7 @@ class View:
     lead: PeerId
     present: Mapping[PeerId, Member]
     took_part: Mapping[PeerId, int]
+    newcomers: Collection[PeerId]
     goodbyes: Iterable[Goodbye]
     clock: RoundClock
     round: int
@@ -83,7 +85,7 @@ def _in_order(members: tuple[Member, ...], parent: Roster, regrid: int) -> tuple
 def _sat_out(member: Member, view: View) -> bool:
     """Tell whether a member was in no entry of a whole cycle in which there were entries under this roster."""
     num_fragments = view.clock.num_fragments
-    if view.round - view.in_force_since < num_fragments or member.peer == view.lead:
+    if view.round - view.in_force_since < num_fragments or member.peer == view.lead or member.peer in view.newcomers:
         return False
     before = view.round - num_fragments
     return any(last > before for last in view.took_part.values()) and view.took_part.get(member.peer, -1) < before

@@ -22,6 +22,7 @@ def view(*present: PeerId) -> View:
         lead=A,
         present={peer: member(peer) for peer in present},
         took_part={},
+        newcomers=(),
         goodbyes=(),
         clock=run_rules().clock,
         round=9,
@@ -62,6 +63,11 @@ def test_who_was_in_no_entry_of_a_cycle_goes_but_never_the_lead() -> None:
     assert wish(seen).peers() == {A, B}
     assert wish(replace(seen, in_force_since=8)).peers() == {A, B, C}
     assert wish(replace(seen, took_part={C: 6})).peers() == {A, B, C}
+
+
+def test_a_newcomer_stays_although_it_could_not_take_part_yet() -> None:
+    seen = replace(view(A, B, C), took_part={B: 9}, newcomers={C})
+    assert wish(seen).peers() == {A, B, C}
 
 
 def test_good_byes_of_members_are_quoted_in_the_ordinary_way() -> None:

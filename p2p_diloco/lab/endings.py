@@ -1,0 +1,131 @@
+"""What must come true once faults have stopped; `protocol.md`, section 7, where it speaks of time.
+
+Faults stop: every message arrives within a tenth of a second, all clocks are right to within 5 % of a round, all
+disks have room, nobody is paused, and whoever is not dead for good runs. At least one machine can be dialled: peers
+that are all at home without a helper have no place to meet, which no protocol can mend.
+
+I6  Two whole cycles after faults have stopped (the cycle in which they stop does not count, nor does the time that
+    peers take to be heard again: `SETTLE_SECONDS`), all ready peers hold the same heads of all spans at the end of
+    each cycle.
+I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one epoch or of several,
+    outlives that time once both sides can hear each other.
+I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if three peers or more were
+    ready all along: two witnesses are needed against one.
+I7  Every peer that runs and trains becomes ready.
+The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
+remember what they voted; where they are no majority, after the void cycles that their share asks for.
+I9  No table of an engine is larger than the swarm explains.
+"""
+
+from __future__ import annotations
+
+from p2p_diloco.lab.machine import Machine
+from p2p_diloco.lab.stage import Violated
+from p2p_diloco.lab.swarm import Swarm
+from p2p_diloco.protocol.roster import Roster, seniority, votes_needed
+
+SETTLE_SECONDS = 12.0
+MOST_LEVELS_WAITED = 2
+CYCLES_TO_GO_ON = 6
+
+
+def ready_peers(swarm: Swarm) -> list[Machine]:
+    """Return the machines that train and hold the agreed state."""
+    return [machine for machine in swarm.running() if machine.running.ready]
+
+
+def check_agreement(swarm: Swarm) -> None:
+    """Check I6 and the end of forks (I8), at the end of a cycle.
+
+    Raises:
+        Violated: two ready peers differ.
+    """
+    ready = ready_peers(swarm)
+    for machine in ready[1:]:
+        first = ready[0].running
+        for span in swarm.spans:
+            mine, theirs = machine.running.chains.heads.get(span), first.chains.heads.get(span)
+            if mine is None or theirs is None or mine.digest != theirs.digest:
+                heights = f"{mine.height if mine else None} and {theirs.height if theirs else None}"
+                text = f"{machine} and {ready[0]} are ready and differ at {span}, heights {heights}"
+                raise Violated("I6", text, machine.name)
+        mine_k, theirs_k = machine.running.book.in_force_digest, first.book.in_force_digest
+        if mine_k is None or theirs_k is None:
+            raise Violated("I8", f"{machine} or {ready[0]} is ready and knows no roster", machine.name)
+        if not (machine.running.book.is_on_chain(theirs_k) or first.book.is_on_chain(mine_k)):
+            raise Violated("I8", f"{machine} and {ready[0]} go by rosters of different branches", machine.name)
+
+
+def check_memory(swarm: Swarm) -> None:
+    """Check that flipped bits have been found and mended (I1).
+
+    Raises:
+        Violated: a peer still holds other bytes than its chain says.
+    """
+    for (name, span), since in swarm.inspector.differing.items():
+        raise Violated("I1", f"{name} holds wrong bytes of {span} since second {since:.1f}", name)
+
+
+def check_ready(swarm: Swarm) -> None:
+    """Check that all who run and train are ready (I7).
+
+    Raises:
+        Violated: one is not.
+    """
+    for machine in swarm.running():
+        if not machine.running.ready:
+            raise Violated("I7", f"{machine} is not ready", machine.name)
+
+
+def check_tables(swarm: Swarm) -> None:
+    """Check that nothing has grown beyond what the swarm explains (I9).
+
+    Raises:
+        Violated: a table has.
+    """
+    num_peers = len(swarm.machines)
+    for machine in swarm.running(trains=False):
+        engine = machine.running
+        sizes = {"peers heard": len(engine.membership.heard), "links": len(engine.linked)}
+        for what, size in sizes.items():
+            if size > num_peers:
+                raise Violated("I9", f"{machine} keeps {size} {what} in a swarm of {num_peers}", machine.name)
+
+
+def fragment_heights(swarm: Swarm) -> list[int]:
+    """Return for each fragment the entries that the foremost peer has absorbed."""
+    heights = [0] * len(swarm.rules.num_spans)
+    for machine in swarm.running():
+        totals = [0] * len(heights)
+        for span, head in machine.running.chains.heads.items():
+            totals[span.fragment] += head.height
+        heights = [max(pair) for pair in zip(heights, totals, strict=True)]
+    return heights
+
+
+def cycles_until_it_goes_on(swarm: Swarm) -> int | None:
+    """Return after how many cycles entries must be made again; None where nothing is promised in a useful time."""
+    roster = senior_roster(swarm)
+    if roster is None or not swarm.running():
+        return None
+    voters = [m for m in roster.members if _can_vote(swarm, roster, m.peer)]
+    cycles = CYCLES_TO_GO_ON
+    for level in range(MOST_LEVELS_WAITED + 1):
+        if len(voters) >= votes_needed(len(roster.members), level):
+            return cycles
+        cycles += swarm.rules.void_cycles * 2**level + 1
+    return None
+
+
+def senior_roster(swarm: Swarm) -> Roster | None:
+    """Return the roster that all will go by."""
+    rosters = [m.running.book.in_force for m in swarm.running(trains=False)]
+    return max((roster for roster in rosters if roster is not None), key=seniority, default=None)
+
+
+def _can_vote(swarm: Swarm, roster: Roster, peer: bytes) -> bool:
+    machine = swarm.by_peer.get(peer)
+    member = next(m for m in roster.members if m.peer == peer)
+    if machine is None or not machine.runs:
+        return False
+    return machine.remembers or machine.running.me.incarnation == member.incarnation

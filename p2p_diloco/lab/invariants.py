@@ -1,0 +1,224 @@
+"""What must hold after every event, checked for the peer and span that the event touched.
+
+`protocol.md`, section 7, in its strictest reading that is true at every moment:
+
+I1  A peer's (φ, m) at a chain digest is what the entries of that chain make of the start, bit for bit. It may differ
+    only where a bit of its own memory flipped, or where it fetched the span from such a peer.
+I2  An entry's payload is the encoded weighted mean of what exactly its included members sent for that round, each once.
+    No member's contribution to a span and round is in two entries, and no owner signs two. At the island, every
+    contribution leaves the list in flight once, and what was sent is what was made (`ledger.py`).
+I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
+    once for each span after it has announced that it gives up its branch. (A restarted peer begins at its checkpoint.)
+I4  Whenever a machine ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
+    after the deadline.
+I5  Structural in the lab: no action asks an island to wait. Real threads are tested in `tests/trainer`.
+I8  An absorbed entry includes more than half of its roster. A roster in any book has votes of more than half of its
+    parent's members (less those whose good-bye it quotes), or says its level and has that level's share. A parent has
+    at most one child of level 0, ever.
+I9  No engine raises, whatever comes; what goes over the wire comes back the same; all states are finite.
+
+What holds only a while after faults (I6, I7, the mending of I1, the end of forks) is in `endings.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.lab.island import Complaint
+from p2p_diloco.lab.machine import Machine
+from p2p_diloco.lab.stage import Violated
+from p2p_diloco.lab.toy_run import ORGANISER, verify
+from p2p_diloco.outer.mean import weighted_mean
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.round import FragmentContribution
+
+if TYPE_CHECKING:
+    from p2p_diloco.lab.playing import Player
+
+
+class Inspector:
+    """Sees every event of a swarm and raises `Violated` at the first one that breaks a promise."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self.rosters: dict[Digest, Roster] = {}
+        self.entries: dict[Digest, Entry] = {}
+        self.differing: dict[tuple[str, SpanId], float] = {}
+        """Since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit."""
+        self.has_flipped = False
+        self._children: dict[Digest, set[Digest]] = {}
+        self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
+        self._sent: dict[tuple[SpanId, int, PeerId], bytes] = {}
+        self._included: dict[tuple[SpanId, int, PeerId], Digest] = {}
+        self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
+        self._may_fall: dict[str, set[SpanId]] = {}
+
+    # -- I1, I3: bytes and chains
+
+    def founded(self, states: dict[SpanId, SpanState]) -> None:
+        """Hear what the start is."""
+        for span, state in states.items():
+            self._truth[span, state.head.digest] = state
+
+    def started(self, machine: Machine) -> None:
+        """Hear that a machine begins a life: nothing is announced yet; its checkpoint must be true."""
+        self._may_fall.pop(machine.name, None)
+        for key in [key for key in self.differing if key[0] == machine.name]:
+            del self.differing[key]
+        for span, state in machine.vectors.states.items():
+            self._compare(machine, span, state)
+
+    def branch_given_up(self, machine: Machine) -> None:
+        """Hear a machine announce that it goes by another branch: each span may go back once."""
+        self._may_fall[machine.name] = set(self._player.spans)
+
+    def entry_comes_next(self, machine: Machine, state: SpanState, entry: Entry) -> None:
+        """Check that an island absorbs an entry in order, and once."""
+        if entry.round <= state.head.round:
+            text = f"{entry.span}: an entry of round {entry.round} is absorbed on top of round {state.head.round}"
+            raise Violated("I2", text, machine.name)
+        if entry.parent != state.head.digest:
+            raise Violated("I3", f"{entry.span}: an entry of round {entry.round} is absorbed without its parent", machine.name)
+
+    def span_advanced(self, machine: Machine, before: SpanState, entry: Entry, after: SpanState) -> None:
+        """Check the bytes after an entry."""
+        truth = self._truth.get((entry.span, before.head.digest))
+        if truth is None:
+            raise Violated("I1", f"{entry.span} stands on a chain that nobody made", machine.name)
+        expected = self._player.maths.absorb(truth, entry)
+        self._truth.setdefault((entry.span, expected.head.digest), expected)
+        self._compare(machine, entry.span, after)
+
+    def span_replaced(self, machine: Machine, span: SpanId, before: SpanState | None, after: SpanState) -> None:
+        """Check a transfer: its bytes, and that it does not take the span back unannounced."""
+        if before is not None and after.head.height < before.head.height:
+            if span not in self._may_fall.get(machine.name, ()):
+                heights = f"from height {before.head.height} to {after.head.height}"
+                raise Violated("I3", f"{span} goes back {heights}, and no branch was given up", machine.name)
+            self._may_fall[machine.name].discard(span)
+        self._compare(machine, span, after)
+
+    def shared(self, span: SpanId, state: SpanState) -> SpanState:
+        """Return the object that others hold for the same bytes, or `state` itself."""
+        truth = self._truth.get((span, state.head.digest))
+        return truth if truth is not None and self._is_same(truth, state) else state
+
+    def flipped(self, machine: Machine, span: SpanId) -> None:
+        """Hear that a bit of a machine's anchor flipped."""
+        self.has_flipped = True
+        self._compare(machine, span, machine.vectors.states[span])
+
+    def _is_same(self, one: SpanState, other: SpanState) -> bool:
+        maths = self._player.maths
+        return one is other or (one.head == other.head and maths.raw(one) == maths.raw(other))
+
+    def _compare(self, machine: Machine, span: SpanId, state: SpanState) -> None:
+        truth = self._truth.get((span, state.head.digest))
+        if truth is state:
+            if self.differing:
+                self.differing.pop((machine.name, span), None)
+            return
+        if truth is not None and self._is_same(truth, state):
+            self.differing.pop((machine.name, span), None)
+        elif self.has_flipped:
+            self.differing.setdefault((machine.name, span), self._player.now)
+        else:
+            raise Violated("I1", f"{span}: equal chain digests at height {state.head.height}, other bytes", machine.name)
+
+    # -- I2: what is counted
+
+    def complain(self, machine: Machine, complaint: Complaint) -> None:
+        """Hear what the books of an island say."""
+        raise Violated(complaint.invariant, complaint.text, machine.name)
+
+    def contributed(self, machine: Machine, contribution: FragmentContribution) -> None:
+        """Note what a member sends."""
+        for encoded in contribution.spans:
+            self._sent[encoded.span, contribution.round, machine.peer] = encoded.payload
+
+    def entry_absorbed(self, machine: Machine, entry: Entry) -> None:
+        """Check an entry when the first engine absorbs it."""
+        digest = entry.digest()
+        if digest in self.entries:
+            return
+        self.entries[digest] = entry
+        roster = self.rosters[entry.roster]
+        places = [place for place in range(len(roster.members)) if entry.included[place // 8] >> place % 8 & 1]
+        where = f"the entry of {entry.span} in round {entry.round}"
+        if 2 * len(places) <= len(roster.members):
+            raise Violated("I8", f"{where} includes {len(places)} of {len(roster.members)} members", machine.name)
+        if self._signed.setdefault((entry.span, entry.round, entry.roster), digest) != digest:
+            raise Violated("I2", f"{where} is the second one that its owner signed", machine.name)
+        peers = [roster.members[place].peer for place in places]
+        for peer in peers:
+            if self._included.setdefault((entry.span, entry.round, peer), digest) != digest:
+                name = self._player.by_peer[peer].name
+                raise Violated("I2", f"{where} counts {name}, as another entry of that round does", machine.name)
+        self._check_mean(machine, entry, peers, where)
+
+    def _check_mean(self, machine: Machine, entry: Entry, peers: list[PeerId], where: str) -> None:
+        """Redo the mean from what was really sent; for a grid of one row, where reducer and owner are the same."""
+        maths = self._player.maths
+        payloads = [self._sent.get((entry.span, entry.round, peer)) for peer in peers]
+        missing = [self._player.by_peer[peer].name for peer, sent in zip(peers, payloads, strict=True) if sent is None]
+        if missing:
+            raise Violated("I2", f"{where} counts {', '.join(missing)}, who sent nothing", machine.name)
+        vectors = [maths.decode(maths.codecs.contribution, sent) for sent in payloads if sent is not None]
+        mean_N = weighted_mean(vectors, entry.weights)
+        if maths.codecs.entry.encode(mean_N) != entry.payload:
+            raise Violated("I2", f"{where} is not the mean of what its {len(peers)} members sent", machine.name)
+
+    # -- I4: rounds end
+
+    def ticked(self, machine: Machine) -> None:
+        """Check after a tick that no round is held open."""
+        engine, clock = machine.running, self._player.rules.clock
+        now = machine.local(self._player.now)
+        if engine.round != clock.round_at(now):
+            raise Violated("I4", f"in round {engine.round} at second {now:.2f}", machine.name)
+        collection = engine.exchange.collection
+        if collection is not None and now >= clock.reduce_by(collection.round):
+            unsettled = [str(span) for span in collection.owned if span not in collection.settled]
+            if unsettled:
+                text = f"{', '.join(unsettled)} unsettled in round {collection.round} after the deadline"
+                raise Violated("I4", text, machine.name)
+
+    # -- I8: majorities
+
+    def roster_kept(self, machine: Machine, certified: CertifiedRoster) -> None:
+        """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
+        roster = certified.roster
+        digest = roster.digest()
+        if digest in self.rosters:
+            return
+        if roster.k == 0:
+            if self.rosters or not any(peer == ORGANISER for peer, _ in certified.votes):
+                raise Violated("I8", "a second founding, or one without the organiser", machine.name)
+            self.rosters[digest] = roster
+            return
+        parent = self.rosters.get(roster.parent)
+        if parent is None:
+            raise Violated("I8", f"roster {roster.k} has a parent that nobody certified", machine.name)
+        self.rosters[digest] = roster
+        self._count_votes(machine, certified, parent)
+        if roster.level == 0:
+            siblings = self._children.setdefault(roster.parent, set())
+            siblings.add(digest)
+            if len(siblings) > 1:
+                raise Violated("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine.name)
+
+    def _count_votes(self, machine: Machine, certified: CertifiedRoster, parent: Roster) -> None:
+        roster = certified.roster
+        statement = vote_statement(roster.digest(), certified.ballot)
+        gone = {(w.peer, w.incarnation) for w in roster.goodbyes} if roster.level == 0 else set()
+        counted = {m.peer for m in parent.members if (m.peer, m.incarnation) not in gone}
+        votes = {peer for peer, signature in certified.votes if verify(peer, statement, signature)} & counted
+        enough = 2 * len(votes) > len(counted)
+        if roster.level:
+            enough = len(votes) * 2 ** (roster.level + 1) >= len(counted) and len(votes) > 0
+        if not enough:
+            text = f"roster {roster.k} (level {roster.level}) has {len(votes)} votes of {len(counted)} members"
+            raise Violated("I8", text, machine.name)

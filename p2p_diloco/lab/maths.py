@@ -1,0 +1,87 @@
+"""The vector maths of a whole lab swarm, done once for all peers.
+
+Peers hold the same bytes, so the same entry on the same state is computed once and its (immutable) result shared. A
+peer whose bytes differ, because a bit of its memory flipped, holds another object and gets results of its own.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+import math
+
+from p2p_diloco.codec.codec import Codec
+from p2p_diloco.ids import Digest
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb, content_digest
+from p2p_diloco.outer.vector import Vector, read_only
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.swarm.vector_work import Codecs, state_bytes
+
+OUTER = OuterRule(learning_rate=1.0, momentum=0.5)
+MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
+
+
+class SharedMaths:
+    """Pure functions of `outer/` and `codec/` with a memory; one for each simulated swarm."""
+
+    def __init__(self, codecs: Codecs, span_elements: int) -> None:
+        self.codecs = codecs
+        self.span_elements = span_elements
+        self._decoded: dict[tuple[str, bytes], Vector] = {}
+        self._norms: dict[tuple[str, bytes], float] = {}
+        self._absorbed: dict[tuple[SpanState, Digest], SpanState] = {}
+        self._contents: dict[SpanState, Digest] = {}
+        self._raw: dict[SpanState, bytes] = {}
+
+    def decode(self, codec: Codec, payload: bytes) -> Vector:
+        """Return what a payload decodes to; read-only, shape (N,)."""
+        key = (codec.name, payload)
+        found = self._decoded.get(key)
+        if found is None:
+            found = self._decoded[key] = read_only(codec.decode(payload, self.span_elements))
+        return found
+
+    def norm(self, codec: Codec, payload: bytes) -> float:
+        """Return the exact norm of what a payload decodes to."""
+        key = (codec.name, payload)
+        found = self._norms.get(key)
+        if found is None:
+            found = self._norms[key] = math.sqrt(codec.squared_norm(payload, self.span_elements))
+        return found
+
+    def absorb(self, state: SpanState, entry: Entry) -> SpanState:
+        """Return the state after an entry; the same object for all who hold the same state object."""
+        key = (state, entry.digest())
+        found = self._absorbed.get(key)
+        if found is None:
+            update_N = self.decode(self.codecs.entry, entry.payload)
+            found = self._absorbed[key] = absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=OUTER)
+        return found
+
+    def content(self, state: SpanState) -> Digest:
+        """Return the content digest x of a state."""
+        found = self._contents.get(state)
+        if found is None:
+            found = content_digest(state.anchor_N, state.momentum_N, state.head.digest)
+            self._contents[state] = found
+        return found
+
+    def raw(self, state: SpanState) -> bytes:
+        """Return anchor, then momentum, as a transfer carries them."""
+        found = self._raw.get(state)
+        if found is None:
+            found = self._raw[state] = state_bytes(state)
+        return found
+
+
+def absorbed_entry(entry: Entry) -> AbsorbedEntry:
+    """Return what a span's head takes from an entry."""
+    return AbsorbedEntry(
+        digest=entry.digest(),
+        round=entry.round,
+        roster=entry.roster,
+        radius=entry.median_norm,
+        median_weight=entry.median_weight,
+    )
