@@ -22,8 +22,10 @@ What holds only a while after faults (I6, I7, the mending of I1, the end of fork
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from p2p_diloco.codec.codec import Codec
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.lab.island import Complaint
 from p2p_diloco.lab.machine import Machine
@@ -31,7 +33,9 @@ from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.toy_run import ORGANISER, verify
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
 
@@ -81,7 +85,9 @@ class Inspector:
             text = f"{entry.span}: an entry of round {entry.round} is absorbed on top of round {state.head.round}"
             raise Violated("I2", text, machine.name)
         if entry.parent != state.head.digest:
-            raise Violated("I3", f"{entry.span}: an entry of round {entry.round} is absorbed without its parent", machine.name)
+            raise Violated(
+                "I3", f"{entry.span}: an entry of round {entry.round} is absorbed without its parent", machine.name
+            )
 
     def span_advanced(self, machine: Machine, before: SpanState, entry: Entry, after: SpanState) -> None:
         """Check the bytes after an entry."""
@@ -126,7 +132,9 @@ class Inspector:
         elif self.has_flipped:
             self.differing.setdefault((machine.name, span), self._player.now)
         else:
-            raise Violated("I1", f"{span}: equal chain digests at height {state.head.height}, other bytes", machine.name)
+            raise Violated(
+                "I1", f"{span}: equal chain digests at height {state.head.height}, other bytes", machine.name
+            )
 
     # -- I2: what is counted
 
@@ -160,14 +168,15 @@ class Inspector:
         self._check_mean(machine, entry, peers, where)
 
     def _check_mean(self, machine: Machine, entry: Entry, peers: list[PeerId], where: str) -> None:
-        """Redo the mean from what was really sent; for a grid of one row, where reducer and owner are the same."""
+        """Redo the mean from what was really sent, in a grid by way of the means of the rows."""
         maths = self._player.maths
         payloads = [self._sent.get((entry.span, entry.round, peer)) for peer in peers]
         missing = [self._player.by_peer[peer].name for peer, sent in zip(peers, payloads, strict=True) if sent is None]
         if missing:
             raise Violated("I2", f"{where} counts {', '.join(missing)}, who sent nothing", machine.name)
         vectors = [maths.decode(maths.codecs.contribution, sent) for sent in payloads if sent is not None]
-        mean_N = weighted_mean(vectors, entry.weights)
+        grid = fold_roster(self.rosters[entry.roster], self._player.rules.group_size)
+        mean_N = _mean_of(grid, peers, vectors, entry.weights, maths.codecs.row_mean)
         if maths.codecs.entry.encode(mean_N) != entry.payload:
             raise Violated("I2", f"{where} is not the mean of what its {len(peers)} members sent", machine.name)
 
@@ -181,7 +190,7 @@ class Inspector:
             raise Violated("I4", f"in round {engine.round} at second {now:.2f}", machine.name)
         collection = engine.exchange.collection
         if collection is not None and now >= clock.reduce_by(collection.round):
-            unsettled = [str(span) for span in collection.owned if span not in collection.settled]
+            unsettled = [str(span) for span in collection.reduced if span not in collection.settled]
             if unsettled:
                 text = f"{', '.join(unsettled)} unsettled in round {collection.round} after the deadline"
                 raise Violated("I4", text, machine.name)
@@ -222,3 +231,20 @@ class Inspector:
         if not enough:
             text = f"roster {roster.k} (level {roster.level}) has {len(votes)} votes of {len(counted)} members"
             raise Violated("I8", text, machine.name)
+
+
+def _mean_of(
+    grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], weights: Sequence[float], row_codec: Codec
+) -> Vector:
+    """Return the mean that an owner should have found: of all at once, or of each row and then of the rows."""
+    if len(grid.rows) == 1:
+        return weighted_mean(vectors, weights)
+    means, row_weights = [], []
+    for row in range(len(grid.rows)):
+        here = [place for place, peer in enumerate(peers) if grid.row_of[peer] == row]
+        weight = sum(weights[place] for place in here)
+        if weight > 0:  # a row of newcomers only weighs nothing among others
+            mean_N = weighted_mean([vectors[place] for place in here], [weights[place] for place in here])
+            means.append(row_codec.decode(row_codec.encode(mean_N), len(mean_N)))
+            row_weights.append(weight)
+    return weighted_mean(means, row_weights)

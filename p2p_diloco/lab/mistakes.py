@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
-
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.lab.machine import Machine
 from p2p_diloco.lab.maths import OUTER, absorbed_entry
@@ -146,5 +145,3 @@ def _add_any_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Veri
     if proposal is None or (word.roster, word.ballot) != (proposal.roster.digest(), candidacy.ballot):
         return candidacy
     return replace(candidacy, votes={**candidacy.votes, sender: word.signature})
-
-

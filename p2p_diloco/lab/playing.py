@@ -209,10 +209,7 @@ class Player(Stage):
             return
         self.mistakes.note_mean(machine, order, reduced)
         now = machine.local(self.now)
-        actions = machine.running.span_reduced(
-            order.round, order.span, reduced.sound, reduced.payload, reduced.norm, now
-        )
-        self.perform(machine, actions)
+        self.perform(machine, machine.running.span_reduced(order, reduced.sound, reduced.payload, reduced.norm, now))
 
     def _serve_span(self, machine: Machine, action: ServeSpan) -> None:
         state = machine.vectors.states.get(action.span)
@@ -243,9 +240,7 @@ class Player(Stage):
             if a[0] == b[0] and a[1] != b[1]
         ]
         now = machine.local(self.now)
-        self.perform(
-            machine, machine.running.content_compared(action.peer, action.fragment, num_equal, differing, now)
-        )
+        self.perform(machine, machine.running.content_compared(action.peer, action.fragment, num_equal, differing, now))
 
     def _states(self, machine: Machine, fragment: int) -> list[SpanState] | None:
         found = [machine.vectors.states.get(span) for span in self.spans if span.fragment == fragment]
@@ -262,5 +257,3 @@ def _through_the_wire(message: Message) -> Message:
     if decoded != message:
         raise Violated("I9", f"the wire form of a message changes it: {message}")
     return decoded
-
-

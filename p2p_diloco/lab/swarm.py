@@ -26,7 +26,12 @@ from p2p_diloco.swarm.vector_work import Codecs
 
 CHECKPOINT_ROUNDS = (1.0, 4.0)
 SHORTEST_PAUSE_SECONDS = 1e-3
-INT4 = Codecs(contribution=codec_named("int4"), entry=codec_named("int4"), rounds_stochastically=False)
+INT4 = Codecs(
+    contribution=codec_named("int4"),
+    row_mean=codec_named("int8"),
+    entry=codec_named("int4"),
+    rounds_stochastically=False,
+)
 
 
 def swarm_of(
@@ -47,17 +52,14 @@ def swarm_of(
     rules = toy_rules(
         num_spans=num_spans,
         span_elements=span_elements,
-        contribution=codecs.contribution,
-        entry=codecs.entry,
+        codecs=codecs,
         group_size=group_size,
         void_cycles=void_cycles,
         scrub_cycles=scrub_cycles,
         heartbeat_seconds=heartbeat_seconds,
     )
     maths = SharedMaths(codecs, span_elements)
-    return Swarm(
-        seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, mistake), trace=trace
-    )
+    return Swarm(seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, mistake), trace=trace)
 
 
 class Swarm(Player):
@@ -308,8 +310,10 @@ class Swarm(Player):
 
     def _holds(self, machine: Machine, states: object) -> bool:
         mine = machine.vectors.states
-        return isinstance(states, dict) and len(mine) == len(states) and all(
-            state is mine[span] for span, state in states.items()
+        return (
+            isinstance(states, dict)
+            and len(mine) == len(states)
+            and all(state is mine[span] for span, state in states.items())
         )
 
     def members(self, name: str) -> set[str]:
@@ -320,7 +324,9 @@ class Swarm(Player):
         """Tell whether the roster in force everywhere lists exactly those that run, at their incarnations."""
         wanted = {(m.peer, m.running.me.incarnation) for m in self.running()}
         rosters = [machine.running.book.in_force for machine in self.running()]
-        return all(roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters)
+        return all(
+            roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters
+        )
 
     def height(self, name: str) -> int:
         """Return the entries that a machine has absorbed, summed over all spans."""
@@ -342,8 +348,6 @@ class Swarm(Player):
                 f" last: {[f'{at:.0f} {report.topic}' for at, report in list(machine.reports)[-3:]]}"
             )
         return "\n".join(lines)
-
-
 
 
 def _is_unfounded(machine: Machine) -> bool:

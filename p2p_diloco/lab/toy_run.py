@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2p_diloco.codec.codec import Codec
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.roster import CertifiedRoster, Member, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.vector_work import Codecs
 
 RUN = sha256(b"a run in the lab")
 ROUND_SECONDS = 8.0
@@ -48,8 +48,7 @@ def toy_rules(
     *,
     num_spans: tuple[int, ...],
     span_elements: int,
-    contribution: Codec,
-    entry: Codec,
+    codecs: Codecs,
     group_size: int = 16,
     void_cycles: int = 8,
     scrub_cycles: int = 8,
@@ -60,7 +59,7 @@ def toy_rules(
     Args:
         num_spans: spans of each fragment.
         span_elements: elements of every span; a few, for the rules never look into a vector.
-        contribution, entry: codecs both ways; payload sizes follow from them.
+        codecs: payload sizes follow from them.
     """
     spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
     return RunRules(
@@ -69,8 +68,9 @@ def toy_rules(
         clock=RoundClock(start_seconds=0.0, round_seconds=ROUND_SECONDS, num_fragments=len(num_spans)),
         num_spans=num_spans,
         span_elements=dict.fromkeys(spans, span_elements),
-        payload_bytes=dict.fromkeys(spans, contribution.encoded_bytes(span_elements)),
-        entry_bytes=dict.fromkeys(spans, entry.encoded_bytes(span_elements)),
+        payload_bytes=dict.fromkeys(spans, codecs.contribution.encoded_bytes(span_elements)),
+        row_mean_bytes=dict.fromkeys(spans, codecs.row_mean.encoded_bytes(span_elements)),
+        entry_bytes=dict.fromkeys(spans, codecs.entry.encoded_bytes(span_elements)),
         group_size=group_size,
         void_cycles=void_cycles,
         heartbeat_seconds=heartbeat_seconds,

@@ -66,7 +66,12 @@ class Trial:
             start=START_SECONDS,
             num_spans=scenario.num_spans,
             span_elements=SPAN_ELEMENTS,
-            codecs=Codecs(contribution=codec, entry=codec, rounds_stochastically=False),
+            codecs=Codecs(
+                contribution=codec,
+                row_mean=codec_named("int8") if scenario.codec == "int4" else codec,
+                entry=codec,
+                rounds_stochastically=False,
+            ),
             group_size=scenario.group_size,
             void_cycles=scenario.void_cycles,
             scrub_cycles=scenario.scrub_cycles,
