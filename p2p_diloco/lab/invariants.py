@@ -81,7 +81,9 @@ class Inspector:
             text = f"{entry.span}: an entry of round {entry.round} is absorbed on top of round {state.head.round}"
             raise Violated("I2", text, machine.name)
         if entry.parent != state.head.digest:
-            raise Violated("I3", f"{entry.span}: an entry of round {entry.round} is absorbed without its parent", machine.name)
+            raise Violated(
+                "I3", f"{entry.span}: an entry of round {entry.round} is absorbed without its parent", machine.name
+            )
 
     def span_advanced(self, machine: Machine, before: SpanState, entry: Entry, after: SpanState) -> None:
         """Check the bytes after an entry."""
@@ -126,7 +128,9 @@ class Inspector:
         elif self.has_flipped:
             self.differing.setdefault((machine.name, span), self._player.now)
         else:
-            raise Violated("I1", f"{span}: equal chain digests at height {state.head.height}, other bytes", machine.name)
+            raise Violated(
+                "I1", f"{span}: equal chain digests at height {state.head.height}, other bytes", machine.name
+            )
 
     # -- I2: what is counted
 

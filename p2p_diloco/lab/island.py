@@ -142,9 +142,7 @@ class Island:
             self.states[span] = command.state
             return
         in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
-        self._keep(
-            span, replace_span(before, in_flight, self.local[span], replacement=command.state, merge_rule=MERGE)
-        )
+        self._keep(span, replace_span(before, in_flight, self.local[span], replacement=command.state, merge_rule=MERGE))
         self._resolved(span, before, None)
 
     def flip_bit(self, span: SpanId, place: int, bit: int) -> bool:

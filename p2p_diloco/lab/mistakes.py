@@ -146,5 +146,3 @@ def _add_any_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Veri
     if proposal is None or (word.roster, word.ballot) != (proposal.roster.digest(), candidacy.ballot):
         return candidacy
     return replace(candidacy, votes={**candidacy.votes, sender: word.signature})
-
-

@@ -243,9 +243,7 @@ class Player(Stage):
             if a[0] == b[0] and a[1] != b[1]
         ]
         now = machine.local(self.now)
-        self.perform(
-            machine, machine.running.content_compared(action.peer, action.fragment, num_equal, differing, now)
-        )
+        self.perform(machine, machine.running.content_compared(action.peer, action.fragment, num_equal, differing, now))
 
     def _states(self, machine: Machine, fragment: int) -> list[SpanState] | None:
         found = [machine.vectors.states.get(span) for span in self.spans if span.fragment == fragment]
@@ -262,5 +260,3 @@ def _through_the_wire(message: Message) -> Message:
     if decoded != message:
         raise Violated("I9", f"the wire form of a message changes it: {message}")
     return decoded
-
-

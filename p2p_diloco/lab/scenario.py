@@ -144,9 +144,7 @@ def _draw_strikes(
     return tuple(sorted(strikes, key=lambda fault: fault.at))
 
 
-def _draw_strike(
-    rng: random.Random, names: list[str], kind: FaultKind, bad_from: float, bad_until: float
-) -> Strike:
+def _draw_strike(rng: random.Random, names: list[str], kind: FaultKind, bad_from: float, bad_until: float) -> Strike:
     at = rng.uniform(bad_from, bad_until)
     seconds = ROUND_SECONDS * rng.choice([0.1, 0.5, 1.0, 2.0, 4.0, 8.0]) * rng.uniform(0.5, 1.5)
     count = 1

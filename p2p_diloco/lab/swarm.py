@@ -55,9 +55,7 @@ def swarm_of(
         heartbeat_seconds=heartbeat_seconds,
     )
     maths = SharedMaths(codecs, span_elements)
-    return Swarm(
-        seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, mistake), trace=trace
-    )
+    return Swarm(seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, mistake), trace=trace)
 
 
 class Swarm(Player):
@@ -308,8 +306,10 @@ class Swarm(Player):
 
     def _holds(self, machine: Machine, states: object) -> bool:
         mine = machine.vectors.states
-        return isinstance(states, dict) and len(mine) == len(states) and all(
-            state is mine[span] for span, state in states.items()
+        return (
+            isinstance(states, dict)
+            and len(mine) == len(states)
+            and all(state is mine[span] for span, state in states.items())
         )
 
     def members(self, name: str) -> set[str]:
@@ -320,7 +320,9 @@ class Swarm(Player):
         """Tell whether the roster in force everywhere lists exactly those that run, at their incarnations."""
         wanted = {(m.peer, m.running.me.incarnation) for m in self.running()}
         rosters = [machine.running.book.in_force for machine in self.running()]
-        return all(roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters)
+        return all(
+            roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters
+        )
 
     def height(self, name: str) -> int:
         """Return the entries that a machine has absorbed, summed over all spans."""
@@ -342,8 +344,6 @@ class Swarm(Player):
                 f" last: {[f'{at:.0f} {report.topic}' for at, report in list(machine.reports)[-3:]]}"
             )
         return "\n".join(lines)
-
-
 
 
 def _is_unfounded(machine: Machine) -> bool:

@@ -60,5 +60,3 @@ def _short(value: object, names: Mapping[bytes, str]) -> str:
     if hasattr(value, "__dataclass_fields__"):
         return describe(value, names)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-

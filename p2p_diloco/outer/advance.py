@@ -160,9 +160,7 @@ def advance_span(
         NonFiniteUpdate: the update or the step along it is not finite; the span is void.
     """
     advanced = absorb(state, entry=entry, update_N=update_N, rule=outer_rule)
-    return follow_entry(
-        state, in_flight, local_N, advanced=advanced, own_included=own_included, merge_rule=merge_rule
-    )
+    return follow_entry(state, in_flight, local_N, advanced=advanced, own_included=own_included, merge_rule=merge_rule)
 
 
 def follow_entry(

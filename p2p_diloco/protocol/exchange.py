@@ -45,13 +45,14 @@ class Exchange:
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
     def begin(self, round_index: int, contributes: bool) -> list[Action]:
-        """Begin a round under the roster now in force; ask the island for its contribution when it takes part."""
+        """Begin a round under the roster that governs it; ask the island for its contribution when it takes part."""
         self._parents.clear()
-        roster, grid = self._membership.book.in_force, self._membership.book.grid()
+        governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
-        if roster is None or grid is None or round_index < 0 or self.is_over:
+        if governing is None or round_index < 0 or self.is_over:
             self.collection = None
             return []
+        roster, grid = governing
         me = self._membership.me
         fragment = self._rules.clock.fragment(round_index)
         self.collection = Collection(
