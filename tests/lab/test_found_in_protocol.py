@@ -61,3 +61,20 @@ def test_one_roster_is_certified_in_a_cycle_whatever_the_clocks_say() -> None:
     swarm.run(160.0)
     now = swarm.machines["p0"].roster
     assert now.k - k == now.cycle - cycle
+
+
+def test_a_joiner_with_a_single_donor_mends_what_differs_from_it() -> None:
+    """It waited for a second accuser; at home behind one helper there is none, and it never became ready."""
+    swarm = swarm_of(seed=1)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(3):
+        swarm.add(f"p{place}", dialable=False)
+    swarm.run_until(lambda: swarm.all_members() and swarm.agreed(), 60.0)
+    machine = swarm.machines["p1"]
+    assert swarm.flip_bit("p1", swarm.spans[0], 0, 20)
+    machine.disk.keep_checkpoint(machine.vectors.states)
+    swarm.kill("p1")
+    swarm.run(1.0)
+    swarm.start("p1")
+    swarm.run_until(lambda: machine.running.ready and not swarm.inspector.differing, 60.0)
+    assert "content" in machine.topics
