@@ -1,1 +1,1 @@
-"""Swarms without machines: the real rules played over a heap of virtual time, every disaster replayable from its seed."""
+"""Swarms without machines: the real rules over a heap of virtual time, every disaster replayable from its seed."""

@@ -109,6 +109,7 @@ class Machine:
     border_is_due: bool = False
     awake_since: float = 0.0
     slept_seconds: float = 0.0
+    ready_at: float = 0.0
     contributes: bool = True
     founds: bool = False
     remembers: bool = False

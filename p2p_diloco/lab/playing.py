@@ -140,6 +140,8 @@ class Player(Stage):
         self.note(machine, action.topic, action.text)
         machine.reports.append((self.now, action))
         machine.topics.add(action.topic)
+        if action.topic == "ready":
+            machine.ready_at = self.now
         if action.topic == "branch":
             self.inspector.branch_given_up(machine)
 

@@ -276,23 +276,32 @@ class CatchUp:
         return [CompareContent(peer=sender, fragment=reply.fragment, digests=reply.digests)]
 
     def content_compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId]
+        self,
+        peer: PeerId,
+        fragment: int,
+        num_equal: int,
+        differing: Iterable[SpanId],
+        num_accusers: int = WITNESSES,
     ) -> list[SpanId]:
-        """Note a comparison at equal chain digests; return spans that two peers say are wrong here: fetched again."""
+        """Note a comparison at equal chain digests; return spans that enough peers say are wrong here: fetched again.
+
+        Args:
+            num_accusers: how many must say so.
+        """
         differing = list(differing)
         if not differing and num_equal == self._rules.num_spans[fragment]:
             self._witnesses.setdefault(fragment, set()).add(peer)
         wrong = []
         for span in differing:
-            if self._accuse(span, peer):
+            if self._accuse(span, peer, num_accusers):
                 wrong.append(span)
         return wrong
 
-    def _accuse(self, span: SpanId, peer: PeerId) -> bool:
-        """Note that a peer holds something else at the same chain digest; two of them have the span fetched again."""
+    def _accuse(self, span: SpanId, peer: PeerId, num_accusers: int = WITNESSES) -> bool:
+        """Note that a peer holds something else at the same chain digest; enough of them have the span fetched again."""
         accusers = self._accusers.setdefault(span, set())
         accusers.add(peer)
-        if len(accusers) < WITNESSES:
+        if len(accusers) < num_accusers:
             return False
         del self._accusers[span]
         self.want_transfer(span, peer)

@@ -9,9 +9,11 @@ from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage,
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.finish import Finish, refuse_row_mean
+from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.inclusion import build_entry
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import (
     Collection,
     FragmentContribution,
@@ -50,15 +52,16 @@ class Exchange:
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
     def begin(self, round_index: int, contributes: bool) -> list[Action]:
-        """Begin a round under the roster now in force; ask the island for its contribution when it takes part."""
+        """Begin a round under the roster that governs it; ask the island for its contribution when it takes part."""
         self._gathered.clear()
         self.collection = self.finish = None
-        roster, grid = self._membership.book.in_force, self._membership.book.grid()
+        governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
-        if roster is None or grid is None or round_index < 0 or self.is_over:
+        if governing is None or round_index < 0 or self.is_over:
             return []
+        roster, grid = governing
         me = self._membership.me
-        self._open(round_index)
+        self._open(round_index, roster, grid)
         fragment = self._rules.clock.fragment(round_index)
         actions: list[Action] = []
         if contributes and me.trains and roster.member(me.peer) == me.member():
@@ -69,13 +72,9 @@ class Exchange:
                 actions += self.take(sender, message, self._rules.clock.begin(round_index))
         return actions
 
-    def _open(self, round_index: int) -> None:
-        """Begin to collect under the roster in force."""
+    def _open(self, round_index: int, roster: Roster, grid: Grid) -> None:
+        """Begin to collect under `roster`."""
         book, me = self._membership.book, self._membership.me.peer
-        roster, grid, digest = book.in_force, book.grid(), book.in_force_digest
-        assert roster is not None
-        assert grid is not None
-        assert digest is not None
         fragment = self._rules.clock.fragment(round_index)
         num_spans = self._rules.num_spans[fragment]
         row = grid.row_for(me)
@@ -83,7 +82,7 @@ class Exchange:
             round=round_index,
             fragment=fragment,
             roster=roster,
-            roster_digest=digest,
+            roster_digest=roster.digest(),
             grid=grid,
             row=row,
             members=row_members(roster, grid, row),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.protocol.actions import Action, Report, Send, ServeContent, ServeSpan
 from p2p_diloco.protocol.beacon import Beacon
-from p2p_diloco.protocol.catch_up import CatchUp, CatchUpRules
+from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp, CatchUpRules
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
@@ -145,10 +145,12 @@ class Repair:
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
-        wrong = self.catch_up.content_compared(peer, fragment, num_equal, differing)
+        # Who is not ready is never the truth: where there is one donor alone, as for a peer at home, its word is enough.
+        num_donors = len(self.donors(now)) if not self._membership.ready else WITNESSES
+        num_accusers = max(min(WITNESSES, num_donors), 1)
+        wrong = self.catch_up.content_compared(peer, fragment, num_equal, differing, num_accusers)
         reports: list[Action] = [
-            Report(topic="content", text=f"{span} differs from what two peers hold; fetching it again")
-            for span in wrong
+            Report(topic="content", text=f"{span} differs from what others hold; fetching it again") for span in wrong
         ]
         return reports + self.pump(now)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
+from p2p_diloco.protocol.ballot import ballot_turn
 from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
@@ -90,6 +91,20 @@ class RosterBook:
     def grid(self) -> Grid | None:
         """Return the grid of the roster in force."""
         return self.folded[self.in_force_digest][1] if self.in_force_digest is not None else None
+
+    def governing(self, round_index: int) -> tuple[Roster, Grid] | None:
+        """Return the roster, with its grid, that a round goes by: the newest one agreed on before that round.
+
+        One that is certified while a round begins would reach some members just before and others just after, and half
+        of their contributions would name another roster. So it counts from the next round on, by whosever clock.
+        """
+        digest = self.in_force_digest
+        while digest is not None:
+            certified = self._certified[digest]
+            if certified.roster.k == 0 or ballot_turn(certified.ballot)[0] < round_index:
+                return self.folded[digest]
+            digest = certified.roster.parent
+        return None
 
     def parent_of(self, roster: Roster) -> Roster | None:
         """Return the parent of a known roster, None for the founding one."""

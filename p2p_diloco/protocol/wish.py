@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.ballot import Candidacy
+from p2p_diloco.protocol.ballot import Candidacy, ballot_turn
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
 from p2p_diloco.protocol.roster import MOST_MEMBERS, Goodbye, Member, Roster, is_quotable
@@ -51,7 +51,7 @@ def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
         k=parent.k + 1,
         epoch=parent.epoch + (candidacy.level > 0),
         level=candidacy.level,
-        cycle=max(parent.cycle, view.clock.cycle(view.round)),
+        cycle=max(parent.cycle, view.clock.cycle(ballot_turn(candidacy.ballot)[0])),
         regrid=regrid,
         members=_in_order(members, parent, regrid),
         helper=parent.helper,

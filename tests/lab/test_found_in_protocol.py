@@ -32,3 +32,49 @@ def test_who_joins_a_run_of_one_fragment_becomes_ready_while_it_goes_on() -> Non
     swarm.add("late")
     swarm.run_until(lambda: swarm.machines["late"].running.ready, 2 * CYCLE_SECONDS)
     swarm.run_until(swarm.all_members, 3 * CYCLE_SECONDS)
+
+
+def test_clocks_that_differ_by_a_little_void_no_round() -> None:
+    """Promises of those ahead let a lead certify before its own round began; it then went by another roster."""
+    swarm = swarm_of(num_spans=(2, 2), seed=1)
+    swarm.add("boot", trains=False, found=True)
+    for place, offset in enumerate((-0.4, 0.4, 0.4, -0.4, 0.0)):
+        swarm.add(f"p{place}", offset_seconds=offset)
+    swarm.run_until(swarm.all_members, 60.0)
+    swarm.run(20.0)
+    for machine in swarm.running():
+        machine.closed.clear()
+    swarm.run(200.0)
+    for machine in swarm.running():
+        assert {closed.num_entries for closed in machine.closed} == {2}, machine
+        assert {closed.num_included for closed in machine.closed} == {10}, machine
+
+
+def test_one_roster_is_certified_in_a_cycle_whatever_the_clocks_say() -> None:
+    """A ballot of the next round, proposed before that began here, was labelled with the cycle before."""
+    swarm = swarm_of(num_spans=(2,), seed=3)
+    swarm.add("boot", trains=False, found=True, offset_seconds=-0.4)
+    for place in range(3):
+        swarm.add(f"p{place}", dialable=False, offset_seconds=0.3)
+    swarm.run_until(swarm.all_members, 60.0)
+    k, cycle = swarm.machines["p0"].roster.k, swarm.machines["p0"].roster.cycle
+    swarm.run(160.0)
+    now = swarm.machines["p0"].roster
+    assert now.k - k == now.cycle - cycle
+
+
+def test_a_joiner_with_a_single_donor_mends_what_differs_from_it() -> None:
+    """It waited for a second accuser; at home behind one helper there is none, and it never became ready."""
+    swarm = swarm_of(seed=1)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(3):
+        swarm.add(f"p{place}", dialable=False)
+    swarm.run_until(lambda: swarm.all_members() and swarm.agreed(), 60.0)
+    machine = swarm.machines["p1"]
+    assert swarm.flip_bit("p1", swarm.spans[0], 0, 20)
+    machine.disk.keep_checkpoint(machine.vectors.states)
+    swarm.kill("p1")
+    swarm.run(1.0)
+    swarm.start("p1")
+    swarm.run_until(lambda: machine.running.ready and not swarm.inspector.differing, 60.0)
+    assert "content" in machine.topics

@@ -50,7 +50,7 @@ def child_of(parent: Roster, members: Iterable[Member], **changes: object) -> Ro
     return replace(child, **changes)  # type: ignore[arg-type]
 
 
-def certify(roster: Roster, voters: Iterable[PeerId], ballot: int = 5) -> CertifiedRoster:
+def certify(roster: Roster, voters: Iterable[PeerId], ballot: int = 0) -> CertifiedRoster:
     statement = vote_statement(roster.digest(), ballot)
     votes = tuple(sorted((peer, sign_as(peer, statement)) for peer in voters))
     return CertifiedRoster(roster=roster, ballot=ballot, votes=votes)

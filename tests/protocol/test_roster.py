@@ -127,7 +127,7 @@ def test_a_good_bye_counts_only_where_the_leaver_cannot_have_voted(changes: dict
     word = replace(goodbye(D, parent=PARENT), **changes)  # type: ignore[arg-type]
     word = replace(word, signature=sign_as(D, word.statement()))
     assert is_quotable(word, PARENT, PARENT.digest(), 5) is expected
-    certified = certify(child(goodbyes=(word,)), [A, B])
+    certified = certify(child(goodbyes=(word,)), [A, B], ballot=5)
     if expected:
         check_certificate(certified, PARENT, verify)
     else:

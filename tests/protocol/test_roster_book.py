@@ -8,6 +8,7 @@ from made import book_with, certify, child_of, founding, ids, roster_1
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import sha256
+from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.roster_book import RosterBook
 
@@ -42,6 +43,17 @@ def test_an_empty_book_has_nothing_in_force() -> None:
     assert book.grid() is None
     assert book.landmarks() == ()
     assert book.after(()) == ()
+
+
+def test_a_round_goes_by_the_newest_roster_that_was_agreed_on_before_it() -> None:
+    first = roster_1(3)
+    second = certify(child_of(first.roster, first.roster.members), ids(3), ballot=ballot_number(5, 1))
+    book = book_with(founding(), first, second)
+    of_round_5, of_round_6 = book.governing(5), book.governing(6)
+    assert of_round_5 is not None
+    assert of_round_6 is not None
+    assert (of_round_5[0], of_round_6[0]) == (first.roster, second.roster)
+    assert book_with().governing(0) is None
 
 
 def test_a_roster_whose_parent_is_not_known_is_refused() -> None:
