@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -134,10 +134,11 @@ def _add_any_promise(candidacy: Candidacy, sender: PeerId, word: Promise, verify
     return replace(candidacy, promises={**candidacy.promises, sender: word.voted})
 
 
-def _propose_to_all(candidacy: Candidacy, wish: Roster) -> Candidacy:
+def _propose_to_all(candidacy: Candidacy, wish: Roster, sign: Callable[[bytes], bytes]) -> Candidacy:
     if candidacy.proposal is not None or not candidacy.promises:
         return candidacy
-    return replace(candidacy, proposal=Proposal(ballot=candidacy.ballot, roster=wish))
+    unsigned = Proposal(ballot=candidacy.ballot, roster=wish, signature=bytes(64))
+    return replace(candidacy, proposal=replace(unsigned, signature=sign(unsigned.statement())))
 
 
 def _add_any_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -> Candidacy:

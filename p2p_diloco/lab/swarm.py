@@ -19,8 +19,8 @@ from p2p_diloco.lab.playing import Player
 from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.toy_run import found_run, signer, start_states, toy_rules, verify
 from p2p_diloco.lab.trace import Trace
+from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
-from p2p_diloco.protocol.membership import Self
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.vector_work import Codecs
 

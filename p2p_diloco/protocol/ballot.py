@@ -10,7 +10,7 @@ What a member has promised and voted must be on disk before it is said aloud: a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from p2p_diloco.errors import PeerError
@@ -96,10 +96,15 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A lead's request to vote for `roster` in `ballot`."""
+    """A lead's request to vote for `roster` in `ballot`; signed, since others pass it on."""
 
     ballot: int
     roster: Roster
+    signature: bytes
+
+    def statement(self) -> bytes:
+        """Return the bytes that are signed."""
+        return b"proposal" + self.ballot.to_bytes(8, "little") + self.roster.digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,7 @@ PROMISE_LAYOUT: Layout = (
     ("voted", _VOTED),
     ("signature", SIGNATURE),
 )
-PROPOSAL_LAYOUT: Layout = (("ballot", U64), ("roster", record(Roster, ROSTER_LAYOUT)))
+PROPOSAL_LAYOUT: Layout = (("ballot", U64), ("roster", record(Roster, ROSTER_LAYOUT)), ("signature", SIGNATURE))
 VOTE_LAYOUT: Layout = (("parent", DIGEST), ("roster", DIGEST), ("ballot", U64), ("signature", SIGNATURE))
 
 NO_BALLOTS = Ballots(parent=ZERO_DIGEST, bonds=())
@@ -188,8 +193,8 @@ def _could_be_voted(voted: tuple[int, Roster], candidacy: Candidacy, verify: Ver
     return True
 
 
-def propose(candidacy: Candidacy, wish: Roster) -> Candidacy:
-    """Return the candidacy with its proposal once enough members have promised, unchanged before.
+def propose(candidacy: Candidacy, wish: Roster, sign: Callable[[bytes], bytes]) -> Candidacy:
+    """Return the candidacy with its signed proposal once enough members have promised, unchanged before.
 
     The proposal is `wish` unless a promise tells of an earlier vote: then the vote of the highest ballot is proposed
     again, because it may already have been certified somewhere. Enough is counted for what is proposed, since the
@@ -202,7 +207,8 @@ def propose(candidacy: Candidacy, wish: Roster) -> Candidacy:
     counted = counted_members(candidacy.parent, roster.goodbyes, candidacy.level)
     if len(counted & candidacy.promises.keys()) < votes_needed(len(counted), candidacy.level):
         return candidacy
-    return replace(candidacy, proposal=Proposal(ballot=candidacy.ballot, roster=roster))
+    unsigned = Proposal(ballot=candidacy.ballot, roster=roster, signature=bytes(64))
+    return replace(candidacy, proposal=replace(unsigned, signature=sign(unsigned.statement())))
 
 
 def add_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -> Candidacy:

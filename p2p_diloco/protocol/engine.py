@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send
+from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, Vote
 from p2p_diloco.protocol.beacon import Beacon, Progress
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.entry import Entry, EntryRules, included_places
 from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.membership import Membership, Self
+from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
     FragmentHead,
     Heartbeat,
@@ -28,10 +29,13 @@ from p2p_diloco.protocol.messages import (
     RowMean,
     SpanVector,
 )
+from p2p_diloco.protocol.overlay import Relay
+from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.repair import Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.turns import Turns
 
@@ -83,6 +87,7 @@ class PeerEngine:
         self._repair = Repair(
             rules=rules, membership=self.membership, chains=self.chains, beacon=self._beacon, linked=self.linked
         )
+        self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self._old_goodbye = recalled.goodbye
         self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
         self._recall(recalled)
@@ -175,8 +180,12 @@ class PeerEngine:
         actions += self.membership.tick(now)
         actions += self._repair.pump(now)
         if self._beacon.is_due(now):
-            actions += self._sign_of_life(now)
-        return actions
+            actions += self._sign_of_life(now) + self.membership.row_reports(now)
+        return self._routes.routed(actions)
+
+    def wanted_links(self) -> frozenset[PeerId] | None:
+        """Return whom this peer needs a link to; None: to all, as far as they can be reached."""
+        return self._routes.wanted_links(self.round)
 
     def _sign_of_life(self, now: float) -> list[Action]:
         heartbeat = self._beacon.heartbeat(self.progress, self.closed_heads(now))
@@ -212,9 +221,14 @@ class PeerEngine:
             case Promise():
                 return self.membership.take_promise(sender, message, now)
             case Proposal():
-                return self.membership.take_proposal(sender, message, now)
+                return self._routes.routed(self.membership.take_proposal(sender, message, now))
             case Vote():
                 return self.membership.take_vote(sender, message, now)
+            case Relay():
+                return self._take_relay(message, now)
+            case RowReport():
+                self.membership.take_report(sender, message, now)
+                return []
             case RosterRequest():
                 reply = RosterReply(rosters=self.book.after(message.known))
                 return [Send(to=sender, message=reply, deadline=self._soon(now))] if reply.rosters else []
@@ -227,8 +241,16 @@ class PeerEngine:
             case _:
                 return self._repair.take(sender, message, now)
 
+    def _take_relay(self, relay: Relay, now: float) -> list[Action]:
+        if relay.to != self.me.peer:
+            return self._routes.pass_on(relay, self._soon(now))
+        word = self._routes.arrived(relay)
+        return [word] if isinstance(word, Report) else self.receive(relay.source, word, now)
+
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
+        before = self.book.grid()
         actions = self.membership.take_rosters(reply.rosters, now)
+        actions += self._routes.hand_on_rosters(before, sender, actions, now, self._soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self._repair.adopt_branch()
         beat = self.membership.heard.get(sender)
@@ -278,7 +300,7 @@ class PeerEngine:
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
         for entry in entries:
-            actions += self._hand_down(entry, now)
+            actions += self._routes.hand_down(entry, now)
             roster, _ = self.book.folded[entry.roster]
             peers = [roster.members[place].peer for place in included_places(entry)]
             for peer in peers:
@@ -310,26 +332,6 @@ class PeerEngine:
         if owner == self.me.peer:
             return self.exchange.take(self.me.peer, mean, now)
         return [Send(to=owner, message=mean, deadline=self.rules.clock.finish_by(mean.round))]
-
-    def _hand_down(self, entry: Entry, now: float) -> list[Action]:
-        """Pass an entry on: its owner to the reducers of the other rows, every reducer to its row and its listeners.
-
-        Ready listeners too: they are on the next roster, and would begin it a cycle behind.
-        """
-        roster, grid = self.book.folded[entry.roster]
-        me = self.me.peer
-        if entry.round != self.rules.clock.round_at(now) or me not in grid.column(entry.span):
-            return []
-        ready = {peer for peer, beat in self.membership.alive(now).items() if beat.ready and beat.trains}
-        row = grid.row_for(me)
-        to = set(grid.rows[row]) | {peer for peer in ready - roster.peers() if grid.row_for(peer) == row}
-        if grid.owner(entry.span) == me:
-            to.update(grid.column(entry.span))
-        hub = roster.hub()
-        if hub is not None:
-            to.add(hub)
-        deadline = self.rules.clock.begin(entry.round + 1)
-        return [Send(to=peer, message=entry, deadline=deadline) for peer in sorted(to - {me})]
 
     def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
         """Take the island's contribution to the round in progress."""

@@ -6,12 +6,12 @@ that round is one lead's turn. A founder leads alone until roster 1 is certified
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
+from p2p_diloco.protocol.attendance import Attendance, Self
 from p2p_diloco.protocol.ballot import (
     Ballots,
     Candidacy,
@@ -27,12 +27,12 @@ from p2p_diloco.protocol.ballot import (
     propose,
     vote,
 )
-from p2p_diloco.protocol.messages import Heartbeat, RosterReply, RosterRequest
+from p2p_diloco.protocol.messages import RosterReply, RosterRequest
+from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
 from p2p_diloco.protocol.roster import (
     MOST_LEVELS,
     CertifiedRoster,
     Goodbye,
-    Member,
     Roster,
     Verify,
     check_child,
@@ -44,38 +44,13 @@ from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wish import View, wish_roster
 
-MOST_HEARD = 4096
 NO_SIGNATURE = bytes(64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Self:
-    """This peer, as the rules see it; `sign` is its key."""
-
-    peer: PeerId
-    incarnation: int
-    can_be_dialled: bool
-    trains: bool
-    sign: Callable[[bytes], bytes]
-
-    def member(self) -> Member:
-        """Return this incarnation as it would stand on a roster."""
-        return Member(peer=self.peer, incarnation=self.incarnation, can_be_dialled=self.can_be_dialled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """The latest heartbeat of a peer and when it came."""
-
-    heartbeat: Heartbeat
-    at: float
-
-
-class Membership:
+class Membership(Attendance):
     """One peer's view of the swarm and its part in certifying rosters. A state machine without I/O.
 
-    `took_part` holds the members included in entries of the last cycle; `included_total` what rosters publish. Both
-    are kept by the engine.
+    `included_total`, what rosters publish, is kept by the engine.
 
     Args:
         remembers: whether this peer still knows what its earlier incarnations voted. One whose disk was lost does
@@ -92,72 +67,20 @@ class Membership:
         verify: Verify,
         remembers: bool,
     ) -> None:
-        self.me = me
-        self.rules = rules
-        self.book = book
-        self.heard: dict[PeerId, Heard] = {}
-        self.took_part: dict[PeerId, int] = {}
+        super().__init__(me=me, rules=rules, book=book, verify=verify)
         self.included_total = 0
         self.void_cycles = 0
-        self.ready = False
-        self.leaving = False
         self.in_force_since = 0
-        self._goodbyes: dict[tuple[PeerId, int], Goodbye] = {}
         self._ballots = ballots
-        self._verify = verify
         self._candidacy: Candidacy | None = None
         self._remembers = remembers
 
     # -- who is here
 
-    def hear(self, heartbeat: Heartbeat, now: float) -> bool:
-        """Take a heartbeat; False for one that is old or not signed by its peer."""
-        known = self.heard.get(heartbeat.peer)
-        if known is None and len(self.heard) >= MOST_HEARD:
-            return False
-        age = (heartbeat.incarnation, heartbeat.sequence)
-        if known is not None and age <= (known.heartbeat.incarnation, known.heartbeat.sequence):
-            return False
-        if heartbeat.run != self.rules.run or not self._verify(
-            heartbeat.peer, heartbeat.statement(), heartbeat.signature
-        ):
-            return False
-        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now)
-        return True
-
-    def alive(self, now: float) -> dict[PeerId, Heartbeat]:
-        """Return the latest heartbeats of peers that are not silent and have not said good-bye; without this peer."""
-        return {
-            peer: heard.heartbeat
-            for peer, heard in self.heard.items()
-            if now - heard.at <= self.rules.silence_seconds
-            and (peer, heard.heartbeat.incarnation) not in self._goodbyes
-        }
-
-    def num_ready(self, now: float) -> int:
-        """Return how many peers that train are alive and ready, this one included."""
-        return sum(h.ready and h.trains for h in self.alive(now).values()) + (self.ready and self.me.trains)
-
     def is_hub(self) -> bool:
         """Tell whether no member can be dialled, so that all go through this peer, which holds the state for them."""
         roster = self.book.in_force
         return roster is not None and roster.k > 0 and roster.hub() == self.me.peer
-
-    def has_left(self, member: Member) -> bool:
-        """Tell whether that incarnation has said good-bye."""
-        return (member.peer, member.incarnation) in self._goodbyes
-
-    def take_goodbye(self, word: Goodbye) -> bool:
-        """Note a good-bye; False when it is not signed by its peer or known already."""
-        key = (word.peer, word.incarnation)
-        roster = self.book.in_force
-        is_member = word.peer == self.me.peer or (roster is not None and roster.member(word.peer) is not None)
-        if key in self._goodbyes or word.run != self.rules.run or not (is_member or word.peer in self.heard):
-            return False
-        if not self._verify(word.peer, word.statement(), word.signature):
-            return False
-        self._goodbyes[key] = word
-        return True
 
     def say_goodbye(self) -> Goodbye:
         """Leave: from now on this incarnation neither leads nor votes."""
@@ -235,11 +158,16 @@ class Membership:
             return []
         turn = self.rules.clock.lead_turn(round_index, now)
         ballot = ballot_number(round_index, turn)
-        lead = lead_order(parent, round_index)[turn]
+        lead = self._leads(parent, round_index)[turn]
         actions = self._promise(parent, ballot, lead, now)
         if lead == self.me.peer and not self.leaving:
             actions += self._lead(parent, ballot, now)
         return actions
+
+    def _leads(self, parent: Roster, round_index: int) -> tuple[PeerId, ...]:
+        """Return who leads in each turn; in a grid of several rows only reducers see all of it."""
+        _, grid = self.book.folded[parent.digest()]
+        return lead_order(parent, round_index, grid.reducers() if len(grid.rows) > 1 else frozenset())
 
     def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
         clock = self.rules.clock
@@ -289,12 +217,12 @@ class Membership:
         wish = wish_roster(candidacy, self._view(now))
         if wish is None:
             return []
-        self._candidacy = propose(candidacy, wish)
+        self._candidacy = propose(candidacy, wish, self.me.sign)
         proposal = self._candidacy.proposal
         if proposal is None:
             return []
         deadline = self._soon(now)
-        others = sorted(candidacy.parent.peers() - {self.me.peer})
+        others = sorted(self._first_to_hear(candidacy.parent))
         actions: list[Action] = [Send(to=peer, message=proposal, deadline=deadline) for peer in others]
         return actions + self.take_proposal(self.me.peer, proposal, now)
 
@@ -303,7 +231,14 @@ class Membership:
         round_index, turn = ballot_turn(ballot)
         if round_index < 0 or abs(round_index - self.rules.clock.round_at(now)) > 1:
             return None
-        return lead_order(parent, round_index)[turn]
+        return self._leads(parent, round_index)[turn]
+
+    def _first_to_hear(self, parent: Roster) -> frozenset[PeerId]:
+        """Return whom a word for all members of the roster in force goes to first; in a grid they hand it on."""
+        _, grid = self.book.folded[parent.digest()]
+        if len(grid.rows) == 1:
+            return parent.peers() - {self.me.peer}
+        return row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer)
 
     def take_promise(self, sender: PeerId, word: Promise, now: float) -> list[Action]:
         """Count a promise made to us; propose once they are enough."""
@@ -320,12 +255,21 @@ class Membership:
         return self._propose_when_enough(now)
 
     def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
-        """Vote for a proposal of the lead of its ballot, when what we have promised allows it."""
+        """Vote for a proposal of the lead of its ballot, when what we have promised allows it; hand it on in a grid."""
         parent = self.book.in_force
         roster = proposal.roster
-        if parent is None or roster.parent != parent.digest() or not self._may_vote(parent):
+        if parent is None or roster.parent != parent.digest():
             return []
-        if self._lead_of(parent, proposal.ballot, now) != sender or roster.level > self.level():
+        lead = self._lead_of(parent, proposal.ballot, now)
+        if lead is None or not self._verify(lead, proposal.statement(), proposal.signature):
+            return []
+        to = hands_on_to(self.book.folded[roster.parent][1], sender, self.me.peer)
+        handed_on = [Send(to=peer, message=proposal, deadline=self._soon(now)) for peer in sorted(to)]
+        return [*handed_on, *self._vote(lead, parent, proposal, now)]
+
+    def _vote(self, lead: PeerId, parent: Roster, proposal: Proposal, now: float) -> list[Action]:
+        roster = proposal.roster
+        if not self._may_vote(parent) or roster.level > self.level():
             return []
         if roster.cycle > self.rules.clock.cycle(self.rules.clock.round_at(now) + 1):
             return []
@@ -344,9 +288,9 @@ class Membership:
         signature = self.me.sign(vote_statement(digest, proposal.ballot))
         word = Vote(parent=roster.parent, roster=digest, ballot=proposal.ballot, signature=signature)
         actions: list[Action] = [KeepBallots(ballots=bound)]
-        if sender == self.me.peer:
-            return actions + self.take_vote(sender, word, now)
-        return [*actions, Send(to=sender, message=word, deadline=self._soon(now))]
+        if lead == self.me.peer:
+            return actions + self.take_vote(lead, word, now)
+        return [*actions, Send(to=lead, message=word, deadline=self._soon(now))]
 
     def take_vote(self, sender: PeerId, word: Vote, now: float) -> list[Action]:
         """Count a vote for our proposal; spread the certificate once they are enough."""
@@ -356,24 +300,17 @@ class Membership:
         certified = certificate(self._candidacy)
         if certified is None:
             return []
-        to = self._candidacy.parent.peers() | certified.roster.peers() | self.alive(now).keys()
+        to = self._first_to_hear(self._candidacy.parent) | self.alive(now).keys()
         reply = RosterReply(rosters=(certified,))
         deadline = self._soon(now)
         sends = [Send(to=peer, message=reply, deadline=deadline) for peer in sorted(to - {self.me.peer})]
         return [*self.take_rosters((certified,), now), *sends]
 
     def _view(self, now: float) -> View:
-        present = {
-            peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled)
-            for peer, beat in self.alive(now).items()
-            if beat.ready and beat.trains and self.rules.may_be_member(peer)
-        }
-        if self.ready and self.me.trains and self.rules.may_be_member(self.me.peer):
-            present[self.me.peer] = self.me.member()
         parent = self.book.in_force
         return View(
             lead=self.me.peer,
-            present=present,
+            present=self.present(now),
             took_part=self.took_part,
             newcomers=newcomers_of(parent, self.book.parent_of(parent)) if parent is not None else (),
             goodbyes=self._goodbyes.values(),

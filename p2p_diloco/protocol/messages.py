@@ -13,6 +13,8 @@ from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, PROPOSAL_LAYOUT, VOTE_LAYOUT, Promise, Proposal, Vote
 from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, Entry
+from p2p_diloco.protocol.overlay import RELAY_LAYOUT, Relay
+from p2p_diloco.protocol.presence import ROW_REPORT_LAYOUT, RowReport
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, MOST_MEMBERS, CertifiedRoster, Goodbye
 from p2p_diloco.protocol.wire import (
     DIGEST,
@@ -342,6 +344,8 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     17: (ManifestRequest, (("nonce", U64),)),
     18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
     19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
+    21: (Relay, RELAY_LAYOUT),
+    22: (RowReport, ROW_REPORT_LAYOUT),
     20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
     32: (Opening, _OPENING_LAYOUT),
     33: (SpanVector, _SPAN_VECTOR_LAYOUT),
@@ -355,7 +359,7 @@ _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
 Message = (
     Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | Promise | Proposal | Vote | HeadsRequest
     | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
-    | ManifestRequest | ManifestReply | Introductions | Refusal | Opening | SpanVector | Entry | RowMean
+    | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip
 
 

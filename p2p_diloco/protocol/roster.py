@@ -135,7 +135,7 @@ GOODBYE_LAYOUT: Layout = (
     ("voted", FLAG),
     ("signature", SIGNATURE),
 )
-_MEMBER_LAYOUT: Layout = (("peer", PEER), ("incarnation", U32), ("can_be_dialled", FLAG))
+MEMBER_LAYOUT: Layout = (("peer", PEER), ("incarnation", U32), ("can_be_dialled", FLAG))
 ROSTER_LAYOUT: Layout = (
     ("run", DIGEST),
     ("genesis", DIGEST),
@@ -145,7 +145,7 @@ ROSTER_LAYOUT: Layout = (
     ("level", U8),
     ("cycle", U64),
     ("regrid", U32),
-    ("members", many(record(Member, _MEMBER_LAYOUT), MOST_MEMBERS)),
+    ("members", many(record(Member, MEMBER_LAYOUT), MOST_MEMBERS)),
     ("helper", optional(PEER)),
     ("goodbyes", many(record(Goodbye, GOODBYE_LAYOUT), MOST_MEMBERS)),
     ("included_total", U64),
@@ -321,12 +321,15 @@ def _reachable(roster: Roster) -> tuple[PeerId, ...]:
     return tuple(member.peer for member in roster.members if member.can_be_dialled)
 
 
-def lead_order(roster: Roster, round_index: int) -> tuple[PeerId, ...]:
+def lead_order(roster: Roster, round_index: int, seers: frozenset[PeerId] = frozenset()) -> tuple[PeerId, ...]:
     """Return who proposes the child of `roster` in a voting round: one peer for each turn.
 
     Those who can be dialled lead, or the hub, since the others see only them. The draw depends on the round, so that
     dead leads do not stay first. The last turn belongs to any member, dialable
     or not: otherwise the survivor of a dialable partner could never go on alone.
+
+    Args:
+        seers: in a grid of several rows those who see all of it, its reducers: only they lead.
     """
 
     def drawn(peers: Iterable[PeerId]) -> list[PeerId]:
@@ -334,7 +337,7 @@ def lead_order(roster: Roster, round_index: int) -> tuple[PeerId, ...]:
         return sorted(peers, key=lambda peer: sha256(seed, peer))
 
     hub = roster.hub()
-    first = drawn((hub,) if hub is not None else _reachable(roster) or roster.peers())
-    last = drawn(roster.peers())[0]
+    first = drawn(seers or ((hub,) if hub is not None else _reachable(roster) or roster.peers()))
+    last = drawn(seers or roster.peers())[0]
     turns = [first[turn % len(first)] for turn in range(LEAD_TURNS - 1)]
     return (*turns, last)

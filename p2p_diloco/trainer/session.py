@@ -19,8 +19,8 @@ from p2p_diloco.island.inner_loop import choose_device
 from p2p_diloco.island.model import build_model
 from p2p_diloco.manifest import RunManifest, SignedManifest
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.membership import Self
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock

@@ -109,11 +109,23 @@ class Stage:
             for b in names[place + 1 :]:
                 link = frozenset((a, b))
                 asleep = self.machines[a].paused or self.machines[b].paused
-                if link not in self.links and not asleep and self._reachable(a, b):
+                if asleep or not self._reachable(a, b):
+                    continue
+                if link in self.links and not self._wanted(a, b):
+                    self._cut(link)
+                elif link not in self.links and self._wanted(a, b):
                     self.links.add(link)
                     for here, there in ((a, b), (b, a)):
                         self._link_up(self.machines[here], self.machines[there])
         self.at(self.now + 1.0 + self.random.random(), self._dial)
+
+    def _wanted(self, a: str, b: str) -> bool:
+        """Tell whether one of two would dial the other."""
+        for here, there in ((a, b), (b, a)):
+            wanted = self.machines[here].rules_engine.wanted_links()
+            if wanted is None or self.machines[there].peer in wanted:
+                return True
+        return False
 
     def _link_up(self, here: Machine, there: Machine) -> None:
         here.rules_engine.link_up(there.peer)

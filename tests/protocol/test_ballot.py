@@ -39,6 +39,15 @@ WISH = child_of(PARENT, PARENT.members)
 OTHER = child_of(PARENT, PARENT.members, regrid=7)
 
 
+def sign_it(statement: bytes) -> bytes:
+    return sign_as(A, statement)
+
+
+def proposal(ballot: int, roster: Roster) -> Proposal:
+    unsigned = Proposal(ballot=ballot, roster=roster, signature=bytes(64))
+    return replace(unsigned, signature=sign_it(unsigned.statement()))
+
+
 def word(peer: PeerId, ballots: Ballots, ballot: int, parent: Roster = PARENT, level: int = 0) -> Promise:
     voted = ballots.bond(parent.digest(), level).voted
     unsigned = Promise(parent=parent.digest(), level=level, ballot=ballot, voted=voted, signature=NO_SIGNATURE)
@@ -55,7 +64,7 @@ def candidacy(ballot: int, *promisers: PeerId, wish: Roster | None = WISH) -> Ca
     found = Candidacy(parent=PARENT, level=0, ballot=ballot)
     for peer in promisers:
         found = add_promise(found, peer, word(peer, NO_BALLOTS, ballot), verify)
-    return found if wish is None else propose(found, wish)
+    return found if wish is None else propose(found, wish, sign_it)
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 3))
@@ -70,21 +79,21 @@ def test_a_promise_forbids_lower_ballots() -> None:
     bound = promise(NO_BALLOTS, PARENT.digest(), 0, 8)
     assert bound is not None
     assert promise(bound, PARENT.digest(), 0, 7) is None
-    assert vote(bound, Proposal(ballot=7, roster=WISH)) is None
+    assert vote(bound, proposal(7, WISH)) is None
     assert promise(bound, PARENT.digest(), 0, 8) == bound
-    assert vote(bound, Proposal(ballot=8, roster=WISH)) is not None
+    assert vote(bound, proposal(8, WISH)) is not None
 
 
 def test_nobody_votes_for_two_rosters_in_one_ballot() -> None:
-    bound = vote(NO_BALLOTS, Proposal(ballot=8, roster=WISH))
+    bound = vote(NO_BALLOTS, proposal(8, WISH))
     assert bound is not None
-    assert vote(bound, Proposal(ballot=8, roster=OTHER)) is None
-    assert vote(bound, Proposal(ballot=8, roster=WISH)) == bound
-    assert vote(bound, Proposal(ballot=9, roster=OTHER)) is not None
+    assert vote(bound, proposal(8, OTHER)) is None
+    assert vote(bound, proposal(8, WISH)) == bound
+    assert vote(bound, proposal(9, OTHER)) is not None
 
 
 def test_each_level_is_a_decision_of_its_own_and_a_new_parent_forgets_the_old() -> None:
-    bound = vote(NO_BALLOTS, Proposal(ballot=8, roster=WISH))
+    bound = vote(NO_BALLOTS, proposal(8, WISH))
     assert bound is not None
     both = promise(bound, PARENT.digest(), 1, 3)
     assert both is not None
@@ -96,7 +105,7 @@ def test_each_level_is_a_decision_of_its_own_and_a_new_parent_forgets_the_old() 
 
 
 def test_ballots_come_back_from_disk_as_they_went() -> None:
-    bound = vote(NO_BALLOTS, Proposal(ballot=8, roster=WISH))
+    bound = vote(NO_BALLOTS, proposal(8, WISH))
     assert bound is not None
     assert Ballots(**take_fields(FrameReader(to_bytes(bound, BALLOTS_LAYOUT)), BALLOTS_LAYOUT)) == bound
 
@@ -104,15 +113,15 @@ def test_ballots_come_back_from_disk_as_they_went() -> None:
 def test_a_lead_proposes_only_once_a_majority_has_promised() -> None:
     assert candidacy(8, A).proposal is None
     ready = candidacy(8, A, B)
-    assert ready.proposal == Proposal(ballot=8, roster=WISH)
-    assert propose(ready, OTHER) is ready
+    assert ready.proposal == proposal(8, WISH)
+    assert propose(ready, OTHER, sign_it) is ready
 
 
 def test_an_earlier_vote_is_proposed_again() -> None:
-    bound = vote(NO_BALLOTS, Proposal(ballot=5, roster=OTHER))
+    bound = vote(NO_BALLOTS, proposal(5, OTHER))
     assert bound is not None
     heard = add_promise(candidacy(8, A, wish=None), B, word(B, bound, 8), verify)
-    again = propose(heard, WISH).proposal
+    again = propose(heard, WISH, sign_it).proposal
     assert again is not None
     assert again.roster == OTHER
 
@@ -179,7 +188,7 @@ def test_leavers_that_voted_cannot_be_done_without() -> None:
     lead = Candidacy(parent=parent, level=0, ballot=9)
     for peer in (B, C):
         lead = add_promise(lead, peer, word(peer, NO_BALLOTS, 9, parent), verify)
-    lead = propose(lead, wish)
+    lead = propose(lead, wish, sign_it)
     assert lead.proposal is not None
     for peer in (B, C):
         lead = add_vote(lead, peer, vote_of(peer, lead.proposal), verify)
@@ -237,7 +246,7 @@ class Election:
             reached = [peer for peer in self.peers if self.random.random() < 0.6 and peer not in self.left]
             for peer in reached:
                 self._ask(place, peer)
-            self.leads[place] = propose(self.leads[place], self._wish(self.leads[place].ballot))
+            self.leads[place] = propose(self.leads[place], self._wish(self.leads[place].ballot), sign_it)
 
     def _ask(self, place: int, peer: PeerId) -> None:
         """Ask a member for a promise, or for its vote once there is a proposal."""

@@ -8,7 +8,7 @@ import pytest
 from fake_run import ROUND_SECONDS, peer_id, sign_as
 from made import NO_SIGNATURE, certify, child_of, founding, goodbye, heartbeat, ids, member, membership_of, roster_1
 
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
 from p2p_diloco.protocol.ballot import Promise, Proposal, Vote, ballot_number
@@ -33,37 +33,11 @@ def sent(actions: list[Action], kind: type) -> list[Send]:
 
 def proposal(**changes: object) -> Proposal:
     roster = replace(child_of(ROSTER, ROSTER.members, cycle=1), **changes)  # type: ignore[arg-type]
-    return Proposal(ballot=BALLOT, roster=roster)
+    return signed(Proposal(ballot=BALLOT, roster=roster, signature=NO_SIGNATURE))
 
 
-def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
-    here = member_of_three(A)
-    assert here.hear(heartbeat(B), 0.0)
-    assert not here.hear(heartbeat(B), 0.0)
-    assert here.hear(heartbeat(B, incarnation=2), 0.0)
-    assert not here.hear(heartbeat(B, sequence=9), 0.0)
-    assert not here.hear(heartbeat(C, run=sha256(b"other")), 0.0)
-    assert not here.hear(replace(heartbeat(C), signature=NO_SIGNATURE), 0.0)
-    assert set(here.alive(1.0)) == {B}
-    assert here.alive(100.0) == {}
-
-
-def test_nobody_can_fill_the_memory_with_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_HEARD", 2)
-    here = member_of_three(A)
-    assert [here.hear(heartbeat(peer_id(str(n))), 0.0) for n in range(4)] == [True, True, False, False]
-
-
-def test_a_good_bye_counts_once_when_signed_by_somebody_known() -> None:
-    here = member_of_three(A)
-    assert here.take_goodbye(goodbye(B, parent=ROSTER))
-    assert not here.take_goodbye(goodbye(B, parent=ROSTER))
-    assert not here.take_goodbye(goodbye(peer_id("stranger")))
-    assert not here.take_goodbye(replace(goodbye(C), signature=NO_SIGNATURE))
-    assert not here.take_goodbye(goodbye(C, run=sha256(b"other")))
-    assert here.has_left(member(B))
-    here.hear(heartbeat(B), 0.0)
-    assert here.alive(0.0) == {}
+def signed(word: Proposal, lead: PeerId = LEAD) -> Proposal:
+    return replace(word, signature=sign_as(lead, word.statement()))
 
 
 def test_who_leaves_says_what_it_was_bound_to_and_votes_no_more() -> None:
@@ -117,7 +91,8 @@ def test_a_proposal_that_could_never_be_certified_is_reported() -> None:
 
 
 def test_only_the_lead_of_the_ballot_is_voted_for() -> None:
-    assert member_of_three().take_proposal(OTHER, proposal(), NOW) == []
+    assert member_of_three().take_proposal(LEAD, signed(proposal(), OTHER), NOW) == []
+    assert member_of_three().take_proposal(OTHER, proposal(), NOW) != [], "whoever hands on what the lead has signed"
 
 
 def test_a_peer_that_lost_its_memory_does_not_vote() -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import SPAN, entry_on, founding, fragment_head, goodbye, head_of, heartbeat, ids, roster_1, roster_of
+from made import SPAN, entry_on, founding, fragment_head, goodbye, head_of, heartbeat, ids, member, roster_1, roster_of
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
@@ -41,9 +41,11 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
+from p2p_diloco.protocol.overlay import Relay
+from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.roster import Goodbye
 
-A = ids(1)[0]
+A, B = ids(2)
 D = sha256(b"digest")
 ROSTER = roster_of(3)
 MESSAGES: tuple[Message, ...] = (
@@ -54,7 +56,9 @@ MESSAGES: tuple[Message, ...] = (
     RosterRequest(known=(D,)),
     RosterReply(rosters=(founding(), roster_1(3))),
     Promise(parent=D, level=1, ballot=9, voted=(4, ROSTER), signature=bytes(64)),
-    Proposal(ballot=9, roster=ROSTER),
+    Relay(to=A, source=B, hops=1, frame=b"a word"),
+    RowReport(roster=sha256(b"r"), row=3, present=b"\x05", coming=(member(A),), goodbyes=(goodbye(B),)),
+    Proposal(ballot=9, roster=ROSTER, signature=bytes(64)),
     Vote(parent=D, roster=D, ballot=9, signature=bytes(64)),
     HeadsRequest(fragment=1),
     HeadsReply(fragment=1, heads=(head_of(),)),

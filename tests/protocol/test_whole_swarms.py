@@ -254,7 +254,7 @@ def included_share(swarm: Swarm, since: float) -> float:
     return included / sum(len(swarm.rosters[entry.roster].members) for entry in recent)
 
 
-@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three")])
+@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three"), (36, "all")])
 def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
     swarm.run_to_cycle_end()
@@ -263,6 +263,9 @@ def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_p
     swarm.run(6 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     assert swarm.height("p1") - height >= 6 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
     assert included_share(swarm, begin) > 0.99
+    if num_peers > 20:
+        most = max(len(machine.rules_engine.linked) for machine in swarm.running())
+        assert most < num_peers / 2, "everybody is linked with its row and its column only"
     assert swarm.included_once()
     recovers(swarm, MINUTE)
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from p2p_diloco.ids import SpanId, sha256, short_peer_id
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.membership import Self
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.clock_sync import SwarmClock

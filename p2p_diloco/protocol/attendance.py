@@ -1,0 +1,168 @@
+"""Who is here: heartbeats and good-byes as this peer hears them, and what reducers say of their rows.
+
+What follows from it, the next roster, is the business of `membership.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.actions import Action, Send
+from p2p_diloco.protocol.messages import Heartbeat
+from p2p_diloco.protocol.overlay import column_mates
+from p2p_diloco.protocol.presence import Presence, RowReport, RowView, make_report
+from p2p_diloco.protocol.roster import Goodbye, Member, Verify
+from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
+
+MOST_HEARD = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Self:
+    """This peer, as the rules see it; `sign` is its key."""
+
+    peer: PeerId
+    incarnation: int
+    can_be_dialled: bool
+    trains: bool
+    sign: Callable[[bytes], bytes]
+
+    def member(self) -> Member:
+        """Return this incarnation as it would stand on a roster."""
+        return Member(peer=self.peer, incarnation=self.incarnation, can_be_dialled=self.can_be_dialled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The latest heartbeat of a peer and when it came."""
+
+    heartbeat: Heartbeat
+    at: float
+
+
+class Attendance:
+    """One peer's view of who is here. A state machine without I/O.
+
+    `took_part` holds the round of the last entry that included each member; it is kept by the engine.
+    """
+
+    def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
+        self.me = me
+        self.rules = rules
+        self.book = book
+        self.heard: dict[PeerId, Heard] = {}
+        self.took_part: dict[PeerId, int] = {}
+        self.ready = False
+        self.leaving = False
+        self._goodbyes: dict[tuple[PeerId, int], Goodbye] = {}
+        self._verify = verify
+        self._presence = Presence(me=me.peer, keep_seconds=rules.silence_seconds)
+
+    def hear(self, heartbeat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat; False for one that is old or not signed by its peer."""
+        known = self.heard.get(heartbeat.peer)
+        if known is None and len(self.heard) >= MOST_HEARD:
+            return False
+        age = (heartbeat.incarnation, heartbeat.sequence)
+        if known is not None and age <= (known.heartbeat.incarnation, known.heartbeat.sequence):
+            return False
+        if heartbeat.run != self.rules.run or not self._verify(
+            heartbeat.peer, heartbeat.statement(), heartbeat.signature
+        ):
+            return False
+        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now)
+        return True
+
+    def alive(self, now: float) -> dict[PeerId, Heartbeat]:
+        """Return the latest heartbeats of peers that are not silent and have not said good-bye; without this peer."""
+        return {
+            peer: heard.heartbeat
+            for peer, heard in self.heard.items()
+            if now - heard.at <= self.rules.silence_seconds
+            and (peer, heard.heartbeat.incarnation) not in self._goodbyes
+        }
+
+    def num_ready(self, now: float) -> int:
+        """Return how many peers that train are alive and ready, this one included.
+
+        In a grid of several rows only reducers know; others take it that the members are.
+        """
+        grid, roster = self.book.grid(), self.book.in_force
+        if grid is not None and roster is not None and len(grid.rows) > 1 and not self._presence.sees_all(grid):
+            return len(roster.members)
+        return len(self.present(now))
+
+    def has_left(self, member: Member) -> bool:
+        """Tell whether that incarnation has said good-bye."""
+        return (member.peer, member.incarnation) in self._goodbyes
+
+    def take_goodbye(self, word: Goodbye) -> bool:
+        """Note a good-bye; False when it is not signed by its peer or known already."""
+        key = (word.peer, word.incarnation)
+        roster = self.book.in_force
+        is_member = word.peer == self.me.peer or (roster is not None and roster.member(word.peer) is not None)
+        if key in self._goodbyes or word.run != self.rules.run or not (is_member or word.peer in self.heard):
+            return False
+        if not self._verify(word.peer, word.statement(), word.signature):
+            return False
+        self._goodbyes[key] = word
+        return True
+
+    # -- rows
+
+    def _here(self, now: float) -> dict[PeerId, Member]:
+        """Return whom this peer knows itself to be alive and ready, itself included."""
+        here = {
+            peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled)
+            for peer, beat in self.alive(now).items()
+            if beat.ready and beat.trains and self.rules.may_be_member(peer)
+        }
+        if self.ready and self.me.trains and not self.leaving and self.rules.may_be_member(self.me.peer):
+            here[self.me.peer] = self.me.member()
+        return here
+
+    def _row_view(self) -> RowView | None:
+        """Return the grid in force if this peer is one to whom all rows of it report."""
+        roster, grid, digest = self.book.in_force, self.book.grid(), self.book.in_force_digest
+        if roster is None or grid is None or digest is None or not self._presence.sees_all(grid):
+            return None
+        return RowView(
+            grid=grid,
+            roster=digest,
+            members={member.peer: member for member in roster.members},
+            row=grid.row_for(self.me.peer),
+            num_fragments=self.rules.clock.num_fragments,
+        )
+
+    def present(self, now: float) -> dict[PeerId, Member]:
+        """Return all who are alive and ready, as far as it is known here."""
+        here, view = self._here(now), self._row_view()
+        if view is None:
+            return here
+        everybody = self._presence.everybody(here, view, self.took_part, now)
+        return {
+            peer: member
+            for peer, member in everybody.items()
+            if (peer, member.incarnation) not in self._goodbyes and self.rules.may_be_member(peer)
+        }
+
+    def row_reports(self, now: float) -> list[Action]:
+        """Tell the own column how the own row is doing."""
+        view = self._row_view()
+        if view is None:
+            return []
+        words = [word for word in self._goodbyes.values() if view.grid.row_of.get(word.peer) == view.row]
+        report = make_report(view, self._here(now), words)
+        deadline = now + self.rules.silence_seconds
+        mates = sorted(column_mates(view.grid, self.me.peer))
+        return [Send(to=peer, message=report, deadline=deadline) for peer in mates]
+
+    def take_report(self, sender: PeerId, report: RowReport, now: float) -> None:
+        """Take what a reducer of our column says of its row."""
+        view = self._row_view()
+        if view is not None and self._presence.take(sender, report, view.grid, view.roster, now):
+            for word in report.goodbyes:
+                self.take_goodbye(word)

@@ -1,0 +1,39 @@
+"""What reducers say of their rows, and what is made of it; most of it is told in test_attendance.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from made import goodbye, ids, member, roster_of
+
+from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.presence import MOST_COMING, Presence, RowView, make_report
+
+ROSTER = roster_of(8)
+GRID = fold_roster(ROSTER, 3)
+MEMBERS = {m.peer: m for m in ROSTER.members}
+FIRST, SECOND, _ = GRID.columns[0]
+VIEW = RowView(grid=GRID, roster=ROSTER.digest(), members=MEMBERS, row=1, num_fragments=2)
+
+
+def test_a_report_is_bounded() -> None:
+    strangers = {bytes([1, number % 256, number // 256]): None for number in range(4 * MOST_COMING)}
+    here = {peer: member(peer) for peer in strangers}  # type: ignore[arg-type]
+    report = make_report(VIEW, here, [goodbye(ids(1)[0])] * (2 * MOST_COMING))  # type: ignore[arg-type]
+    assert len(report.coming) == len(report.goodbyes) == MOST_COMING
+    assert report.present == bytes(1)
+
+
+def test_bits_beyond_the_row_name_nobody() -> None:
+    presence = Presence(me=FIRST, keep_seconds=10.0)
+    report = replace(make_report(VIEW, {}, []), present=b"\xff\xff")
+    assert presence.take(SECOND, report, GRID, ROSTER.digest(), 0.0)
+    seen = presence.everybody({}, replace(VIEW, row=0), {}, 0.0)
+    assert seen.keys() & set(GRID.rows[1]) == set(GRID.rows[1])
+
+
+def test_only_reducers_of_a_grid_see_all() -> None:
+    one_row = fold_roster(roster_of(3), 3)
+    assert not Presence(me=ids(1)[0], keep_seconds=1.0).sees_all(one_row)
+    assert Presence(me=FIRST, keep_seconds=1.0).sees_all(GRID)
+    assert not Presence(me=GRID.rows[0][2], keep_seconds=1.0).sees_all(GRID)
