@@ -95,10 +95,10 @@ class Repair:
         if not self.follows or not self._membership.book.is_on_chain(beat.roster):
             return actions
         for fragment, theirs in enumerate(beat.heads[: len(self._rules.num_spans)]):
-            mine = self._beacon.fragment_head(fragment, now)
-            if mine is None or mine.round != theirs.round:
+            mine = self._beacon.boundary_digest(fragment)
+            if mine is None or self._rules.clock.closed_round(fragment, now) != theirs.round:
                 continue
-            if mine.digest != theirs.digest:
+            if mine != theirs.digest:
                 actions += self.catch_up.ask_heads(fragment, sender, now)
             elif self.serves_state:
                 self.catch_up.adopted(fragment)
@@ -116,6 +116,9 @@ class Repair:
         """Ask for what is missing; become ready once nothing is and others hold the same bytes."""
         if not self.follows or self._membership.book.in_force is None:
             return []
+        if self._membership.ready and self.catch_up.is_complete():
+            self.serves_state, self._alone_since = True, now
+            return []  # the common case, at every tick and after every message
         donors = self.donors(now)
         if donors or self._alone_since is None:
             self._alone_since = now
