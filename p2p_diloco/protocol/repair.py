@@ -139,10 +139,21 @@ class Repair:
             if roster.member(self._membership.me.peer) is None or not waited:
                 return []
         elif not self.catch_up.is_verified(donors):
-            return []
+            return self._ask_witnesses(donors, now)
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
+
+    def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
+        """Ask for content digests again and again, of other donors in each round.
+
+        A donor's fragment may have moved on since its last sign of life. Asked only after those, a peer whose donor
+        speaks once in a round, always at the same moment, would compare what differs for ever.
+        """
+        first = self._rules.clock.round_at(now) % len(donors)
+        witnesses = [*donors[first:], *donors[:first]][:WITNESSES]
+        fragments = range(len(self._rules.num_spans))
+        return [ask for f in fragments for donor in witnesses for ask in self.catch_up.ask_content(f, donor, now)]
 
     def content_compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
