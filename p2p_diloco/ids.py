@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, NewType
 
 import base58
@@ -69,6 +70,7 @@ def sha256(*parts: bytes | memoryview) -> Digest:
     return Digest(hasher.digest())
 
 
+@lru_cache(maxsize=4096)
 def format_peer_id(peer: PeerId) -> str:
     """Return libp2p's textual form, `12D3KooW…`."""
     return base58.b58encode(_LIBP2P_ED25519_PREFIX + peer).decode("ascii")

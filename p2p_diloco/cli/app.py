@@ -193,7 +193,47 @@ def make_app(around: Surroundings) -> App:
         )
         return run_demo(options, around)
 
+    app.command(_make_simulate())
     return app
+
+
+def _make_simulate() -> App:
+    simulate = App(name="simulate", help="Play whole swarms on this machine, without a network and a model.")
+
+    @simulate.command
+    def swarm(
+        *,
+        peers: str = "3..64",
+        seeds: int = 200,
+        faults: str = "all",
+        seed: int | None = None,
+        json: str | None = None,
+        plant: str | None = None,
+    ) -> int:
+        """Play simulated disasters on the real protocol; ends with 1 when a promise of it was broken.
+
+        Parameters
+        ----------
+        peers
+            fewest and most in a swarm, like 3..64
+        seeds
+            how many swarms
+        faults
+            all, none, or some with commas between them: loss, delay, reorder, duplicate, links, partition, one-way,
+            stall, kill, wipe, leave, flip, clock, speed, disk
+        seed
+            play this one alone
+        json
+            file for the figures, or - for standard output
+        plant
+            the lab's own check: plant a mistake and see it caught
+        """
+        from p2p_diloco.cli.simulate import SimulateOptions, run_simulation
+
+        options = SimulateOptions(peers=peers, seeds=seeds, faults=faults, seed=seed, json=json, plant=plant)
+        return run_simulation(options)
+
+    return simulate
 
 
 def _invite_first(words: Sequence[str]) -> list[str]:

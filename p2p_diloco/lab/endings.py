@@ -120,7 +120,8 @@ def cycles_until_it_goes_on(swarm: Swarm) -> int | None:
     for level in range(MOST_LEVELS_WAITED + 1):
         if len(voters) >= votes_needed(len(roster.members), level):
             return cycles
-        cycles += swarm.rules.void_cycles * 2**level + 1
+        # Below a majority it may be for those whom nobody can dial to lead, and they draw lots for one turn in a cycle.
+        cycles += swarm.rules.void_cycles * 2**level + 1 + 4 * len(roster.members)
     return None
 
 

@@ -109,13 +109,14 @@ class Player(Stage):
             self.trace.message(self.now, machine.name, "from", sender.name, message)
         if self.rng.random() < ENCODED_SHARE:
             message = _through_the_wire(message)
-        engine, now = machine.running, machine.local(self.now)
         if type(message) is Entry:
             self._check_entry(machine, sender, message)
         elif type(message) is SpanReply and not is_finite_piece(message.piece):
             raise Violated("I9", f"{sender} served numbers that are not finite", machine.name)
         else:
-            self.perform(machine, engine.receive(sender.peer, message, now))
+            actions = machine.running.receive(sender.peer, message, machine.local(self.now))
+            if actions:
+                self.perform(machine, actions)
 
     def _check_entry(self, machine: Machine, sender: Machine, entry: Entry) -> None:
         engine = machine.running

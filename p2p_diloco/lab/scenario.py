@@ -98,7 +98,7 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Iterable[FaultKind])
         group_size=rng.choice([2, 4, 8, 16, 64]) if rng.random() < 0.6 else max(16, num_peers),
         void_cycles=rng.choice([1, 2, 3]),
         scrub_cycles=2 if FaultKind.FLIP in chosen else 8,
-        heartbeat_seconds=rng.choice([1.0, 2.0]) if num_peers < 12 else 4.0,
+        heartbeat_seconds=_heartbeat_seconds(rng, num_peers),
         bad_from=bad_from,
         bad_until=bad_until,
         weather=draw_weather(chosen, rng, ROUND_SECONDS),
@@ -166,3 +166,10 @@ def _draw_strike(rng: random.Random, names: list[str], kind: FaultKind, bad_from
     elif kind is FaultKind.LEAVE:
         amount = rng.uniform(0.0, ROUND_SECONDS)
     return Strike(kind=kind, at=at, until=until, names=tuple(struck), amount=amount)
+
+
+def _heartbeat_seconds(rng: random.Random, num_peers: int) -> float:
+    """Return how often peers say that they live: with many peers nearly all messages are heartbeats."""
+    if num_peers < 12:
+        return rng.choice([1.0, 2.0])
+    return 4.0 if num_peers < 24 else ROUND_SECONDS

@@ -7,6 +7,7 @@ it, and a swarm of sixty is not held up by Ed25519.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,6 +30,7 @@ def peer_named(name: str) -> PeerId:
 ORGANISER = peer_named("organiser")
 
 
+@lru_cache(maxsize=1 << 16)
 def sign_as(peer: PeerId, statement: bytes) -> bytes:
     """Return 64 bytes that only `verify` of the same peer and statement takes."""
     return sha256(b"signed by", peer, statement) * 2

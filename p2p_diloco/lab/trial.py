@@ -152,7 +152,7 @@ class Trial:
 
     def _run_to_end_of_cycle(self, earliest: float) -> None:
         clock = self.swarm.rules.clock
-        cycle = clock.cycle(clock.round_at(earliest) + clock.num_fragments - 1)
+        cycle = clock.cycle(clock.round_at(earliest))
         self.swarm.run_to(clock.begin((cycle + 1) * clock.num_fragments) - BEFORE_THE_BORDER_SECONDS)
 
     def _goes_on(self) -> None:

@@ -78,11 +78,11 @@ class Attendance:
 
     def alive(self, now: float) -> dict[PeerId, Heartbeat]:
         """Return the latest heartbeats of peers that are not silent and have not said good-bye; without this peer."""
+        earliest = now - self.rules.silence_seconds
         return {
             peer: heard.heartbeat
             for peer, heard in self.heard.items()
-            if now - heard.at <= self.rules.silence_seconds
-            and (peer, heard.heartbeat.incarnation) not in self._goodbyes
+            if heard.at >= earliest and (peer, heard.heartbeat.incarnation) not in self._goodbyes
         }
 
     def num_ready(self, now: float) -> int:

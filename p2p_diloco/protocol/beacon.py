@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
-from p2p_diloco.protocol.chain import ChainBook, heads_digest
+from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.inclusion import as_float32
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
@@ -65,13 +65,18 @@ class Beacon:
         self._frozen = (fragment, digest) if digest is not None else None
 
     def _digest(self, fragment: int) -> Digest | None:
-        heads = self._chains.fragment_heads(fragment, self._rules.num_spans[fragment])
-        return Digest(heads_digest(heads)[:SHORT_DIGEST_BYTES]) if heads is not None else None
+        digest = self._chains.fragment_digest(fragment, self._rules.num_spans[fragment])
+        return Digest(digest[:SHORT_DIGEST_BYTES]) if digest is not None else None
+
+    def boundary_digest(self, fragment: int) -> Digest | None:
+        """Return the digest of a fragment's heads at its closed boundary; None while a span is missing."""
+        if self._frozen is not None and self._frozen[0] == fragment:
+            return self._frozen[1]
+        return self._digest(fragment)
 
     def fragment_head(self, fragment: int, now: float) -> FragmentHead | None:
         """Return where a fragment stands at its closed boundary; None while a span is missing."""
-        is_frozen = self._frozen is not None and self._frozen[0] == fragment
-        digest = self._frozen[1] if is_frozen and self._frozen is not None else self._digest(fragment)
+        digest = self.boundary_digest(fragment)
         if digest is None:
             return None
         return FragmentHead(round=self._rules.clock.closed_round(fragment, now), digest=digest)

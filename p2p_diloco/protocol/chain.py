@@ -53,6 +53,7 @@ class ChainBook:
         self._retained_rounds = retained_cycles * rules.clock.num_fragments
         self._kept: dict[SpanId, dict[Digest, Entry]] = {}
         self._waiting: dict[SpanId, dict[Digest, tuple[Entry, float]]] = {}
+        self._digests: dict[int, Digest] = {}
 
     def set_head(self, span: SpanId, head: SpanHead) -> None:
         """Let a span stand where a transfer, a checkpoint or the founding puts it.
@@ -60,11 +61,13 @@ class ChainBook:
         Entries kept for others are dropped: they may belong to a branch that was given up.
         """
         self.heads[span] = head
+        self._digests.pop(span.fragment, None)
         self._kept.pop(span, None)
 
     def drop_head(self, span: SpanId) -> None:
         """Hold a span no more: its log belongs to a branch that was given up."""
         self.heads.pop(span, None)
+        self._digests.pop(span.fragment, None)
         self._kept.pop(span, None)
         self._waiting.pop(span, None)
 
@@ -99,6 +102,15 @@ class ChainBook:
         found = tuple(head for head in heads if head is not None)
         return found if len(found) == num_spans else None
 
+    def fragment_digest(self, fragment: int, num_spans: int) -> Digest | None:
+        """Return a digest over a fragment's heads, or None while one is missing; computed once after each change."""
+        digest = self._digests.get(fragment)
+        if digest is None:
+            heads = self.fragment_heads(fragment, num_spans)
+            if heads is not None:
+                digest = self._digests[fragment] = heads_digest(heads)
+        return digest
+
     def _wait(self, entry: Entry, payload_norm: float, grid: Grid) -> EntryVerdict:
         if not is_signed_by_owner(entry, grid, self._verify):
             reason = f"the entry for {entry.span} in round {entry.round} is not signed by its owner"
@@ -114,6 +126,7 @@ class ChainBook:
         roster, grid = rosters[entry.roster]
         check_entry(entry, head, roster, grid, self._rules, payload_norm, self._verify)
         self.heads[entry.span] = next_head(head, entry)
+        self._digests.pop(entry.span.fragment, None)
         kept = self._kept.setdefault(entry.span, {})
         kept[entry.parent] = entry
         for parent in [p for p, old in kept.items() if old.round <= entry.round - self._retained_rounds]:

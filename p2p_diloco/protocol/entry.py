@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, SpanHead, SpanId, sha256, short_peer_id
@@ -23,7 +24,7 @@ HEAD_LAYOUT: Layout = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One link of a span's log.
 
@@ -55,11 +56,20 @@ class Entry:
 
     def statement(self) -> bytes:
         """Return the bytes that the owner signs: all but the signature, the payload as its hash."""
+        return self._statement
+
+    # No slots: both are asked for more than once, and the payload they hash is long.
+    @cached_property
+    def _statement(self) -> bytes:
         return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + sha256(self.payload)
 
     def digest(self) -> Digest:
         """Return the digest that chain digests absorb. The signature is not part of it."""
-        return sha256(self.statement())
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> Digest:
+        return sha256(self._statement)
 
 
 _SIGNED_LAYOUT: Layout = (

@@ -75,8 +75,6 @@ class Membership(Attendance):
         self._candidacy: Candidacy | None = None
         self._remembers = remembers
 
-    # -- who is here
-
     def is_hub(self) -> bool:
         """Tell whether no member can be dialled, so that all go through this peer, which holds the state for them."""
         roster = self.book.in_force

@@ -7,6 +7,7 @@ signature; everything else is vouched for by the link, whose peer the transport 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from p2p_diloco.errors import FrameError
@@ -59,7 +60,7 @@ class FragmentHead:
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """A peer's signed sign of life.
 
@@ -90,6 +91,11 @@ class Heartbeat:
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
+        return self._statement
+
+    # No slots: an object that passes through many hands in one process is put into bytes once.
+    @cached_property
+    def _statement(self) -> bytes:
         return b"heartbeat" + to_bytes(self, HEARTBEAT_LAYOUT[:-1])
 
 

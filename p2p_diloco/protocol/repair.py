@@ -95,10 +95,10 @@ class Repair:
         if not self.follows or not self._membership.book.is_on_chain(beat.roster):
             return actions
         for fragment, theirs in enumerate(beat.heads[: len(self._rules.num_spans)]):
-            mine = self._beacon.fragment_head(fragment, now)
-            if mine is None or mine.round != theirs.round:
+            mine = self._beacon.boundary_digest(fragment)
+            if mine is None or self._rules.clock.closed_round(fragment, now) != theirs.round:
                 continue
-            if mine.digest != theirs.digest:
+            if mine != theirs.digest:
                 actions += self.catch_up.ask_heads(fragment, sender, now)
             elif self.serves_state:
                 self.catch_up.adopted(fragment)
@@ -116,6 +116,9 @@ class Repair:
         """Ask for what is missing; become ready once nothing is and others hold the same bytes."""
         if not self.follows or self._membership.book.in_force is None:
             return []
+        if self._membership.ready and self.catch_up.is_complete():
+            self.serves_state, self._alone_since = True, now
+            return []  # the common case, at every tick and after every message
         donors = self.donors(now)
         if donors or self._alone_since is None:
             self._alone_since = now
@@ -136,10 +139,21 @@ class Repair:
             if roster.member(self._membership.me.peer) is None or not waited:
                 return []
         elif not self.catch_up.is_verified(donors):
-            return []
+            return self._ask_witnesses(donors, now)
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
+
+    def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
+        """Ask for content digests again and again, of other donors in each round.
+
+        A donor's fragment may have moved on since its last sign of life. Asked only after those, a peer whose donor
+        speaks once in a round, always at the same moment, would compare what differs for ever.
+        """
+        first = self._rules.clock.round_at(now) % len(donors)
+        witnesses = [*donors[first:], *donors[:first]][:WITNESSES]
+        fragments = range(len(self._rules.num_spans))
+        return [ask for f in fragments for donor in witnesses for ask in self.catch_up.ask_content(f, donor, now)]
 
     def content_compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float

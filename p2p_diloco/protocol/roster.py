@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
@@ -58,7 +59,7 @@ class Goodbye:
         return b"good-bye" + fields_to_bytes(self, GOODBYE_LAYOUT[:-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Roster:
     """The members of a run from one certificate to the next.
 
@@ -93,18 +94,32 @@ class Roster:
 
     def digest(self) -> Digest:
         """Return the name under which entries and children refer to this roster."""
+        return self._digest
+
+    # No slots: digest and members are asked for with every message, and a roster never changes.
+    @cached_property
+    def _digest(self) -> Digest:
         return sha256(b"roster", fields_to_bytes(self, ROSTER_LAYOUT))
+
+    @cached_property
+    def _places(self) -> dict[PeerId, int]:
+        return {member.peer: place for place, member in reversed(list(enumerate(self.members)))}
 
     def member(self, peer: PeerId) -> Member | None:
         """Return the membership of `peer`, or None."""
-        return next((member for member in self.members if member.peer == peer), None)
+        place = self._places.get(peer)
+        return self.members[place] if place is not None else None
 
     def position(self, peer: PeerId) -> int | None:
         """Return the place of `peer` in grid order, or None."""
-        return next((place for place, member in enumerate(self.members) if member.peer == peer), None)
+        return self._places.get(peer)
 
     def peers(self) -> frozenset[PeerId]:
         """Return the peers of all members."""
+        return self._peers
+
+    @cached_property
+    def _peers(self) -> frozenset[PeerId]:
         return frozenset(member.peer for member in self.members)
 
     def hub(self) -> PeerId | None:

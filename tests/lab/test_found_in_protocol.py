@@ -78,3 +78,17 @@ def test_a_joiner_with_a_single_donor_mends_what_differs_from_it() -> None:
     swarm.start("p1")
     swarm.run_until(lambda: machine.running.ready and not swarm.inspector.differing, 60.0)
     assert "content" in machine.topics
+
+
+def test_a_joiner_whose_donor_speaks_once_in_a_round_becomes_ready() -> None:
+    """Its donor's signs of life came right after the entries, so the two never compared the same heads."""
+    swarm = swarm_of(num_spans=(1, 1), heartbeat_seconds=8.0, seed=1)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(3):
+        swarm.add(f"p{place}", dialable=False)
+    swarm.run_until(swarm.all_members, 120.0)
+    swarm.run_to(swarm.rules.clock.begin(40) - 0.5)
+    for place in range(3, 9):
+        swarm.add(f"p{place}", dialable=False)
+        swarm.run(1.0)
+    swarm.run_until(lambda: all(machine.running.ready for machine in swarm.running()), 32.0)

@@ -254,7 +254,9 @@ def included_share(swarm: Swarm, since: float) -> float:
     return included / sum(len(swarm.rosters[entry.roster].members) for entry in recent)
 
 
-@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three"), (36, "all")])
+@pytest.mark.parametrize(
+    ("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three"), (36, "all")]
+)
 def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
     swarm.run_to_cycle_end()
@@ -265,7 +267,7 @@ def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_p
     assert included_share(swarm, begin) > 0.99
     if num_peers > 20:
         most = max(len(machine.rules_engine.linked) for machine in swarm.running())
-        assert most < num_peers / 2, "everybody is linked with its row and its column only"
+        assert most <= 2 * (5 + 5 + 2), "its row, its column and one each way, of this grid and perhaps of the next"
     assert swarm.included_once()
     recovers(swarm, MINUTE)
 
