@@ -1,20 +1,21 @@
 """The one repair: compare at a closed boundary, fetch what is missing, replay in parent order, compare contents.
 
-It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each;
-one that is not answered in time goes to another donor.
+It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each,
+entries before spans: on a thin link a joiner must first keep up with what it holds. As long as a donor answers
+something it may take its time with the rest; one that does not is left for another.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
-from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Send
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.protocol.actions import Action, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.chain import ChainBook, Remedy, choose_remedy
 from p2p_diloco.protocol.messages import (
-    ContentReply,
     ContentRequest,
     EntryRequest,
     HeadsReply,
@@ -22,10 +23,15 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
+from p2p_diloco.protocol.scrub import Scrub
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
-MOST_ASKED_PER_DONOR = 8
+MOST_ASKED_PER_DONOR = {True: 8, False: 4}
+"""Requests under way at one donor: of entries (True), of pieces (False), so that neither starves the other."""
+MOST_RENEWALS = 8
+"""A donor that answers other requests may take so many times as long for one as a silent donor may."""
+SHUN_SECONDS = 60.0
 WITNESSES = 2
 
 
@@ -38,10 +44,11 @@ class Want(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request under way."""
+    """A request under way; it may be renewed up to `last`."""
 
     donor: PeerId
     until: float
+    last: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +72,37 @@ class CatchUpRules:
     Attributes:
         num_spans: spans of each fragment.
         span_bytes: bytes of anchor and momentum of each span.
+        answer_seconds: for digests, which take hashing.
+        entry_seconds: for entries and heads.
+        piece_seconds: for a piece of a span.
+        pause_seconds: after a comparison that differed, before the same peer is asked again.
     """
 
     num_spans: tuple[int, ...]
     span_bytes: dict[SpanId, int]
     answer_seconds: float
+    entry_seconds: float
+    piece_seconds: float
+    pause_seconds: float
 
 
 class CatchUp:
     """What one peer fetches, from whom, and what it has verified. A state machine without I/O."""
 
     def __init__(self, *, rules: CatchUpRules, chains: ChainBook) -> None:
+        self.scrub = Scrub(
+            num_spans=rules.num_spans, answer_seconds=rules.answer_seconds, pause_seconds=rules.pause_seconds
+        )
         self._rules = rules
         self._chains = chains
         self._wanted: dict[SpanId, tuple[Want, PeerId | None]] = {}
         self._asked: dict[SpanId, Asked] = {}
         self._transfers: dict[SpanId, Transfer] = {}
         self._heads_asked: dict[int, Asked] = {}
-        self._content_asked: dict[tuple[int, PeerId], float] = {}
-        self._witnesses: dict[int, set[PeerId]] = {}
-        self._accusers: dict[SpanId, set[PeerId]] = {}
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
+        self._shunned: dict[PeerId, float] = {}
+        self._sources: dict[SpanId, PeerId] = {}
+        self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
 
@@ -105,7 +122,7 @@ class CatchUp:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._heads_asked):
             dropped.clear()
-        self.check_again()
+        self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
         self.is_adopting = True
 
@@ -113,21 +130,11 @@ class CatchUp:
         """Hear that a fragment stands where a donor's of the new branch stands."""
         self._unadopted.discard(fragment)
 
-    def check_again(self) -> None:
-        """Trust nothing verified so far; contents are compared anew."""
-        self._witnesses.clear()
-        self._accusers.clear()
-
     def is_complete(self) -> bool:
         """Tell whether every span has a head here and none is being fetched."""
         missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
-
-    def is_verified(self, donors: Collection[PeerId]) -> bool:
-        """Tell whether as many of `donors` as can be asked, up to two, hold the same bytes of every fragment."""
-        needed = min(WITNESSES, len(donors))
-        return all(len(self._witnesses.get(f, ())) >= needed for f in range(len(self._rules.num_spans)))
 
     # -- asking
 
@@ -136,36 +143,62 @@ class CatchUp:
         asked = self._heads_asked.get(fragment)
         if asked is not None and asked.until > now:
             return []
-        self._heads_asked[fragment] = Asked(donor=donor, until=now + self._rules.answer_seconds)
+        self._heads_asked[fragment] = Asked(donor=donor, until=now + self._rules.entry_seconds)
         return [self._send(donor, HeadsRequest(fragment=fragment), now)]
 
     def ask_content(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
         """Ask a peer that stands where we stand for the digests of its bytes, until enough agree."""
-        seen = self._witnesses.get(fragment, set())
-        if donor in seen or len(seen) >= WITNESSES or self._content_asked.get((fragment, donor), 0.0) > now:
+        if not self.scrub.may_ask(fragment, donor, now):
             return []
-        self._content_asked[fragment, donor] = now + self._rules.answer_seconds
         return [self._send(donor, ContentRequest(fragment=fragment), now)]
 
     def pump(self, donors: Sequence[PeerId], now: float) -> list[Action]:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
+        actions = self._give_up_on(donors, now)
+        sound = [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
+        load = {(donor, is_entry): 0 for donor in donors for is_entry in (True, False)}
+        for span, asked in self._asked.items():
+            load[asked.donor, self._wanted[span][0] is Want.ENTRY] += 1
+        for span, (want, preferred) in sorted(self._wanted.items(), key=lambda wanted: wanted[1][0] is Want.SPAN):
+            is_entry = want is Want.ENTRY
+            free = [donor for donor in sound if load[donor, is_entry] < MOST_ASKED_PER_DONOR[is_entry]]
+            if span in self._asked or not free:
+                continue
+            donor = preferred if preferred in free else min(free, key=lambda d: (load[d, is_entry], hash_rank(span, d)))
+            load[donor, is_entry] += 1
+            seconds = self._seconds(want)
+            self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds)
+            actions.append(self._request(span, want, donor, now))
+        return actions
+
+    def _seconds(self, want: Want) -> float:
+        return self._rules.entry_seconds if want is Want.ENTRY else self._rules.piece_seconds
+
+    def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
+        """Take requests back from donors that are gone or too slow; say so of one that stopped serving spans."""
+        actions: list[Action] = []
         for span in [span for span, asked in self._asked.items() if asked.until <= now or asked.donor not in donors]:
             failed = self._asked.pop(span).donor
             want, preferred = self._wanted[span]
             self._wanted[span] = (want, None if preferred == failed else preferred)
-        load = dict.fromkeys(donors, 0)
-        for asked in self._asked.values():
-            load[asked.donor] += 1
-        actions: list[Action] = []
-        for span, (want, preferred) in self._wanted.items():
-            free = [donor for donor in donors if load[donor] < MOST_ASKED_PER_DONOR]
-            if span in self._asked or not free:
-                continue
-            donor = preferred if preferred in free else min(free, key=lambda d: (load[d], hash_rank(span, d)))
-            load[donor] += 1
-            self._asked[span] = Asked(donor=donor, until=now + self._rules.answer_seconds)
-            actions.append(self._request(span, want, donor, now))
+            if want is Want.SPAN and failed in donors:
+                actions += self._shun(failed, f"served nothing of {span} for {self._rules.piece_seconds:.0f} s", now)
         return actions
+
+    def _shun(self, donor: PeerId, what: str, now: float) -> list[Action]:
+        """Ask others before this donor for a while; said once in that time."""
+        is_known = self._shunned.get(donor, 0.0) > now
+        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
+        self._shunned[donor] = now + SHUN_SECONDS
+        text = f"{short_peer_id(donor)} {what}; asking others first for {SHUN_SECONDS:.0f} s"
+        return [] if is_known else [Report(topic="donor", text=text)]
+
+    def heard(self, donor: PeerId, now: float) -> None:
+        """Hear that a donor has answered something: it may take its time with the rest."""
+        for span, asked in self._asked.items():
+            if asked.donor == donor:
+                until = min(now + self._seconds(self._wanted[span][0]), asked.last)
+                self._asked[span] = replace(asked, until=max(until, asked.until))
 
     def _request(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         if want is Want.ENTRY:
@@ -195,7 +228,7 @@ class CatchUp:
             mine = self._chains.heads.get(span)
             remedy = choose_remedy(mine, theirs)
             if mine is not None and mine.digest == theirs.digest and mine != theirs:
-                self._accuse(span, sender)
+                self._accuse_head(span, sender)
             elif remedy is Remedy.REPLAY:
                 if theirs.height > self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
@@ -257,46 +290,48 @@ class CatchUp:
             return []
         fits = reply.total_bytes == expected and reply.offset == transfer.received_bytes
         if not fits or not reply.piece or transfer.received_bytes + len(reply.piece) > expected:
-            self._transfers.pop(reply.span, None)  # another donor is asked when the time for this answer is over
-            return []
+            self._transfers.pop(reply.span, None)
+            del self._asked[reply.span]
+            self._wanted[reply.span] = (Want.SPAN, None)
+            return self._shun(sender, f"served a piece that does not fit {reply.span}", now)
         transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
         if transfer.received_bytes < expected:
             self._transfers[reply.span] = transfer
-            self._asked[reply.span] = replace(asked, until=now + self._rules.answer_seconds)
+            seconds = self._rules.piece_seconds
+            self._asked[reply.span] = Asked(donor=sender, until=now + seconds, last=now + MOST_RENEWALS * seconds)
             return [self._request(reply.span, Want.SPAN, sender, now)]
-        self._drop(reply.span)
-        self._witnesses.pop(reply.span.fragment, None)
-        self._chains.set_head(reply.span, transfer.head)
-        return [ReplaceSpan(span=reply.span, head=transfer.head, state=b"".join(transfer.pieces))]
+        return [self._take_whole(reply.span, transfer, sender)]
 
-    def take_content(self, sender: PeerId, reply: ContentReply) -> list[Action]:
-        """Have a peer's content digests compared with ours."""
-        if self._content_asked.pop((reply.fragment, sender), None) is None:
+    def _take_whole(self, span: SpanId, transfer: Transfer, donor: PeerId) -> Action:
+        self._drop(span)
+        self.scrub.moved(span)
+        self._sources[span] = donor
+        self._chains.set_head(span, transfer.head)
+        return ReplaceSpan(span=span, head=transfer.head, state=b"".join(transfer.pieces))
+
+    def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
+        """Put a span right from the own disk."""
+        self._drop(span)
+        self.scrub.moved(span)
+        return ReplaceSpan(span=span, head=head, state=state, is_mended=True)
+
+    def overrule(self, span: SpanId, now: float) -> list[Action]:
+        """Fetch a span again from one of those who hold something else; leave the donor that it came from."""
+        source = self._sources.pop(span, None)
+        accusers = self.scrub.accusers(span)
+        self.want_transfer(span, accusers[0])
+        self.scrub.moved(span)
+        if source is None or source in accusers:
             return []
-        return [CompareContent(peer=sender, fragment=reply.fragment, digests=reply.digests)]
+        return self._shun(source, f"served {span} with other bytes than others hold", now)
 
-    def content_compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId]
-    ) -> list[SpanId]:
-        """Note a comparison at equal chain digests; return spans that two peers say are wrong here: fetched again."""
-        differing = list(differing)
-        if not differing and num_equal == self._rules.num_spans[fragment]:
-            self._witnesses.setdefault(fragment, set()).add(peer)
-        wrong = []
-        for span in differing:
-            if self._accuse(span, peer):
-                wrong.append(span)
-        return wrong
-
-    def _accuse(self, span: SpanId, peer: PeerId) -> bool:
-        """Note that a peer holds something else at the same chain digest; two of them have the span fetched again."""
-        accusers = self._accusers.setdefault(span, set())
+    def _accuse_head(self, span: SpanId, peer: PeerId) -> None:
+        """Note that a peer says other things of the same chain digest; two of them have the span fetched again."""
+        accusers = self._head_accusers.setdefault(span, set())
         accusers.add(peer)
-        if len(accusers) < WITNESSES:
-            return False
-        del self._accusers[span]
-        self.want_transfer(span, peer)
-        return True
+        if len(accusers) >= WITNESSES:
+            del self._head_accusers[span]
+            self.want_transfer(span, peer)
 
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
