@@ -24,12 +24,14 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.scrub import Scrub
+from p2p_diloco.protocol.window import Window
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
-MOST_ASKED_PER_DONOR = {True: 8, False: 4}
-"""Requests under way at one donor: of entries (True), of pieces (False), so that neither starves the other."""
-MOST_RENEWALS = 8
+MOST_ASKED_PER_DONOR = 8
+"""Requests of a kind, entries or pieces, under way at one donor."""
+MOST_ASKED = 64
+MOST_RENEWALS = 4
 """A donor that answers other requests may take so many times as long for one as a silent donor may."""
 SHUN_SECONDS = 60.0
 WITNESSES = 2
@@ -49,6 +51,7 @@ class Asked:
     donor: PeerId
     until: float
     last: float = math.inf
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,11 @@ class CatchUp:
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._shunned: dict[PeerId, float] = {}
         self._sources: dict[SpanId, PeerId] = {}
+        self._servers: dict[SpanId, set[PeerId]] = {}
+        self._windows = {
+            Want.ENTRY: Window(seconds=rules.entry_seconds, grows=False, most=MOST_ASKED),
+            Want.SPAN: Window(seconds=rules.piece_seconds, grows=True, most=MOST_ASKED),
+        }
         self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
@@ -156,23 +164,31 @@ class CatchUp:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
         actions = self._give_up_on(donors, now)
         sound = [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
-        load = {(donor, is_entry): 0 for donor in donors for is_entry in (True, False)}
+        load = {(donor, want): 0 for donor in donors for want in Want}
         for span, asked in self._asked.items():
-            load[asked.donor, self._wanted[span][0] is Want.ENTRY] += 1
-        for span, (want, preferred) in sorted(self._wanted.items(), key=lambda wanted: wanted[1][0] is Want.SPAN):
-            is_entry = want is Want.ENTRY
-            free = [donor for donor in sound if load[donor, is_entry] < MOST_ASKED_PER_DONOR[is_entry]]
-            if span in self._asked or not free:
+            load[asked.donor, self._wanted[span][0]] += 1
+        left = {want: window.size - sum(load[d, want] for d in donors) for want, window in self._windows.items()}
+        for span, (want, preferred) in sorted(self._wanted.items(), key=self._urgency):
+            free = [donor for donor in sound if load[donor, want] < MOST_ASKED_PER_DONOR]
+            if span in self._asked or not free or left[want] <= 0:
                 continue
-            donor = preferred if preferred in free else min(free, key=lambda d: (load[d, is_entry], hash_rank(span, d)))
-            load[donor, is_entry] += 1
-            seconds = self._seconds(want)
-            self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds)
-            actions.append(self._request(span, want, donor, now))
+            donor = preferred if preferred in free else min(free, key=lambda d: (load[d, want], hash_rank(span, d)))
+            load[donor, want] += 1
+            left[want] -= 1
+            actions.append(self._ask(span, want, donor, now))
         return actions
 
-    def _seconds(self, want: Want) -> float:
-        return self._rules.entry_seconds if want is Want.ENTRY else self._rules.piece_seconds
+    def _urgency(self, wanted: tuple[SpanId, tuple[Want, PeerId | None]]) -> int:
+        """Return what comes first: entries, then spans of which something has come, then others."""
+        span, (want, _) = wanted
+        return 0 if want is Want.ENTRY else 1 if span in self._transfers else 2
+
+    def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
+        seconds = self._windows[want].seconds
+        self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds, at=now)
+        if want is Want.SPAN:
+            self._servers.setdefault(span, set()).add(donor)
+        return self._request(span, want, donor, now)
 
     def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
         """Take requests back from donors that are gone or too slow; say so of one that stopped serving spans."""
@@ -181,8 +197,11 @@ class CatchUp:
             failed = self._asked.pop(span).donor
             want, preferred = self._wanted[span]
             self._wanted[span] = (want, None if preferred == failed else preferred)
-            if want is Want.SPAN and failed in donors:
-                actions += self._shun(failed, f"served nothing of {span} for {self._rules.piece_seconds:.0f} s", now)
+            if failed in donors:
+                window = self._windows[want]
+                if want is Want.SPAN:
+                    actions += self._shun(failed, f"served nothing of {span} for {window.seconds:.0f} s", now)
+                window.unanswered()
         return actions
 
     def _shun(self, donor: PeerId, what: str, now: float) -> list[Action]:
@@ -197,7 +216,7 @@ class CatchUp:
         """Hear that a donor has answered something: it may take its time with the rest."""
         for span, asked in self._asked.items():
             if asked.donor == donor:
-                until = min(now + self._seconds(self._wanted[span][0]), asked.last)
+                until = min(now + self._windows[self._wanted[span][0]].seconds, asked.last)
                 self._asked[span] = replace(asked, until=max(until, asked.until))
 
     def _request(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
@@ -240,10 +259,13 @@ class CatchUp:
                 self.want_transfer(span, sender)
         self.adopted(reply.fragment)
 
-    def entry_absorbed(self, span: SpanId) -> None:
+    def entry_absorbed(self, span: SpanId, now: float) -> None:
         """Go on with the next entry of a replay, or end it."""
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
+        asked = self._asked.get(span)
+        if asked is not None:
+            self._windows[Want.ENTRY].answered(now - asked.at)
         donor = self._wanted[span][1]
         self._drop(span)
         if self._is_behind(span):
@@ -276,31 +298,42 @@ class CatchUp:
         self._wanted[span] = (Want.SPAN, donor)
 
     def take_span(self, sender: PeerId, reply: SpanReply, now: float) -> list[Action]:
-        """Add a piece; ask for the next one, or hand the whole span over."""
-        asked = self._asked.get(reply.span)
-        if asked is None or asked.donor != sender or self._wanted[reply.span][0] is not Want.SPAN:
+        """Add a piece; ask for the next one, or hand the whole span over.
+
+        A piece that comes late, when another donor has been asked already, is as good as any if it fits.
+        """
+        span, asked = reply.span, self._asked.get(reply.span)
+        if sender not in self._servers.get(span, ()) or self._wanted[span][0] is not Want.SPAN:
             return []
-        transfer = self._transfers.get(reply.span)
+        is_asked = asked is not None and asked.donor == sender
+        transfer = self._transfers.get(span)
         if transfer is None or transfer.head.digest != reply.head.digest:
+            if reply.offset or not is_asked:
+                return []  # of a version that was given up
             transfer = Transfer(head=reply.head, total_bytes=reply.total_bytes, pieces=())
-        expected = self._rules.span_bytes[reply.span]
-        mine = self._chains.heads.get(reply.span)
+        mine, expected = self._chains.heads.get(span), self._rules.span_bytes[span]
         if mine is not None and reply.head.height < mine.height:
-            self._drop(reply.span)  # the log does not go back; the next comparison says what is needed
+            self._drop(span)  # the log does not go back; the next comparison says what is needed
             return []
-        fits = reply.total_bytes == expected and reply.offset == transfer.received_bytes
-        if not fits or not reply.piece or transfer.received_bytes + len(reply.piece) > expected:
-            self._transfers.pop(reply.span, None)
-            del self._asked[reply.span]
-            self._wanted[reply.span] = (Want.SPAN, None)
-            return self._shun(sender, f"served a piece that does not fit {reply.span}", now)
-        transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
-        if transfer.received_bytes < expected:
-            self._transfers[reply.span] = transfer
-            seconds = self._rules.piece_seconds
-            self._asked[reply.span] = Asked(donor=sender, until=now + seconds, last=now + MOST_RENEWALS * seconds)
-            return [self._request(reply.span, Want.SPAN, sender, now)]
-        return [self._take_whole(reply.span, transfer, sender)]
+        received = transfer.received_bytes
+        behind = reply.offset + len(reply.piece)
+        if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
+            return self._refuse_piece(span, sender, now)
+        if asked is not None and is_asked:
+            self._windows[Want.SPAN].answered(now - asked.at)
+            del self._asked[span]
+        if reply.offset == received:
+            transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
+            self._transfers[span] = transfer
+        if transfer.received_bytes == expected:
+            return [self._take_whole(span, transfer, sender)]
+        return [self._ask(span, Want.SPAN, sender, now)] if is_asked else []
+
+    def _refuse_piece(self, span: SpanId, sender: PeerId, now: float) -> list[Action]:
+        for forgotten in (self._transfers, self._asked):
+            forgotten.pop(span, None)
+        self._wanted[span] = (Want.SPAN, None)
+        return self._shun(sender, f"served a piece that does not fit {span}", now)
 
     def _take_whole(self, span: SpanId, transfer: Transfer, donor: PeerId) -> Action:
         self._drop(span)
@@ -341,6 +374,7 @@ class CatchUp:
         self._wanted.pop(span, None)
         self._asked.pop(span, None)
         self._transfers.pop(span, None)
+        self._servers.pop(span, None)
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:

@@ -288,7 +288,7 @@ class PeerEngine:
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total += len(peers)
             self._turns.entry_absorbed(entry.round, len(peers))
-            self.catch_up.entry_absorbed(entry.span)
+            self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
         return actions + self._repair.pump(now)
 
