@@ -174,6 +174,7 @@ class LimitsSection(Section):
     invalid: Annotated[float, Field(ge=1)] = Field(3.0, description="norm of an entry, in last medians; refused")
     in_flight: Count = Field(8, description="contributions of a span that wait for their entry")
     retained_cycles: Count = Field(16, description="cycles of entries that peers keep for those who catch up")
+    scrub_cycles: Count = Field(8, description="cycles between two comparisons of what peers hold in memory")
 
     @model_validator(mode="after")
     def _invalid_is_beyond_kappa(self) -> Self:

@@ -26,7 +26,7 @@ BOOTSTRAP_PORT = 31337
 IDENTITY_FILE = "identity.key"
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
-_NUMBERS = frozenset({"port", "threads"})
+_NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
 _SWITCHES = frozenset({"dial_out_only"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
@@ -43,6 +43,9 @@ class PeerSettings(BaseModel):
     state_directory: Path = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
         description="identity and checkpoints; one folder for each peer on this machine",
+    )
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="checkpoints kept; older ones go when a new one is written"
     )
     identity_path: Path | None = Field(None, description="key file of this peer; in the state directory if not named")
     port: Annotated[int, Field(ge=0, le=65535)] | None = Field(

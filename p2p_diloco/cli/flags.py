@@ -28,6 +28,7 @@ class SettingsFlags:
     threads: Annotated[str | None, _setting("threads")] = None
     data: Annotated[str | None, _setting("data")] = None
     state_directory: Annotated[str | None, _setting("state_directory")] = None
+    keep_checkpoints: Annotated[str | None, _setting("keep_checkpoints")] = None
     identity_path: Annotated[str | None, _setting("identity_path")] = None
     port: Annotated[str | None, _setting("port")] = None
     public_name: Annotated[str | None, _setting("public_name")] = None

@@ -95,11 +95,15 @@ class ApplyEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceSpan:
-    """Take a span's bytes (anchor, then momentum, float32 little-endian) as transferred, at `head`."""
+    """Take a span's bytes (anchor, then momentum, float32 little-endian) at `head`, behind all entries handed over.
+
+    `is_mended`: the same log, put right; otherwise it may be another branch, and entries kept of the span are given up.
+    """
 
     span: SpanId
     head: SpanHead
     state: bytes
+    is_mended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,22 @@ class ServeSpan:
     span: SpanId
     version: Digest
     offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeEntry:
+    """Send the entry of `span` that follows `parent` from this peer's disk to `to`, or `EntryAbsent`."""
+
+    to: PeerId
+    span: SpanId
+    parent: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildSpan:
+    """Work out from a checkpoint and own entries what a span's bytes should be; answer with `span_rebuilt`."""
+
+    span: SpanId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,5 +178,5 @@ class Report:
 
 Action = (
     Send | KeepBallots | KeepGoodbye | KeepRoster | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
-    | ServeContent | CompareContent | RoundClosed | Report
+    | ServeEntry | ServeContent | CompareContent | RebuildSpan | RoundClosed | Report
 )  # fmt: skip

@@ -1,20 +1,21 @@
 """The one repair: compare at a closed boundary, fetch what is missing, replay in parent order, compare contents.
 
-It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each;
-one that is not answered in time goes to another donor.
+It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each,
+entries before spans: on a thin link a joiner must first keep up with what it holds. As long as a donor answers
+something it may take its time with the rest; one that does not is left for another.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
-from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Send
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.protocol.actions import Action, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.chain import ChainBook, Remedy, choose_remedy
 from p2p_diloco.protocol.messages import (
-    ContentReply,
     ContentRequest,
     EntryRequest,
     HeadsReply,
@@ -22,10 +23,17 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
+from p2p_diloco.protocol.scrub import Scrub
+from p2p_diloco.protocol.window import Window
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
 MOST_ASKED_PER_DONOR = 8
+"""Requests of a kind, entries or pieces, under way at one donor."""
+MOST_ASKED = 64
+MOST_RENEWALS = 4
+"""A donor that answers other requests may take so many times as long for one as a silent donor may."""
+SHUN_SECONDS = 60.0
 WITNESSES = 2
 
 
@@ -38,10 +46,12 @@ class Want(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request under way."""
+    """A request under way; it may be renewed up to `last`."""
 
     donor: PeerId
     until: float
+    last: float = math.inf
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +75,42 @@ class CatchUpRules:
     Attributes:
         num_spans: spans of each fragment.
         span_bytes: bytes of anchor and momentum of each span.
+        answer_seconds: for digests, which take hashing.
+        entry_seconds: for entries and heads.
+        piece_seconds: for a piece of a span.
+        pause_seconds: after a comparison that differed, before the same peer is asked again.
     """
 
     num_spans: tuple[int, ...]
     span_bytes: dict[SpanId, int]
     answer_seconds: float
+    entry_seconds: float
+    piece_seconds: float
+    pause_seconds: float
 
 
 class CatchUp:
     """What one peer fetches, from whom, and what it has verified. A state machine without I/O."""
 
     def __init__(self, *, rules: CatchUpRules, chains: ChainBook) -> None:
+        self.scrub = Scrub(
+            num_spans=rules.num_spans, answer_seconds=rules.answer_seconds, pause_seconds=rules.pause_seconds
+        )
         self._rules = rules
         self._chains = chains
         self._wanted: dict[SpanId, tuple[Want, PeerId | None]] = {}
         self._asked: dict[SpanId, Asked] = {}
         self._transfers: dict[SpanId, Transfer] = {}
         self._heads_asked: dict[int, Asked] = {}
-        self._content_asked: dict[tuple[int, PeerId], float] = {}
-        self._witnesses: dict[int, set[PeerId]] = {}
-        self._accusers: dict[SpanId, set[PeerId]] = {}
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
+        self._shunned: dict[PeerId, float] = {}
+        self._sources: dict[SpanId, PeerId] = {}
+        self._servers: dict[SpanId, set[PeerId]] = {}
+        self._windows = {
+            Want.ENTRY: Window(seconds=rules.entry_seconds, grows=False, most=MOST_ASKED),
+            Want.SPAN: Window(seconds=rules.piece_seconds, grows=True, most=MOST_ASKED),
+        }
+        self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
 
@@ -105,7 +130,7 @@ class CatchUp:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._heads_asked):
             dropped.clear()
-        self.check_again()
+        self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
         self.is_adopting = True
 
@@ -113,21 +138,11 @@ class CatchUp:
         """Hear that a fragment stands where a donor's of the new branch stands."""
         self._unadopted.discard(fragment)
 
-    def check_again(self) -> None:
-        """Trust nothing verified so far; contents are compared anew."""
-        self._witnesses.clear()
-        self._accusers.clear()
-
     def is_complete(self) -> bool:
         """Tell whether every span has a head here and none is being fetched."""
         missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
-
-    def is_verified(self, donors: Collection[PeerId]) -> bool:
-        """Tell whether as many of `donors` as can be asked, up to two, hold the same bytes of every fragment."""
-        needed = min(WITNESSES, len(donors))
-        return all(len(self._witnesses.get(f, ())) >= needed for f in range(len(self._rules.num_spans)))
 
     # -- asking
 
@@ -136,36 +151,73 @@ class CatchUp:
         asked = self._heads_asked.get(fragment)
         if asked is not None and asked.until > now:
             return []
-        self._heads_asked[fragment] = Asked(donor=donor, until=now + self._rules.answer_seconds)
+        self._heads_asked[fragment] = Asked(donor=donor, until=now + self._rules.entry_seconds)
         return [self._send(donor, HeadsRequest(fragment=fragment), now)]
 
     def ask_content(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
         """Ask a peer that stands where we stand for the digests of its bytes, until enough agree."""
-        seen = self._witnesses.get(fragment, set())
-        if donor in seen or len(seen) >= WITNESSES or self._content_asked.get((fragment, donor), 0.0) > now:
+        if not self.scrub.may_ask(fragment, donor, now):
             return []
-        self._content_asked[fragment, donor] = now + self._rules.answer_seconds
         return [self._send(donor, ContentRequest(fragment=fragment), now)]
 
     def pump(self, donors: Sequence[PeerId], now: float) -> list[Action]:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
+        actions = self._give_up_on(donors, now)
+        sound = [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
+        load = {(donor, want): 0 for donor in donors for want in Want}
+        for span, asked in self._asked.items():
+            load[asked.donor, self._wanted[span][0]] += 1
+        left = {want: window.size - sum(load[d, want] for d in donors) for want, window in self._windows.items()}
+        for span, (want, preferred) in sorted(self._wanted.items(), key=self._urgency):
+            free = [donor for donor in sound if load[donor, want] < MOST_ASKED_PER_DONOR]
+            if span in self._asked or not free or left[want] <= 0:
+                continue
+            donor = preferred if preferred in free else min(free, key=lambda d: (load[d, want], hash_rank(span, d)))
+            load[donor, want] += 1
+            left[want] -= 1
+            actions.append(self._ask(span, want, donor, now))
+        return actions
+
+    def _urgency(self, wanted: tuple[SpanId, tuple[Want, PeerId | None]]) -> int:
+        """Return what comes first: entries, then spans of which something has come, then others."""
+        span, (want, _) = wanted
+        return 0 if want is Want.ENTRY else 1 if span in self._transfers else 2
+
+    def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
+        seconds = self._windows[want].seconds
+        self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds, at=now)
+        if want is Want.SPAN:
+            self._servers.setdefault(span, set()).add(donor)
+        return self._request(span, want, donor, now)
+
+    def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
+        """Take requests back from donors that are gone or too slow; say so of one that stopped serving spans."""
+        actions: list[Action] = []
         for span in [span for span, asked in self._asked.items() if asked.until <= now or asked.donor not in donors]:
             failed = self._asked.pop(span).donor
             want, preferred = self._wanted[span]
             self._wanted[span] = (want, None if preferred == failed else preferred)
-        load = dict.fromkeys(donors, 0)
-        for asked in self._asked.values():
-            load[asked.donor] += 1
-        actions: list[Action] = []
-        for span, (want, preferred) in self._wanted.items():
-            free = [donor for donor in donors if load[donor] < MOST_ASKED_PER_DONOR]
-            if span in self._asked or not free:
-                continue
-            donor = preferred if preferred in free else min(free, key=lambda d: (load[d], hash_rank(span, d)))
-            load[donor] += 1
-            self._asked[span] = Asked(donor=donor, until=now + self._rules.answer_seconds)
-            actions.append(self._request(span, want, donor, now))
+            if failed in donors:
+                window = self._windows[want]
+                if want is Want.SPAN:
+                    actions += self._shun(failed, f"served nothing of {span} for {window.seconds:.0f} s", now)
+                window.unanswered()
         return actions
+
+    def _shun(self, donor: PeerId, what: str, now: float) -> list[Action]:
+        """Ask others before this donor for a while; said once in that time."""
+        is_known = self._shunned.get(donor, 0.0) > now
+        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
+        self._shunned[donor] = now + SHUN_SECONDS
+        text = f"{short_peer_id(donor)} {what}; asking others first for {SHUN_SECONDS:.0f} s"
+        return [] if is_known else [Report(topic="donor", text=text)]
+
+    def heard(self, donor: PeerId, now: float) -> None:
+        """Hear that a donor has answered something: it may take its time with the rest."""
+        for span, asked in self._asked.items():
+            if asked.donor == donor:
+                until = min(now + self._windows[self._wanted[span][0]].seconds, asked.last)
+                self._asked[span] = replace(asked, until=max(until, asked.until))
 
     def _request(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         if want is Want.ENTRY:
@@ -195,7 +247,7 @@ class CatchUp:
             mine = self._chains.heads.get(span)
             remedy = choose_remedy(mine, theirs)
             if mine is not None and mine.digest == theirs.digest and mine != theirs:
-                self._accuse(span, sender)
+                self._accuse_head(span, sender)
             elif remedy is Remedy.REPLAY:
                 if theirs.height > self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
@@ -207,10 +259,13 @@ class CatchUp:
                 self.want_transfer(span, sender)
         self.adopted(reply.fragment)
 
-    def entry_absorbed(self, span: SpanId) -> None:
+    def entry_absorbed(self, span: SpanId, now: float) -> None:
         """Go on with the next entry of a replay, or end it."""
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
+        asked = self._asked.get(span)
+        if asked is not None:
+            self._windows[Want.ENTRY].answered(now - asked.at)
         donor = self._wanted[span][1]
         self._drop(span)
         if self._is_behind(span):
@@ -243,69 +298,73 @@ class CatchUp:
         self._wanted[span] = (Want.SPAN, donor)
 
     def take_span(self, sender: PeerId, reply: SpanReply, now: float) -> list[Action]:
-        """Add a piece; ask for the next one, or hand the whole span over."""
-        asked = self._asked.get(reply.span)
-        if asked is None or asked.donor != sender or self._wanted[reply.span][0] is not Want.SPAN:
-            return []
-        transfer = self._transfers.get(reply.span)
-        if transfer is None or transfer.head.digest != reply.head.digest:
-            transfer = Transfer(head=reply.head, total_bytes=reply.total_bytes, pieces=())
-        expected = self._rules.span_bytes[reply.span]
-        mine = self._chains.heads.get(reply.span)
-        if mine is not None and reply.head.height < mine.height:
-            self._drop(reply.span)  # the log does not go back; the next comparison says what is needed
-            return []
-        fits = reply.total_bytes == expected and reply.offset == transfer.received_bytes
-        if not fits or not reply.piece or transfer.received_bytes + len(reply.piece) > expected:
-            self._transfers.pop(reply.span, None)  # another donor is asked when the time for this answer is over
-            return []
-        transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
-        if transfer.received_bytes < expected:
-            self._transfers[reply.span] = transfer
-            self._asked[reply.span] = replace(asked, until=now + self._rules.answer_seconds)
-            return [self._request(reply.span, Want.SPAN, sender, now)]
-        self._drop(reply.span)
-        self._witnesses.pop(reply.span.fragment, None)
-        self._chains.set_head(reply.span, transfer.head)
-        return [ReplaceSpan(span=reply.span, head=transfer.head, state=b"".join(transfer.pieces))]
+        """Add a piece; ask for the next one, or hand the whole span over.
 
-    def take_content(self, sender: PeerId, reply: ContentReply) -> list[Action]:
-        """Have a peer's content digests compared with ours."""
-        if self._content_asked.pop((reply.fragment, sender), None) is None:
-            return []
-        return [CompareContent(peer=sender, fragment=reply.fragment, digests=reply.digests)]
-
-    def content_compared(
-        self,
-        peer: PeerId,
-        fragment: int,
-        num_equal: int,
-        differing: Iterable[SpanId],
-        num_accusers: int = WITNESSES,
-    ) -> list[SpanId]:
-        """Note a comparison at equal chain digests; return spans that enough peers say are wrong here: fetched again.
-
-        Args:
-            num_accusers: how many must say so.
+        A piece that comes late, when another donor has been asked already, is as good as any if it fits.
         """
-        differing = list(differing)
-        if not differing and num_equal == self._rules.num_spans[fragment]:
-            self._witnesses.setdefault(fragment, set()).add(peer)
-        wrong = []
-        for span in differing:
-            if self._accuse(span, peer, num_accusers):
-                wrong.append(span)
-        return wrong
+        span, asked = reply.span, self._asked.get(reply.span)
+        if sender not in self._servers.get(span, ()) or self._wanted[span][0] is not Want.SPAN:
+            return []
+        is_asked = asked is not None and asked.donor == sender
+        transfer = self._transfers.get(span)
+        if transfer is None or transfer.head.digest != reply.head.digest:
+            if reply.offset or not is_asked:
+                return []  # of a version that was given up
+            transfer = Transfer(head=reply.head, total_bytes=reply.total_bytes, pieces=())
+        mine, expected = self._chains.heads.get(span), self._rules.span_bytes[span]
+        if mine is not None and reply.head.height < mine.height:
+            self._drop(span)  # the log does not go back; the next comparison says what is needed
+            return []
+        received = transfer.received_bytes
+        behind = reply.offset + len(reply.piece)
+        if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
+            return self._refuse_piece(span, sender, now)
+        if asked is not None and is_asked:
+            self._windows[Want.SPAN].answered(now - asked.at)
+            del self._asked[span]
+        if reply.offset == received:
+            transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
+            self._transfers[span] = transfer
+        if transfer.received_bytes == expected:
+            return [self._take_whole(span, transfer, sender)]
+        return [self._ask(span, Want.SPAN, sender, now)] if is_asked else []
 
-    def _accuse(self, span: SpanId, peer: PeerId, num_accusers: int = WITNESSES) -> bool:
-        """Note that a peer holds something else at the same chain digest; enough of them have the span fetched again."""
-        accusers = self._accusers.setdefault(span, set())
+    def _refuse_piece(self, span: SpanId, sender: PeerId, now: float) -> list[Action]:
+        for forgotten in (self._transfers, self._asked):
+            forgotten.pop(span, None)
+        self._wanted[span] = (Want.SPAN, None)
+        return self._shun(sender, f"served a piece that does not fit {span}", now)
+
+    def _take_whole(self, span: SpanId, transfer: Transfer, donor: PeerId) -> Action:
+        self._drop(span)
+        self.scrub.moved(span)
+        self._sources[span] = donor
+        self._chains.set_head(span, transfer.head)
+        return ReplaceSpan(span=span, head=transfer.head, state=b"".join(transfer.pieces))
+
+    def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
+        """Put a span right from the own disk."""
+        self._drop(span)
+        self.scrub.moved(span)
+        return ReplaceSpan(span=span, head=head, state=state, is_mended=True)
+
+    def overrule(self, span: SpanId, now: float) -> list[Action]:
+        """Fetch a span again from one of those who hold something else; leave the donor that it came from."""
+        source = self._sources.pop(span, None)
+        accusers = self.scrub.accusers(span)
+        self.want_transfer(span, accusers[0])
+        self.scrub.moved(span)
+        if source is None or source in accusers:
+            return []
+        return self._shun(source, f"served {span} with other bytes than others hold", now)
+
+    def _accuse_head(self, span: SpanId, peer: PeerId) -> None:
+        """Note that a peer says other things of the same chain digest; two of them have the span fetched again."""
+        accusers = self._head_accusers.setdefault(span, set())
         accusers.add(peer)
-        if len(accusers) < num_accusers:
-            return False
-        del self._accusers[span]
-        self.want_transfer(span, peer)
-        return True
+        if len(accusers) >= WITNESSES:
+            del self._head_accusers[span]
+            self.want_transfer(span, peer)
 
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
@@ -315,6 +374,7 @@ class CatchUp:
         self._wanted.pop(span, None)
         self._asked.pop(span, None)
         self._transfers.pop(span, None)
+        self._servers.pop(span, None)
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:

@@ -43,7 +43,7 @@ class ChainBook:
 
     Args:
         rules: what the manifest says about entries.
-        retained_cycles: how many cycles' entries are kept for others.
+        retained_cycles: how many cycles' entries are kept here for others; older ones lie on the shell's disk.
     """
 
     def __init__(self, *, rules: EntryRules, retained_cycles: int, verify: Verify) -> None:

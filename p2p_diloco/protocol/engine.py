@@ -42,6 +42,8 @@ from p2p_diloco.protocol.turns import Turns
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 
 MOST_UNKNOWN_ROSTERS = 4
+CYCLES_IN_MEMORY = 2
+"""Of entries: who was late for a round asks at once. All that the manifest wants retained lies on the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,8 @@ class PeerEngine:
             remembers=bool(recalled.rosters),
         )
         entry_rules = EntryRules(run=rules.run, clock=rules.clock, radius_limit=rules.entry_limit)
-        self.chains = ChainBook(rules=entry_rules, retained_cycles=rules.retained_cycles, verify=verify)
+        in_memory = min(rules.retained_cycles, CYCLES_IN_MEMORY)
+        self.chains = ChainBook(rules=entry_rules, retained_cycles=in_memory, verify=verify)
         self.exchange = Exchange(rules=rules, membership=self.membership, chains=self.chains)
         self._beacon = Beacon(rules=rules, membership=self.membership, chains=self.chains)
         self._turns = Turns(rules=rules, membership=self.membership, chains=self.chains, exchange=self.exchange)
@@ -280,6 +283,7 @@ class PeerEngine:
 
     def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
         """Take an entry whose payload the codec found sound, with its exact norm."""
+        self.catch_up.heard(sender, now)
         verdict = self.chains.offer(entry, payload_norm, self.book.folded)
         if verdict.fate is EntryFate.ABSORBED:
             return self._absorbed(verdict.absorbed, now)
@@ -308,7 +312,7 @@ class PeerEngine:
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total += len(peers)
             self._turns.entry_absorbed(entry.round, len(peers))
-            self.catch_up.entry_absorbed(entry.span)
+            self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
         return actions + self._repair.pump(now)
 
@@ -342,6 +346,10 @@ class PeerEngine:
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
         return self._repair.content_compared(peer, fragment, num_equal, differing, now)
+
+    def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
+        """Take the result of a `RebuildSpan`: at which head it was rebuilt, and its bytes if they are not ours."""
+        return self._repair.span_rebuilt(span, head, state, now)
 
     # -- links and leaving
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.actions import Action, Report, Send, ServeContent, ServeSpan
+from p2p_diloco.ids import PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp, CatchUpRules
 from p2p_diloco.protocol.chain import ChainBook
@@ -51,7 +51,7 @@ class Repair:
         self._beacon = beacon
         self._linked = linked
         self._alone_since: float | None = None
-        self._checked_in_cycle = 0
+        self._scrub: int | None = None
 
     # -- what others may hear
 
@@ -83,11 +83,11 @@ class Repair:
         self.catch_up.adopt()
 
     def begin_round(self, round_index: int) -> None:
-        """Once in a while let contents be compared again: memory can fail."""
-        cycle = self._rules.clock.cycle(round_index)
-        if cycle >= self._checked_in_cycle + self._rules.scrub_cycles:
-            self._checked_in_cycle = cycle
-            self.catch_up.check_again()
+        """Once in a while let contents be compared again, by all in the same round: memory can fail."""
+        scrub = self._rules.clock.cycle(round_index) // self._rules.scrub_cycles
+        if scrub != self._scrub:
+            self._scrub = scrub
+            self.catch_up.scrub.begin_again()
 
     def compare(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         """Compare a peer's fragments with ours, and ask where they differ."""
@@ -138,7 +138,7 @@ class Repair:
             waited = now - self._alone_since > 2 * self._rules.silence_seconds
             if roster.member(self._membership.me.peer) is None or not waited:
                 return []
-        elif not self.catch_up.is_verified(donors):
+        elif not self.catch_up.scrub.is_verified(donors):
             return self._ask_witnesses(donors, now)
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
@@ -159,14 +159,53 @@ class Repair:
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
-        # Who is not ready is never the truth: where there is one donor alone, as for a peer at home, its word is enough.
-        num_donors = len(self.donors(now)) if not self._membership.ready else WITNESSES
-        num_accusers = max(min(WITNESSES, num_donors), 1)
-        wrong = self.catch_up.content_compared(peer, fragment, num_equal, differing, num_accusers)
-        reports: list[Action] = [
-            Report(topic="content", text=f"{span} differs from what others hold; fetching it again") for span in wrong
-        ]
-        return reports + self.pump(now)
+        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now)
+        actions: list[Action] = []
+        for span in rebuild:
+            text = f"{span} differs from what {short_peer_id(peer)} holds; looking what it should be"
+            actions += [Report(topic="content", text=text), RebuildSpan(span=span)]
+        for span in overruled:
+            actions += self._overrule(span, now)
+        return actions + self.pump(now)
+
+    def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
+        """Take the result of a `RebuildSpan`.
+
+        Args:
+            head: at which the span was rebuilt; None when the disk does not lead there.
+            state: the bytes that it should have; None when they are those that it has.
+        """
+        scrub, mine = self.catch_up.scrub, self._chains.heads.get(span)
+        if head is not None and (mine is None or head.digest != mine.digest):
+            scrub.forget_rebuild(span)  # it has moved on; the next comparison asks again
+            return []
+        if not scrub.rebuilt(span):
+            return []
+        if head is not None and state is not None:
+            text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
+            return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
+        if scrub.is_overruled(span):
+            return [*self._overrule(span, now), *self.pump(now)]
+        if head is None:
+            return [*self._break_tie(span, now), *self.pump(now)]
+        return [Report(topic="content", text=f"{span} is as this disk says; whoever differs must be wrong")]
+
+    def _overrule(self, span: SpanId, now: float) -> list[Action]:
+        text = f"{span} differs from what two peers hold; fetching it again"
+        return [Report(topic="content", text=text), *self.catch_up.overrule(span, now)]
+
+    def _break_tie(self, span: SpanId, now: float) -> list[Action]:
+        """Differ from one other and have nothing on disk that decides: one of the two must move, so that both agree.
+
+        Whose key is greater moves at once. The other does when they still differ in the next scrub: then the first one
+        knows from its disk that it is right.
+        """
+        other = self.catch_up.scrub.accusers(span)[0]
+        is_newcomer = not self._membership.ready  # and so never the truth
+        moves = is_newcomer or self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
+        what = "fetching it from there" if moves else "leaving it, for the other has to move"
+        text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here decides; {what}"
+        return [Report(topic="content", text=text), *(self.catch_up.overrule(span, now) if moves else ())]
 
     # -- questions and answers
 
@@ -178,20 +217,21 @@ class Repair:
             case HeadsReply():
                 return self._take_heads(sender, message, now)
             case EntryRequest():
-                entry = self._chains.entry_after(message.span, message.parent)
-                absent = EntryAbsent(span=message.span, parent=message.parent)
-                return [Send(to=sender, message=entry or absent, deadline=now + self._rules.clock.round_seconds)]
+                return [self._answer_entry(sender, message, now)]
             case EntryAbsent():
+                self.catch_up.heard(sender, now)
                 self.catch_up.entry_absent(sender, message.span, message.parent)
                 return self.pump(now)
             case SpanRequest() if self.serves_state and message.span in self._chains.heads:
                 return [ServeSpan(to=sender, span=message.span, version=message.version, offset=message.offset)]
             case SpanReply() if message.span in self._rules.span_elements:
+                self.catch_up.heard(sender, now)
                 return self.catch_up.take_span(sender, message, now) + self.pump(now)
             case ContentRequest() if self.serves_state and self._holds(message.fragment):
                 return [ServeContent(to=sender, fragment=message.fragment)]
             case ContentReply() if self._holds(message.fragment):
-                return self.catch_up.take_content(sender, message)
+                question = self.catch_up.scrub.take(sender, message)
+                return [question] if question is not None else []
             case _:
                 return []
 
@@ -207,6 +247,15 @@ class Repair:
             return []
         deadline = now + self._rules.clock.round_seconds
         return [Send(to=sender, message=HeadsReply(fragment=fragment, heads=heads), deadline=deadline)]
+
+    def _answer_entry(self, sender: PeerId, request: EntryRequest, now: float) -> Action:
+        deadline = now + self._rules.clock.round_seconds
+        entry = self._chains.entry_after(request.span, request.parent)
+        head = self._chains.heads.get(request.span)
+        if entry is None and head is not None and head.digest != request.parent:
+            return ServeEntry(to=sender, span=request.span, parent=request.parent)
+        absent = EntryAbsent(span=request.span, parent=request.parent)
+        return Send(to=sender, message=entry or absent, deadline=deadline)
 
     def _take_heads(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
         if not self.catch_up.take_heads(sender, reply):
@@ -225,5 +274,8 @@ def _catch_up_rules(rules: RunRules) -> CatchUpRules:
     return CatchUpRules(
         num_spans=rules.num_spans,
         span_bytes={span: BYTES_PER_ELEMENT_OF_STATE * n for span, n in rules.span_elements.items()},
-        answer_seconds=max(2.0 * rules.heartbeat_seconds, 1.0),
+        answer_seconds=rules.silence_seconds,
+        entry_seconds=rules.clock.round_seconds / 4.0,
+        piece_seconds=rules.piece_seconds,
+        pause_seconds=rules.clock.round_seconds,
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.protocol.clock import RoundClock
 
+SHORTEST_PIECE_SECONDS = 15.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRules:
@@ -20,8 +22,9 @@ class RunRules:
         entry_bytes: bytes of an encoded entry of each span.
         heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
         listed: the only peers that may be members; None: everybody may.
+        retained_cycles: cycles whose entries are kept on disk for those who catch up.
+        scrub_cycles: contents are compared once in so many cycles.
         contribution_limit, entry_limit: norms refused beyond these multiples of the last published radius.
-        scrub_cycles: every so many cycles peers compare their bytes anew.
     """
 
     run: Digest
@@ -50,3 +53,8 @@ class RunRules:
     def silence_seconds(self) -> float:
         """After this long without a heartbeat a peer counts as silent."""
         return max(3.0 * self.heartbeat_seconds, self.clock.round_seconds)
+
+    @property
+    def piece_seconds(self) -> float:
+        """After this long without an answer a donor of spans is left for another one; thin links need their time."""
+        return max(SHORTEST_PIECE_SECONDS, self.silence_seconds)

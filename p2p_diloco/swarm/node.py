@@ -11,8 +11,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError
-from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.outer.state import AbsorbedEntry
+from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
@@ -20,19 +19,20 @@ from p2p_diloco.protocol.actions import (
     KeepBallots,
     KeepGoodbye,
     KeepRoster,
+    RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
     Report,
     RoundClosed,
     Send,
     ServeContent,
+    ServeEntry,
     ServeSpan,
     TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import (
-    ContentReply,
     EntryRequest,
     Introductions,
     ManifestReply,
@@ -48,23 +48,21 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.clock_sync import SwarmClock
-from p2p_diloco.swarm.replica import Replica, SpanUpdate
+from p2p_diloco.swarm.replica import Replica, SpanUpdate, absorbed_entry
 from p2p_diloco.swarm.round_notes import RoundNotes
-from p2p_diloco.swarm.surroundings import AddressBook, PeerMemory, SwarmObserver
+from p2p_diloco.swarm.serving import Serving
+from p2p_diloco.swarm.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
 from p2p_diloco.swarm.traffic import Traffic, purpose_of
 from p2p_diloco.swarm.vector_work import (
     Codecs,
     Reduced,
-    content_digests,
     is_finite_piece,
     payload_norm,
     reduce_parts,
-    state_bytes,
     state_from_bytes,
 )
 from p2p_diloco.transport.link import Lane, Transport
 
-PIECE_BYTES = 1 << 20
 INTRODUCTION_SECONDS = 10.0
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
@@ -86,6 +84,7 @@ class SwarmNode:
         manifest: bytes,
         worker: Executor | None,
         addresses: AddressBook | None = None,
+        archive: EntryArchive | None = None,
     ) -> None:
         self.engine = engine
         self.traffic = Traffic()
@@ -103,6 +102,16 @@ class SwarmNode:
         self._lost: NetworkError | None = None
         self._last_ping = 0.0
         self._notes = RoundNotes()
+        self._archive = archive if archive is not None else NoArchive()
+        self._serving = Serving(
+            engine=engine,
+            replica=replica,
+            archive=self._archive,
+            work=self._work,
+            post=self._post,
+            play=self._play,
+            now=clock.now,
+        )
         transport.listener = self
 
     # -- driving the engine
@@ -244,39 +253,6 @@ class SwarmNode:
 
         self._work(reduced, None, reduce_parts, action, self._codecs, self.engine.rules.span_elements[action.span])
 
-    def _states(self, fragment: int) -> list[Any] | None:
-        spans = [SpanId(fragment, index) for index in range(self.engine.rules.num_spans[fragment])]
-        states = [self._replica.span_state(span) for span in spans]
-        return None if any(state is None for state in states) else states
-
-    def _serve_content(self, action: ServeContent) -> None:
-        states = self._states(action.fragment)
-        if states is None:
-            return
-
-        def hashed(digests: Any) -> None:
-            reply = ContentReply(fragment=action.fragment, digests=digests)
-            self._post(action.to, reply, self._clock.now() + self.engine.rules.silence_seconds)
-
-        self._work(hashed, action.to, content_digests, states)
-
-    def _compare_content(self, action: CompareContent) -> None:
-        states = self._states(action.fragment)
-        if states is None or len(states) != len(action.digests):
-            return
-
-        def hashed(mine: Any) -> None:
-            same = [a == b for a, b in zip(mine, action.digests, strict=True)]
-            differing = [
-                SpanId(action.fragment, index)
-                for index, (a, b) in enumerate(zip(mine, action.digests, strict=True))
-                if a[0] == b[0] and a[1] != b[1]
-            ]
-            now = self._clock.now()
-            self._play(self.engine.content_compared(action.peer, action.fragment, sum(same), differing, now))
-
-        self._work(hashed, action.peer, content_digests, states)
-
     # -- playing actions
 
     def _play(self, actions: Sequence[Action], *, on_request: bool = False) -> None:
@@ -319,34 +295,18 @@ class SwarmNode:
             case ReduceSpan():
                 self._reduce(action)
             case ApplyEntry():
+                self._archive.keep_entry(action.entry)
                 self._replica.apply(_update(action))
             case ReplaceSpan():
+                if not action.is_mended:
+                    self._archive.give_up(action.span)
                 self._replica.replace(action.span, state_from_bytes(action.head, action.state))
-            case ServeSpan():
-                self._serve_span(action)
-            case ServeContent():
-                self._serve_content(action)
-            case CompareContent():
-                self._compare_content(action)
+            case ServeSpan() | ServeEntry() | ServeContent() | CompareContent() | RebuildSpan():
+                self._serving.play(action)
 
     def _contribute(self, contribution: Any) -> None:
         if contribution is not None:
             self._play(self.engine.contribution_ready(contribution, self._clock.now()))
-
-    def _serve_span(self, action: ServeSpan) -> None:
-        state = self._replica.span_state(action.span)
-        if state is None:
-            return
-
-        def cut(raw: bytes) -> None:
-            offset = action.offset if action.version == state.head.digest else 0
-            if offset >= len(raw):
-                return
-            piece = raw[offset : offset + PIECE_BYTES]
-            reply = SpanReply(span=action.span, head=state.head, total_bytes=len(raw), offset=offset, piece=piece)
-            self._post(action.to, reply, self._clock.now() + self.engine.rules.silence_seconds)
-
-        self._work(cut, action.to, state_bytes, state)
 
     def _post(
         self,
@@ -371,11 +331,6 @@ class SwarmNode:
 
 def _update(action: ApplyEntry) -> SpanUpdate:
     entry = action.entry
-    absorbed = AbsorbedEntry(
-        digest=entry.digest(),
-        round=entry.round,
-        roster=entry.roster,
-        radius=entry.median_norm,
-        median_weight=entry.median_weight,
+    return SpanUpdate(
+        span=entry.span, absorbed=absorbed_entry(entry), payload=entry.payload, own_included=action.own_included
     )
-    return SpanUpdate(span=entry.span, absorbed=absorbed, payload=entry.payload, own_included=action.own_included)

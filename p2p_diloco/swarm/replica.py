@@ -9,6 +9,7 @@ from typing import Protocol
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState
 from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.round import FragmentContribution
 
 Answer = Callable[[FragmentContribution | None], None]
@@ -22,6 +23,17 @@ class SpanUpdate:
     absorbed: AbsorbedEntry
     payload: bytes
     own_included: bool
+
+
+def absorbed_entry(entry: Entry) -> AbsorbedEntry:
+    """Return what a span's head takes from an entry."""
+    return AbsorbedEntry(
+        digest=entry.digest(),
+        round=entry.round,
+        roster=entry.roster,
+        radius=entry.median_norm,
+        median_weight=entry.median_weight,
+    )
 
 
 class Replica(Protocol):

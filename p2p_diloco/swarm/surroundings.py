@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
 
 
@@ -23,6 +26,44 @@ class PeerMemory(Protocol):
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Keep a certified roster."""
         ...
+
+
+class EntryArchive(Protocol):
+    """The entries that this peer absorbed, and what follows from them; on its disk."""
+
+    def keep_entry(self, entry: Entry) -> None:
+        """Keep an entry that was just absorbed, soon. Returns at once; a disk that refuses is told elsewhere."""
+        ...
+
+    def give_up(self, span: SpanId) -> None:
+        """Forget the entries kept of a span, soon: it was replaced, and they may be another branch's."""
+        ...
+
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        """Return the entry that follows `parent`, or None. Reads; for the worker."""
+        ...
+
+    def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
+        """Return the span at chain digest `digest` from what lies on the disk, or None. Computes; for the worker."""
+        ...
+
+
+class NoArchive:
+    """Keeps nothing: an `EntryArchive` for a peer without a disk."""
+
+    def keep_entry(self, entry: Entry) -> None:
+        """Keep nothing."""
+
+    def give_up(self, span: SpanId) -> None:
+        """Forget nothing."""
+
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        """Find nothing."""
+        return None
+
+    def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
+        """Know nothing."""
+        return None
 
 
 class SwarmObserver(Protocol):

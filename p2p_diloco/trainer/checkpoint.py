@@ -1,10 +1,11 @@
-"""Checkpoints: all spans with their heads in one safetensors file, written whole or not at all."""
+"""Checkpoints: all spans with their heads and content digests in one safetensors file, written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,81 @@ from safetensors.numpy import save_file
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, SpanHead, SpanId
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.trainer.whole_file import replace_file
 
-CHECKPOINT_FILE = "checkpoint.safetensors"
+_FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)
+_SET_ASIDE = "refused-"
+
+
+class CheckpointFolder:
+    """The checkpoints of one peer in one run, the latest `keep` of them.
+
+    A file that cannot be believed is set aside under the name `refused-…`, so that it takes no sound one's place.
+
+    Args:
+        elements: of each span, from the manifest.
+        keep: how many stay.
+    """
+
+    def __init__(self, folder: Path, *, run: Digest, elements: Mapping[SpanId, int], keep: int) -> None:
+        self._folder = folder
+        self._run = run
+        self._elements = dict(elements)
+        self._keep = keep
+
+    def save(self, states: Mapping[SpanId, SpanState]) -> None:
+        """Write a further checkpoint, then remove those that are too old.
+
+        Raises:
+            StateError: the disk refuses; earlier checkpoints stay as they were.
+        """
+        numbers = self._numbers()
+        number = numbers[-1] + 1 if numbers else 0
+        save_checkpoint(self._path(number), self._run, states)
+        for old in [*numbers, number][: -self._keep]:
+            self._path(old).unlink(missing_ok=True)
+
+    def load_newest(self) -> tuple[dict[SpanId, SpanState] | None, tuple[str, ...]]:
+        """Return the newest checkpoint that can be believed, or None, and a sentence for each that was refused."""
+        refused: list[str] = []
+        for number in reversed(self._numbers()):
+            try:
+                return load_checkpoint(self._path(number), self._run, self._elements), tuple(refused)
+            except StateError as error:
+                refused.append(str(error))
+                self._set_aside(self._path(number))
+        return None, tuple(refused)
+
+    def load_span(self, span: SpanId) -> Iterator[SpanState]:
+        """Yield a span as each checkpoint holds it, the oldest first; what cannot be believed is passed over."""
+        for number in self._numbers():
+            try:
+                states = load_checkpoint(self._path(number), self._run, {span: self._elements[span]})
+            except StateError:
+                continue
+            if states is not None:
+                yield states[span]
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the files, the oldest first."""
+        return tuple(self._path(number) for number in self._numbers())
+
+    def _numbers(self) -> list[int]:
+        try:
+            matches = [_FILE_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for match in matches if match is not None)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"checkpoint-{number:09d}.safetensors"
+
+    def _set_aside(self, path: Path) -> None:
+        for old in self._folder.glob(f"{_SET_ASIDE}*"):
+            if old.is_file():
+                old.unlink(missing_ok=True)  # one is enough to look at
+        path.rename(path.with_name(_SET_ASIDE + path.name))
 
 
 def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState]) -> None:
@@ -28,13 +100,14 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
         StateError: the disk refuses; an earlier checkpoint stays as it was.
     """
     tensors = {}
-    heads = {}
+    heads, contents = {}, {}
     for span, state in sorted(states.items()):
         name = f"{span.fragment}.{span.index}"
         tensors[f"anchor.{name}"] = state.anchor_N
         tensors[f"momentum.{name}"] = state.momentum_N
         heads[name] = _head_to_json(state.head)
-    metadata = {"run": run.hex(), "heads": json.dumps(heads)}
+        contents[name] = content_digest(state.anchor_N, state.momentum_N, state.head.digest).hex()
+    metadata = {"run": run.hex(), "heads": json.dumps(heads), "contents": json.dumps(contents)}
     try:
         replace_file(path, lambda draft: save_file(tensors, draft, metadata=metadata))
     except (OSError, SafetensorError) as error:
@@ -45,10 +118,11 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
 
 
 def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> dict[SpanId, SpanState] | None:
-    """Read all spans; None when there is no checkpoint.
+    """Read the spans that `elements` names; None when there is no checkpoint.
 
     Raises:
-        StateError: it is broken, of another run, or does not fit the manifest; it is left as it is.
+        StateError: it is broken, of another run, does not fit the manifest, or its bytes are not those that were
+            written; it is left as it is.
     """
     if not path.exists():
         return None
@@ -57,24 +131,29 @@ def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> 
             metadata: dict[str, str] = file.metadata() or {}
             if metadata.get("run", run.hex()) != run.hex():
                 raise _ForeignCheckpointError
-            heads = json.loads(metadata["heads"])
-            return {span: _read_span(file, span, heads, count) for span, count in elements.items()}
+            heads, contents = json.loads(metadata["heads"]), json.loads(metadata["contents"])
+            return {span: _read_span(file, span, heads, contents, count) for span, count in elements.items()}
     except _ForeignCheckpointError:
-        raise StateError(f"the checkpoint {path} belongs to another run; choose another --state-directory") from None
+        raise StateError(f"the checkpoint {path} belongs to another run and is not taken") from None
     except (SafetensorError, StateError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
-        raise StateError(f"the checkpoint {path} is broken ({error}); move it away to fetch the state anew") from None
+        raise StateError(f"the checkpoint {path} is broken ({error}) and is not taken") from None
 
 
 class _ForeignCheckpointError(Exception):
     """The file is sound, but of another run."""
 
 
-def _read_span(file: Any, span: SpanId, heads: Mapping[str, Any], elements: int) -> SpanState:
+def _read_span(
+    file: Any, span: SpanId, heads: Mapping[str, Any], contents: Mapping[str, Any], elements: int
+) -> SpanState:
     name = f"{span.fragment}.{span.index}"
     anchor_N, momentum_N = (file.get_tensor(f"{kind}.{name}") for kind in ("anchor", "momentum"))
     if anchor_N.shape != (elements,) or not (np.isfinite(anchor_N).all() and np.isfinite(momentum_N).all()):
         raise ValueError(f"{span} has shape {anchor_N.shape}, expected {elements} finite numbers")
-    return SpanState(head=_head_from_json(heads[name]), anchor_N=anchor_N, momentum_N=momentum_N)
+    state = SpanState(head=_head_from_json(heads[name]), anchor_N=anchor_N, momentum_N=momentum_N)
+    if content_digest(anchor_N, momentum_N, state.head.digest).hex() != contents[name]:
+        raise ValueError(f"the bytes of {span} are not those that were written")
+    return state
 
 
 def _head_to_json(head: SpanHead) -> dict[str, Any]:

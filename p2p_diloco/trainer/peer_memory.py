@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.protocol.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, CertifiedRoster, Goodbye
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
-from p2p_diloco.trainer.whole_file import replace_file
+from p2p_diloco.trainer.whole_file import append_to_file, replace_file
 
 ROSTERS_FILE = "rosters.bin"
 BALLOTS_FILE = "ballots.bin"
@@ -34,6 +35,8 @@ class RunFolder:
 
     def __init__(self, state_directory: Path, run: Digest) -> None:
         self.path = state_directory / run.hex()[:16]
+        self.make_room: Callable[[], bool] = lambda: False
+        """Frees space on a full disk for what a peer is bound to; tells whether it could."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -51,13 +54,7 @@ class RunFolder:
         """Append a certified roster."""
         encoded = to_bytes(certified, CERTIFIED_LAYOUT)
         path = self.path / ROSTERS_FILE
-        try:
-            with path.open("ab") as file:
-                file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise _disk_error(path, error) from None
+        self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
 
     def recall_ballots(self) -> Ballots:
         """Return what this peer was bound to, or nothing."""
@@ -140,10 +137,16 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Put `content` under `name`, on the disk before this returns."""
         path = self.path / name
-        try:
-            replace_file(path, lambda draft: _write_all(draft, content))
-        except OSError as error:
-            raise _disk_error(path, error) from None
+        self._insist(path, lambda: replace_file(path, lambda draft: _write_all(draft, content)))
+
+    def _insist(self, path: Path, write: Callable[[], None]) -> None:
+        """Write, on a full disk again and again as long as room can be made."""
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.make_room():
+                    raise _disk_error(path, error) from None
 
     def _recall(self, name: str, layout: Layout) -> dict[str, Any] | None:
         raw = self.read(name)

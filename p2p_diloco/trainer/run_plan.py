@@ -111,5 +111,6 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codec
         contribution_limit=manifest.limits.kappa,
         entry_limit=manifest.limits.invalid,
         retained_cycles=manifest.limits.retained_cycles,
+        scrub_cycles=manifest.limits.scrub_cycles,
         listed=frozenset(map(parse_peer_id, trust.peers)) if trust.mode == "listed" else None,
     )

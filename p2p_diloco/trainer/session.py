@@ -26,7 +26,7 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.trainer.checkpoint import CHECKPOINT_FILE, load_checkpoint, save_checkpoint
+from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
@@ -35,6 +35,7 @@ from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 from p2p_diloco.trainer.run_text import open_run_text
+from p2p_diloco.trainer.saving import Saver, pause_between_checkpoints
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
@@ -43,7 +44,6 @@ from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign
 from p2p_diloco.transport.link import SilentListener, Transport
 
 STATUS_SECONDS = 1.0
-CHECKPOINT_SECONDS = 300.0
 WINDOWS_OF_ONE_START = 1 << 40
 """Each start of a peer draws from places of its own: one that restarts often must not learn the same by heart."""
 
@@ -92,7 +92,26 @@ class PeerSession:
         self._replica: IslandThread | HeldState = HeldState(self._plan, in_loop=self._in_loop, died=self._fail)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: HeldOutWatch | None = None
-        self._saving = asyncio.Lock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
+        self._archive = self._make_archive()
+        self._saver = Saver(
+            self._archive,
+            states=self._all_states,
+            is_ready=lambda: self._engine.ready,
+            pause_seconds=pause_between_checkpoints(self._plan.rules, parts.settings.keep_checkpoints),
+            hear=tally.report,
+        )
+
+    def _make_archive(self) -> Archive:
+        archive = Archive(
+            self._parts.folder.path,
+            plan=self._plan,
+            keep=self._parts.settings.keep_checkpoints,
+            soon=lambda write: asyncio.get_running_loop().run_in_executor(self._writer, write),
+            hear=lambda topic, text: self._in_loop(lambda: self._tally.report(topic, text)),
+        )
+        self._parts.folder.make_room = archive.make_room
+        return archive
 
     def _make_engine(self) -> PeerEngine:
         folder, key = self._parts.folder, self._parts.key
@@ -133,6 +152,7 @@ class PeerSession:
         finally:
             self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
             self._worker.shutdown(wait=False, cancel_futures=True)
+            self._writer.shutdown(wait=False)
             if isinstance(self._replica, IslandThread):
                 self._replica.stop()
             else:
@@ -182,23 +202,20 @@ class PeerSession:
             manifest=self._parts.signed.encode(),
             worker=self._worker,
             addresses=self._keeper,
+            archive=self._archive,
         )
 
     # -- the state to begin with
 
     async def _take_up_state(self, node: SwarmNode) -> None:
-        """Begin from the checkpoint, found the run, or begin with nothing and fetch."""
+        """Begin from the checkpoint and the entries on disk, found the run, or begin with nothing and fetch."""
         rosters = self._engine.book
-        states = await asyncio.to_thread(self._load_checkpoint)
+        states = await asyncio.to_thread(self._archive.recall) if self._parts.trains else None
         if states is not None:
             self._hold(states)
         elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
             await self._found(node)
         self._tally.phase = "catching up"
-
-    def _load_checkpoint(self) -> dict[SpanId, SpanState] | None:
-        path = self._parts.folder.path / CHECKPOINT_FILE
-        return load_checkpoint(path, self._parts.run, self._plan.rules.span_elements) if self._parts.trains else None
 
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
@@ -263,7 +280,7 @@ class PeerSession:
             if self._watch is not None and isinstance(self._replica, IslandThread):
                 tasks.create_task(self._evaluate(self._watch, self._replica), name="evaluation")
             if self._parts.trains:
-                tasks.create_task(self._save_now_and_then(), name="checkpoints")
+                tasks.create_task(self._saver.run(), name="checkpoints")
 
     def _record(self) -> PeerRecord:
         addresses = self._parts.transport.listen_addresses()
@@ -328,20 +345,10 @@ class PeerSession:
         )
         return True
 
-    async def _save_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(CHECKPOINT_SECONDS)
-            await self._save()
-
-    async def _save(self) -> None:
-        if not isinstance(self._replica, IslandThread) or len(self._replica.states()) != len(self._plan.places):
-            return
-        path = self._parts.folder.path / CHECKPOINT_FILE
-        try:
-            async with self._saving:
-                await asyncio.to_thread(save_checkpoint, path, self._parts.run, self._replica.states())
-        except StateError as error:
-            self._tally.report("checkpoint", str(error))
+    def _all_states(self) -> dict[SpanId, SpanState] | None:
+        """Return the island's spans, or None while one is missing or there is no island."""
+        states = self._replica.states() if isinstance(self._replica, IslandThread) else {}
+        return states if len(states) == len(self._plan.places) else None
 
     # -- ending
 
@@ -382,7 +389,7 @@ class PeerSession:
             if self._watch is not None:
                 await self._evaluate_once(self._watch, self._replica)
             self._tally.state_digest = await asyncio.to_thread(state_digest, self._replica.states())
-            await self._save()
+            await self._saver.save()
         if not told and self._parts.trains:
             node.leave()
         self._tally.phase = "finished"

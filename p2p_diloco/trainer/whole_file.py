@@ -1,4 +1,4 @@
-"""Replacing a file whole or not at all, and on the disk before anybody relies on it."""
+"""Replacing or lengthening a file whole or not at all, and on the disk before anybody relies on it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def append_to_file(path: Path, content: bytes) -> None:
+    """Bring `content` to the disk behind what the file at `path` holds.
+
+    Raises:
+        OSError: the disk refuses; the file ends where it ended before, if it can be cut.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) or 0 :]
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
 
 
 def sync_file(path: Path) -> None:

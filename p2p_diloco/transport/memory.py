@@ -313,7 +313,9 @@ class MemoryTransport(Transport):
             counters.bytes_sent += len(frame) + FRAME_PREFIX_BYTES
             if network.draw_loss():
                 continue
-            channel.busy_until = max(channel.busy_until, self.loop.time()) + len(frame) / network.bytes_per_second
+            earliest = max(channel.busy_until, self.loop.time())
+            shared = channel.lane is Lane.BULK
+            channel.busy_until = network.book_line(sender.peer, receiver.peer, len(frame), earliest, shared=shared)
             channel.last_arrival = max(channel.last_arrival, channel.busy_until + network.draw_delay_seconds())
             channel.pipe.append(_InPipe(channel.last_arrival, frame))
             channel.pipe_bytes += len(frame)

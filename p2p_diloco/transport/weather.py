@@ -41,6 +41,8 @@ class Weather:
         self._cuts: set[frozenset[PeerId]] = set()
         self._isolated: set[PeerId] = set()
         self._stalled: set[PeerId] = set()
+        self._line_rates: dict[PeerId, float] = {}
+        self._line_free: dict[tuple[PeerId, str], float] = {}
         self._changed = asyncio.Event()
 
     def cut(self, one: PeerId, other: PeerId) -> None:
@@ -90,6 +92,26 @@ class Weather:
     def is_blocked(self, one: PeerId, other: PeerId) -> bool:
         """Tell whether nothing passes between two peers now, for a cut or a stop."""
         return one in self._stalled or other in self._stalled or self.is_cut(one, other)
+
+    def limit_line(self, peer: PeerId, bytes_per_second: float) -> None:
+        """Give `peer` a thin line, in each direction, that all its links share."""
+        self._line_rates[peer] = bytes_per_second
+
+    def book_line(
+        self, sender: PeerId, receiver: PeerId, num_bytes: int, earliest: float, *, shared: bool = True
+    ) -> float:
+        """Return when so many bytes, which may leave at `earliest`, have passed; they hold up what comes later.
+
+        Args:
+            shared: False for control words: they go between, and are few.
+        """
+        done = earliest + num_bytes / self.bytes_per_second
+        for line in ((sender, "out"), (receiver, "in")):
+            rate = self._line_rates.get(line[0])
+            if rate is not None and shared:
+                self._line_free[line] = max(self._line_free.get(line, 0.0), earliest) + num_bytes / rate
+                done = max(done, self._line_free[line])
+        return done
 
     def draw_delay_seconds(self) -> float:
         """Draw one frame's one-way delay."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import (
     Report,
     RoundClosed,
@@ -13,6 +13,7 @@ from p2p_diloco.protocol.actions import (
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Goodbye,
@@ -107,6 +108,22 @@ class Disk:
     ballots: Ballots = NO_BALLOTS
     goodbye: Goodbye | None = None
     checkpoint: dict[SpanId, tuple[SpanHead, bytes]] = field(default_factory=dict)
+    entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
+
+    def replayed(self) -> dict[SpanId, tuple[SpanHead, bytes]]:
+        """Return the checkpoint with all entries on this disk that follow it."""
+        return {span: self.rebuilt(span) for span in self.checkpoint}
+
+    def rebuilt(self, span: SpanId, until: Digest | None = None) -> tuple[SpanHead, bytes]:
+        """Return what a span should be at chain digest `until`, or as far as the entries lead."""
+        head, state = self.checkpoint[span]
+        while head.digest != until and (entry := self.entries.get(span, {}).get(head.digest)) is not None:
+            head, state = next_head(head, entry), absorbed_bytes(state, entry)
+        return head, state
+
+
+def absorbed_bytes(state: bytes, entry: Entry) -> bytes:
+    return sha256(state, entry.payload)
 
 
 @dataclass

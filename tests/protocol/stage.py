@@ -12,6 +12,7 @@ from fake_run import (
     PIECE_BYTES,
     ROUND_SECONDS,
     Machine,
+    absorbed_bytes,
     run_rules,
 )
 
@@ -23,17 +24,27 @@ from p2p_diloco.protocol.actions import (
     KeepBallots,
     KeepGoodbye,
     KeepRoster,
+    RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
     Report,
     RoundClosed,
     Send,
     ServeContent,
+    ServeEntry,
     ServeSpan,
     TakeSnapshot,
 )
 from p2p_diloco.protocol.entry import Entry, included_places, next_head
-from p2p_diloco.protocol.messages import ContentReply, Message, SpanReply, decode_message, encode_message, is_bulk
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    EntryAbsent,
+    Message,
+    SpanReply,
+    decode_message,
+    encode_message,
+    is_bulk,
+)
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Roster,
@@ -193,11 +204,20 @@ class Stage:
             case ReduceSpan():
                 self._later(machine, self.random.uniform(0.0, 0.2), lambda: self._reduce(machine, action))
             case ApplyEntry():
+                machine.disk.entries.setdefault(action.entry.span, {})[action.entry.parent] = action.entry
                 self._apply(machine, action.entry)
             case ReplaceSpan():
+                if not action.is_mended:
+                    machine.disk.entries.pop(action.span, None)
                 self._place(machine, action.span, action.head, action.state)
             case ServeSpan():
                 self._serve_span(machine, action)
+            case ServeEntry():
+                entry = machine.disk.entries.get(action.span, {}).get(action.parent)
+                absent = EntryAbsent(span=action.span, parent=action.parent)
+                self._send(machine, action.to, entry or absent, self._local(machine) + ROUND_SECONDS)
+            case RebuildSpan():
+                self._later(machine, 0.1, lambda: self._rebuild(machine, action.span))
             case ServeContent():
                 digests = self._content(machine, action.fragment)
                 self._send(machine, action.to, ContentReply(fragment=action.fragment, digests=digests), self.now + 9)
@@ -263,7 +283,7 @@ class Stage:
         assert entry.parent == head.digest, f"{machine.name}: an entry came out of order (I3)"
         assert entry.round > head.round, "a contribution would be counted twice (I2)"
         self.entries[entry.digest()] = entry
-        self._place(machine, entry.span, next_head(head, entry), sha256(state, entry.payload))
+        self._place(machine, entry.span, next_head(head, entry), absorbed_bytes(state, entry))
 
     def _place(self, machine: Machine, span: SpanId, head: SpanHead, state: bytes) -> None:
         known = self.known_bytes.setdefault((span, head.digest), state)
@@ -299,6 +319,15 @@ class Stage:
         ]
         engine, now = machine.rules_engine, self._local(machine)
         self.perform(machine, engine.content_compared(order.peer, order.fragment, num_equal, differing, now))
+
+    def _rebuild(self, machine: Machine, span: SpanId) -> None:
+        held = machine.vectors[span]
+        engine, now = machine.rules_engine, self._local(machine)
+        if span not in machine.disk.checkpoint:
+            return self.perform(machine, engine.span_rebuilt(span, None, None, now))
+        head, state = machine.disk.rebuilt(span, held[0].digest)
+        reached = head if head.digest == held[0].digest else None
+        self.perform(machine, engine.span_rebuilt(span, reached, state if state != held[1] else None, now))
 
     # -- disks
 

@@ -61,7 +61,8 @@ class Swarm(Stage):
             trains=machine.trains,
             sign=lambda statement: sign_as(machine.peer, statement),
         )
-        heads = {span: head for span, (head, _) in machine.disk.checkpoint.items()}
+        machine.vectors = machine.disk.replayed()
+        heads = {span: head for span, (head, _) in machine.vectors.items()}
         recalled = Recalled(
             rosters=tuple(machine.disk.rosters),
             ballots=machine.disk.ballots,
@@ -69,7 +70,6 @@ class Swarm(Stage):
             heads=heads or None,
         )
         machine.engine = PeerEngine(me=me, rules=self.rules, verify=verify, recalled=recalled)
-        machine.vectors = dict(machine.disk.checkpoint)
         machine.life += 1
         machine.paused = False
         machine.backlog.clear()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from fake_run import RUN, run_rules, verify
 from made import SPAN, head_of, ids
 
-from p2p_diloco.ids import SpanHead
-from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Send
+from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.protocol.actions import Action, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.catch_up import CatchUp, CatchUpRules
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.messages import ContentReply, EntryRequest, HeadsReply, SpanReply, SpanRequest
+from p2p_diloco.protocol.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
 
 A, B, C = ids(3)
 NEW = head_of(height=5, digest=b"new")
@@ -21,8 +22,18 @@ NEW = head_of(height=5, digest=b"new")
 def catch_up() -> tuple[CatchUp, ChainBook]:
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    what = CatchUpRules(num_spans=(1,), span_bytes={SPAN: 8}, answer_seconds=2.0)
-    return CatchUp(rules=what, chains=chains), chains
+    return CatchUp(rules=what_is_fetched(SPAN), chains=chains), chains
+
+
+def what_is_fetched(*spans: SpanId) -> CatchUpRules:
+    return CatchUpRules(
+        num_spans=(len(spans),),
+        span_bytes=dict.fromkeys(spans, 8),
+        answer_seconds=2.0,
+        entry_seconds=2.0,
+        piece_seconds=2.0,
+        pause_seconds=8.0,
+    )
 
 
 def piece(offset: int = 0, body: bytes = b"12345678", head: SpanHead = NEW, total: int = 8) -> SpanReply:
@@ -66,14 +77,108 @@ def test_pieces_that_nobody_asked_for_are_dropped() -> None:
     assert fetch.take_span(B, piece(), 0.0) == []
 
 
-def test_pieces_that_do_not_fit_are_dropped_and_not_asked_for_at_once() -> None:
-    for reply in (piece(total=99), piece(4), piece(body=b""), piece(body=b"123456789")):
-        fetch, chains = catch_up()
-        fetch.want_everything()
-        fetch.pump([A], 0.0)
-        assert fetch.take_span(A, reply, 0.1) == []
-        assert fetch.pump([A], 0.1) == []
-        assert SPAN not in chains.heads
+@pytest.mark.parametrize("reply", [piece(total=99), piece(body=b""), piece(body=b"123456789")])
+def test_who_serves_pieces_that_do_not_fit_is_left_for_another(reply: SpanReply) -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    (report,) = fetch.take_span(A, reply, 0.1)
+    assert isinstance(report, Report)
+    assert "served a piece that does not fit fragment 0 span 0; asking others first for 60 s" in report.text
+    (send,) = fetch.pump([A, B], 0.1)
+    assert isinstance(send, Send)
+    assert send.to == B
+    assert fetch.take_span(B, reply, 0.2) != []
+    assert fetch.take_span(A, reply, 0.2) == []
+    assert len(fetch.pump([A, B], 0.2)) == 1, "when all are shunned, some donor is better than none"
+    assert SPAN not in chains.heads
+
+
+def test_who_stops_serving_is_left_with_a_sentence_and_asked_again_when_nobody_else_is_there() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    report, again = fetch.pump([A], 3.0)
+    assert isinstance(report, Report)
+    assert "served nothing of fragment 0 span 0 for 2 s" in report.text
+    assert isinstance(again, Send)
+    assert again.to == A
+    (again,) = fetch.pump([A], 6.0)
+    assert isinstance(again, Send), "what was said is not said again"
+
+
+def test_a_donor_that_answers_something_may_take_its_time_with_the_rest_but_not_for_ever() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.pump([A, B], 0.0)
+    for second in range(1, 8):
+        fetch.heard(A, float(second))
+        fetch.heard(B, float(second))
+        assert fetch.pump([A, B], second + 0.5) == []
+    fetch.heard(A, 9.0)
+    assert len(fetch.pump([A, B], 9.0)) == 2
+
+
+def test_what_a_dead_donor_has_served_is_kept_and_the_next_one_goes_on_there() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.take_span(A, piece(body=b"1234"), 0.1)
+    fetch.lose(A)
+    assert asked(fetch.pump([B], 0.2)) == [SpanRequest(span=SPAN, version=NEW.digest, offset=4)]
+    fetch.take_span(B, piece(4, b"5678"), 0.3)
+    assert chains.heads[SPAN] == NEW
+
+
+def test_a_piece_that_comes_late_is_as_good_as_any_and_one_that_came_before_is_none() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.take_span(A, piece(body=b"1234"), 0.1)
+    fetch.pump([A, B], 3.0)
+    assert fetch.take_span(A, piece(4, b"56"), 3.1) == [], "kept, but B is asked already"
+    (again,) = asked(fetch.take_span(B, piece(4, b"56"), 3.2))
+    assert again == SpanRequest(span=SPAN, version=NEW.digest, offset=6), "B says it again, and goes on behind it"
+    fetch.take_span(A, piece(6, b"78"), 3.3)
+    assert chains.heads[SPAN] == NEW
+
+
+def test_pieces_of_a_version_that_was_given_up_change_nothing() -> None:
+    fetch, chains = catch_up()
+    other = head_of(height=6, digest=b"other")
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    assert fetch.take_span(A, piece(4, b"5678"), 0.1) == [], "nothing of that version is here"
+    fetch.take_span(A, piece(body=b"1234"), 0.2)
+    fetch.lose(A)
+    fetch.pump([B], 0.3)
+    fetch.take_span(B, piece(body=b"abcd", head=other), 0.4)
+    assert fetch.take_span(A, piece(4, b"5678"), 0.5) == []
+    fetch.take_span(B, piece(4, b"efgh", head=other), 0.6)
+    assert chains.heads[SPAN] == other
+
+
+def test_a_gap_between_pieces_is_no_answer() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.take_span(A, piece(body=b"12"), 0.1)
+    (report,) = fetch.take_span(A, piece(4, b"5678"), 0.2)
+    assert isinstance(report, Report)
+
+
+def test_entries_are_asked_for_before_spans() -> None:
+    rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
+    spans = [SpanId(0, index) for index in range(20)]
+    fetch = CatchUp(rules=what_is_fetched(*spans), chains=chains)
+    for span in spans[10:]:
+        chains.set_head(span, head_of())
+    fetch.want_everything()
+    for span in spans[10:]:
+        fetch.want_entry(span, None)
+    kinds = [type(message) for message in asked(fetch.pump([A], 0.0))]
+    assert kinds == [EntryRequest] * 4 + [SpanRequest] * 4
 
 
 def test_a_log_does_not_go_back() -> None:
@@ -132,12 +237,12 @@ def test_a_replay_goes_on_until_it_stands_where_the_donor_stood() -> None:
     heads(fetch, A, NEW)
     fetch.pump([A], 0.0)
     chains.set_head(SPAN, head_of(height=4, digest=b"4"))
-    fetch.entry_absorbed(SPAN)
+    fetch.entry_absorbed(SPAN, 0.5)
     assert len(fetch.pump([A], 0.0)) == 1
     chains.set_head(SPAN, NEW)
-    fetch.entry_absorbed(SPAN)
+    fetch.entry_absorbed(SPAN, 0.5)
     assert fetch.is_complete()
-    fetch.entry_absorbed(SPAN)
+    fetch.entry_absorbed(SPAN, 0.5)
 
 
 def test_an_entry_that_waits_has_its_parent_fetched() -> None:
@@ -189,21 +294,44 @@ def test_who_stands_where_the_new_branch_stands_fetches_nothing() -> None:
     assert fetch.is_complete()
 
 
-def test_two_witnesses_verify_and_two_accusers_condemn() -> None:
+def test_digests_are_asked_for_until_two_agree() -> None:
+    fetch, _ = catch_up()
+    (send,) = fetch.ask_content(0, A, 0.0)
+    assert isinstance(send, Send)
+    assert send.message == ContentRequest(fragment=0)
+    assert fetch.ask_content(0, A, 0.1) == []
+
+
+def test_an_overruled_span_is_fetched_from_an_accuser_and_its_donor_left() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.take_span(A, piece(), 0.1)
+    for peer in (B, C):
+        fetch.scrub.accuse(SPAN, peer, None)
+    assert fetch.scrub.is_overruled(SPAN)
+    (report,) = fetch.overrule(SPAN, 0.2)
+    assert isinstance(report, Report)
+    assert "served fragment 0 span 0 with other bytes than others hold" in report.text
+    (send,) = fetch.pump([A, B, C], 0.3)
+    assert isinstance(send, Send)
+    assert send.to == min(B, C)
+    fetch.take_span(send.to, piece(), 0.4)
+    fetch.scrub.accuse(SPAN, send.to, None)
+    assert fetch.overrule(SPAN, 0.5) == [], "a donor that says so itself has not lied about it"
+
+
+def test_a_span_put_right_from_the_own_disk_is_fetched_from_nobody() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, NEW)
-    reply = ContentReply(fragment=0, digests=())
-    assert fetch.take_content(A, reply) == []
-    for peer in (A, B):
-        assert len(fetch.ask_content(0, peer, 0.0)) == 1
-        assert fetch.ask_content(0, peer, 0.1) == []
-        assert isinstance(fetch.take_content(peer, reply)[0], CompareContent)
-        assert not fetch.is_verified([A, B])
-        fetch.content_compared(peer, 0, 1, [])
-    assert fetch.is_verified([A, B, C])
-    assert fetch.ask_content(0, C, 0.2) == []
-    fetch.check_again()
-    assert not fetch.is_verified([A])
-    assert fetch.content_compared(A, 0, 0, [SPAN]) == []
-    assert fetch.content_compared(A, 0, 0, [SPAN]) == []
-    assert fetch.content_compared(B, 0, 0, [SPAN]) == [SPAN]
+    fetch.want_transfer(SPAN, A)
+    assert fetch.mend(SPAN, NEW, b"12345678") == ReplaceSpan(span=SPAN, head=NEW, state=b"12345678", is_mended=True)
+    assert fetch.pump([A], 0.0) == []
+
+
+def test_an_entry_that_comes_by_itself_is_not_asked_for_any_more() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    fetch.want_entry(SPAN, A)
+    fetch.entry_absorbed(SPAN, 0.1)
+    assert fetch.pump([A], 0.2) == []

@@ -6,8 +6,17 @@ import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
 from made import SPAN, founding, fragment_head, head_of, heartbeat, ids, membership_of, roster_1
 
-from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.protocol.actions import Report, Send, ServeContent, ServeSpan
+from p2p_diloco.ids import PeerId, SpanId, sha256
+from p2p_diloco.protocol.actions import (
+    Action,
+    RebuildSpan,
+    ReplaceSpan,
+    Report,
+    Send,
+    ServeContent,
+    ServeEntry,
+    ServeSpan,
+)
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
@@ -25,7 +34,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.repair import Repair
 
-A, B = ids(2)
+A, B, C = ids(3)
 ROSTER = roster_1(2).roster
 
 
@@ -48,7 +57,8 @@ def repair(*, holds: bool = True) -> Repair:
     ("question", "kind"),
     [
         (HeadsRequest(fragment=0), HeadsReply),
-        (EntryRequest(span=SPAN, parent=sha256(b"x")), EntryAbsent),
+        (EntryRequest(span=SPAN, parent=head_of().digest), EntryAbsent),
+        (EntryRequest(span=SpanId(9, 9), parent=sha256(b"x")), EntryAbsent),
     ],
 )
 def test_questions_are_answered(question: Message, kind: type) -> None:
@@ -60,6 +70,8 @@ def test_questions_are_answered(question: Message, kind: type) -> None:
 def test_the_shell_serves_what_is_held() -> None:
     (span,) = repair().take(B, SpanRequest(span=SPAN, version=sha256(b""), offset=0), 0.0)
     assert isinstance(span, ServeSpan)
+    (entry,) = repair().take(B, EntryRequest(span=SPAN, parent=sha256(b"older")), 0.0)
+    assert entry == ServeEntry(to=B, span=SPAN, parent=sha256(b"older"))
     (content,) = repair().take(B, ContentRequest(fragment=0), 0.0)
     assert isinstance(content, ServeContent)
 
@@ -121,3 +133,78 @@ def test_a_bystander_follows_nobody() -> None:
     page._membership = membership_of(peer_id("boot"), founding(), roster_1(2), trains=False)
     assert page.pump(0.0) == []
     assert page.compare(B, heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(-2),)), 0.0) == []
+
+
+HEAD = head_of()
+
+
+def differing(page: Repair, peer: PeerId = B, now: float = 0.0) -> list[Action]:
+    """Let a peer differ from this one in `SPAN`, at equal chain digests."""
+    page.catch_up.ask_content(0, peer, now)
+    page.take(peer, ContentReply(fragment=0, digests=((HEAD.digest, sha256(b"x")),)), now)
+    return page.content_compared(peer, 0, 0, [SPAN], now)
+
+
+def sentences(actions: list[Action]) -> str:
+    return "; ".join(action.text for action in actions if isinstance(action, Report))
+
+
+def test_who_differs_looks_first_what_its_own_disk_says() -> None:
+    page = repair()
+    actions = differing(page)
+    assert RebuildSpan(span=SPAN) in actions
+    assert "looking what it should be" in sentences(actions)
+    assert RebuildSpan(span=SPAN) not in differing(page, now=10.0), "the disk is asked once at a time"
+    mended = page.span_rebuilt(SPAN, HEAD, b"right", 0.1)
+    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in mended
+    assert "damaged in memory" in sentences(mended)
+    assert page.span_rebuilt(SPAN, HEAD, b"right", 0.2) == [], "an answer that nobody waits for"
+
+
+def test_a_memory_that_is_as_the_disk_says_stays_unless_two_others_agree() -> None:
+    page = repair()
+    differing(page)
+    assert "whoever differs must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
+    assert page.catch_up.is_complete()
+    assert "differs from what two peers hold" in sentences(differing(page, C))
+    assert not page.catch_up.is_complete()
+
+
+def test_two_who_agree_are_believed_when_the_disk_has_no_better_word() -> None:
+    page = repair()
+    differing(page)
+    differing(page, C)
+    assert "differs from what two peers hold" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    assert not page.catch_up.is_complete()
+
+
+def test_a_span_that_moved_on_while_the_disk_was_asked_is_looked_at_again() -> None:
+    page = repair()
+    differing(page)
+    assert page.span_rebuilt(SPAN, head_of(digest=b"older"), b"old bytes", 0.1) == []
+    assert RebuildSpan(span=SPAN) in differing(page, now=10.0)
+
+
+def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> None:
+    mover, other = (A, B) if A > B else (B, A)
+    for me, peer, expected in ((mover, other, "fetching it from there"), (other, mover, "the other has to move")):
+        page = repair()
+        page._membership = membership_of(me, founding(), roster_1(2))
+        differing(page, peer)
+        said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+        assert expected in said, said
+    page.begin_round(2 * 8)
+    differing(page, mover, now=100.0)
+    assert "fetching it from there" in sentences(page.span_rebuilt(SPAN, None, None, 100.1))
+
+
+def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round() -> None:
+    page = repair()
+    page.begin_round(3)
+    for peer in (B, C):
+        page.catch_up.scrub.compared(peer, 0, 3, [], 0.0)
+        page.catch_up.scrub.compared(peer, 1, 2, [], 0.0)
+    page.begin_round(15)
+    assert page.catch_up.scrub.is_verified([B, C])
+    page.begin_round(16)
+    assert not page.catch_up.scrub.is_verified([B, C])

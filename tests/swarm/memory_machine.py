@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
+from p2p_diloco.outer.state import SpanState, absorb, content_digest, genesis_state
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Goodbye,
@@ -26,9 +27,10 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.replica import absorbed_entry
 from p2p_diloco.swarm.vector_work import state_bytes
 from p2p_diloco.transport.memory import MemoryTransport
-from tests.swarm.fake_island import CODECS, OPTIMA, SPAN_ELEMENTS, FakeIsland
+from tests.swarm.fake_island import CODECS, OPTIMA, OUTER, SPAN_ELEMENTS, FakeIsland
 
 RUN = sha256(b"a run in memory")
 START_SECONDS = 1_000_000.0
@@ -92,13 +94,34 @@ def found_run(rules: RunRules, founder: Member) -> CertifiedRoster:
 
 @dataclass
 class Disk:
-    """What survives a restart; a `PeerMemory`."""
+    """What survives a restart; a `PeerMemory` and an `EntryArchive`."""
 
     incarnation: int = 0
     rosters: list[CertifiedRoster] = field(default_factory=list)
     ballots: Ballots = NO_BALLOTS
     goodbye: Goodbye | None = None
     checkpoint: dict[SpanId, SpanState] = field(default_factory=dict)
+    entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
+
+    def keep_entry(self, entry: Entry) -> None:
+        self.entries.setdefault(entry.span, {})[entry.parent] = entry
+
+    def give_up(self, span: SpanId) -> None:
+        self.entries.pop(span, None)
+
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        return self.entries.get(span, {}).get(parent)
+
+    def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
+        state = self.replayed(span, digest) if span in self.checkpoint else None
+        return state if state is not None and state.head.digest == digest else None
+
+    def replayed(self, span: SpanId, until: Digest | None = None) -> SpanState:
+        state = self.checkpoint[span]
+        while state.head.digest != until and (entry := self.entry_after(span, state.head.digest)) is not None:
+            update_N = CODECS.entry.decode(entry.payload, state.elements)
+            state = absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=OUTER)
+        return state
 
     def keep_ballots(self, ballots: Ballots) -> None:
         self.ballots = ballots

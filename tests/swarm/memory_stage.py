@@ -100,13 +100,14 @@ class MemorySwarm:
             manifest=MANIFEST,
             worker=None,
             addresses=machine.keeper,
+            archive=machine.disk,
         )
         if founds:
             founding = found_run(self.rules, machine.engine.me.member())
             self._hold(machine, start_states(self.rules, founding.roster))
             machine.node.found(founding)
         elif machine.disk.checkpoint:
-            self._hold(machine, machine.disk.checkpoint)
+            self._hold(machine, {span: machine.disk.replayed(span) for span in machine.disk.checkpoint})
         machine.task = asyncio.ensure_future(self._live(machine))
 
     def _make_keeper(self, machine: Machine) -> LinkKeeper:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -41,7 +41,7 @@ LATE_SECONDS = 0.5 * ROUND_SECONDS
 NICENESS = 5
 
 
-def tiny_manifest() -> RunManifest:
+def tiny_manifest(values: Mapping[str, Mapping[str, Any]] | None = None) -> RunManifest:
     """Return a run whose rounds last a second or two and whose model trains in a millisecond."""
     return draft_manifest(
         organiser=ORGANISER.peer,
@@ -56,6 +56,7 @@ def tiny_manifest() -> RunManifest:
                 "spans_per_fragment": SPANS,
             },
             "membership": {"heartbeat_seconds": 0.25, "void_cycles": 2},
+            **(values or {}),
         },
     )
 
@@ -113,8 +114,8 @@ class ClosedRound:
 class ProcessSwarm:
     """All processes of one test."""
 
-    def __init__(self) -> None:
-        self.manifest = tiny_manifest()
+    def __init__(self, values: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.manifest = tiny_manifest(values)
         self.peers: dict[str, PeerProcess] = {}
         # A short path: the daemons' sockets lie within.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
@@ -144,8 +145,16 @@ class ProcessSwarm:
         trains: bool = True,
         dial_out_only: bool = False,
         via: Sequence[str] = (),
+        within: Sequence[str] = (),
+        serves_slowly: float = 0.0,
     ) -> PeerProcess:
-        """Start a peer, or start it again; `via` names peers whose addresses it is told beside those of the invite."""
+        """Start a peer, or start it again.
+
+        Args:
+            via: peers whose addresses it is told beside those of the invite.
+            within: a command that starts the process, such as one that enters a network namespace.
+            serves_slowly: seconds that it waits before it serves a small piece of a span.
+        """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
         order = {
@@ -156,12 +165,13 @@ class ProcessSwarm:
             "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,
             "organiser": ORGANISER.private_bytes().hex() if founds else None,
             "invite": None if founds else self._invite(),
+            "serves_slowly": serves_slowly,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))
         with (peer.folder / "output.log").open("ab") as output:
             peer.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(peer.folder / "order.json")],
+                [*within, sys.executable, str(SCRIPT), str(peer.folder / "order.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -233,6 +243,16 @@ class ProcessSwarm:
             code = peer.process.wait(timeout=max(deadline - time.monotonic(), 0.1))
             assert code == 0, f"{peer.name} ended with {code}\n{self.story()}"
         return {peer.name: peer.status.state_digest for peer in living if peer.status.role == "trainer"}
+
+    def flip_a_bit(self, name: str) -> float:
+        """Let a bit flip in a peer's anchor, as in bad memory; return when."""
+        peer = self._running(name)
+        flipped = peer.folder / "flipped"
+        flipped.unlink(missing_ok=True)
+        assert peer.process is not None
+        peer.process.send_signal(signal.SIGUSR2)
+        self.wait("a flipped bit", flipped.exists)
+        return time.time()
 
     def _running(self, name: str) -> PeerProcess:
         peer = self.peers[name]

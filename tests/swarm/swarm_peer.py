@@ -1,25 +1,30 @@
 """One peer in a process of its own, as a fault test orders it: `python swarm_peer.py ORDER.json`.
 
 Writes `invite`, `events.jsonl` and `status.json` into its folder. SIGINT: leave. SIGUSR1: end after the round that the
-file `last_round` names. Dies with its parent.
+file `last_round` names. SIGUSR2: flip a bit of the anchor, then write `flipped`. Dies with its parent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from p2p_diloco.invite import parse_invite
 from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm import serving
+from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.watch.event_log import PeerEvent, append_event
@@ -27,6 +32,7 @@ from p2p_diloco.watch.status_file import PeerStatus, write_status
 
 LAST_ROUND_FILE = "last_round"
 INVITE_FILE = "invite"
+FLIPPED_FILE = "flipped"
 
 
 class FolderObserver:
@@ -68,11 +74,36 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
     )
 
 
+def flip_a_bit(folder: Path) -> None:
+    """Flip the sign of the largest number of some span's anchor, in memory, as a broken module would."""
+    (island,) = [found for found in gc.get_objects() if isinstance(found, IslandThread)]
+    span, state = sorted(island.states().items())[-1]
+    anchor_N = state.anchor_N
+    anchor_N.flags.writeable = True
+    anchor_N.view(np.uint32)[np.abs(anchor_N).argmax()] ^= 1 << 31
+    anchor_N.flags.writeable = False
+    (folder / FLIPPED_FILE).write_text(str(span))
+
+
+def serve_slowly(seconds: float) -> None:
+    """Serve small pieces of spans, each after a while."""
+    serving.PIECE_BYTES = 2048
+    at_once = serving.Serving._serve_span
+
+    def later(self: serving.Serving, action: ServeSpan) -> None:
+        asyncio.get_running_loop().call_later(seconds, at_once, self, action)
+
+    serving.Serving._serve_span = later  # type: ignore[method-assign]
+
+
 async def main(order: dict[str, Any]) -> None:
     folder = Path(order["folder"])
     stop = StopRequest()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.leave)
+    loop.add_signal_handler(signal.SIGUSR2, flip_a_bit, folder)
+    if order["serves_slowly"]:
+        serve_slowly(order["serves_slowly"])
     loop.add_signal_handler(signal.SIGUSR1, lambda: stop.end_after(int((folder / LAST_ROUND_FILE).read_text())))
     await run_peer(plan_of(order, folder), FolderObserver(folder), stop)
 

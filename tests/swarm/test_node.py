@@ -30,7 +30,7 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.swarm import node as node_module
+from p2p_diloco.swarm import serving
 from p2p_diloco.swarm.vector_work import content_digests, state_bytes
 from p2p_diloco.transport.directory import decode_record
 from p2p_diloco.transport.link import Lane, SilentListener
@@ -138,7 +138,7 @@ def test_a_clock_that_is_years_off_does_not_make_the_shell_spin() -> None:
 
 
 def test_a_span_is_served_in_pieces_from_the_offset_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "PIECE_BYTES", 200)
+    monkeypatch.setattr(serving, "PIECE_BYTES", 200)
 
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         await swarm.run_to_round(0)

@@ -6,18 +6,34 @@ import inspect
 
 import pytest
 
+from p2p_diloco.ids import ZERO_DIGEST, SpanId
 from p2p_diloco.swarm.link_keeper import LinkKeeper
-from p2p_diloco.swarm.surroundings import AddressBook, PeerMemory, SwarmObserver
+from p2p_diloco.swarm.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
+from p2p_diloco.trainer.archive import Archive
 from tests.swarm.memory_machine import Disk, Machine
 
 
 @pytest.mark.parametrize(
     ("asked", "given"),
-    [(PeerMemory, Disk), (SwarmObserver, Machine), (AddressBook, LinkKeeper)],
-    ids=["memory", "observer", "address book"],
+    [
+        (PeerMemory, Disk),
+        (SwarmObserver, Machine),
+        (AddressBook, LinkKeeper),
+        (EntryArchive, NoArchive),
+        (EntryArchive, Archive),
+        (EntryArchive, Disk),
+    ],
+    ids=["memory", "observer", "address book", "no archive", "archive", "disk"],
 )
 def test_what_is_asked_is_given_with_the_same_arguments(asked: type, given: type) -> None:
     wanted = {name: call for name, call in vars(asked).items() if inspect.isfunction(call) and name[0] != "_"}
     assert wanted
     for name, call in wanted.items():
         assert list(inspect.signature(getattr(given, name)).parameters) == list(inspect.signature(call).parameters)
+
+
+def test_who_has_no_disk_keeps_nothing() -> None:
+    archive = NoArchive()
+    archive.give_up(SpanId(0, 0))
+    assert archive.entry_after(SpanId(0, 0), ZERO_DIGEST) is None
+    assert archive.rebuild(SpanId(0, 0), ZERO_DIGEST) is None

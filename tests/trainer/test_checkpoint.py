@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from small_run import small_plan, start_states
 
@@ -18,7 +19,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.trainer import checkpoint
-from p2p_diloco.trainer.checkpoint import load_checkpoint, save_checkpoint
+from p2p_diloco.trainer.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
 
 PLAN = small_plan()
 RUN = PLAN.rules.run
@@ -44,12 +45,14 @@ def saved(path: Path) -> Path:
 
 
 def rewrite(path: Path, *, heads: Any = None, run: str | None = RUN.hex(), **tensors: Any) -> None:
-    """Write a checkpoint anew with other heads, another run or other tensors."""
+    """Write a checkpoint anew with other heads, another run or other tensors, and the content digests as they were."""
     names = [f"{span.fragment}.{span.index}" for span in sorted(ELEMENTS)]
     states = trained_states()
     heads_kept = [checkpoint._head_to_json(state.head) for _, state in sorted(states.items())]
     kept = dict(zip(names, heads_kept, strict=True))
-    metadata = {"heads": json.dumps(kept if heads is None else heads(kept))}
+    with safe_open(path, framework="numpy") as file:
+        contents = file.metadata()["contents"]
+    metadata = {"heads": json.dumps(kept if heads is None else heads(kept)), "contents": contents}
     if run is not None:
         metadata["run"] = run
     save_file(load_file(path) | tensors, path, metadata=metadata)
@@ -80,7 +83,7 @@ def test_a_later_checkpoint_replaces_the_earlier_one(tmp_path: Path) -> None:
 def test_another_run_s_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
     path = saved(tmp_path / "c")
     before = path.read_bytes()
-    with pytest.raises(StateError, match="belongs to another run; choose another --state-directory"):
+    with pytest.raises(StateError, match="belongs to another run and is not taken"):
         load_checkpoint(path, sha256(b"another"), ELEMENTS)
     assert path.read_bytes() == before
 
@@ -89,7 +92,7 @@ def test_another_run_s_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
 def test_a_torn_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = saved(tmp_path / "c")
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(StateError, match=r"is broken .*; move it away to fetch the state anew"):
+    with pytest.raises(StateError, match=r"is broken .* and is not taken"):
         load_checkpoint(path, RUN, ELEMENTS)
 
 
@@ -202,3 +205,83 @@ def test_a_disk_that_really_refuses_keeps_the_one_before(tmp_path: Path) -> None
 def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot write the checkpoint"):
         saved(tmp_path / "gone" / "c")
+
+
+def test_a_flipped_bit_anywhere_in_the_vectors_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "c")
+    raw = path.read_bytes()
+    header_bytes = 8 + int.from_bytes(raw[:8], "little")
+    for place in range(header_bytes, len(raw), (len(raw) - header_bytes) // 50):
+        damaged = bytearray(raw)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(StateError, match="is broken"):
+            load_checkpoint(path, RUN, ELEMENTS)
+    path.write_bytes(raw)
+    assert load_checkpoint(path, RUN, ELEMENTS) is not None
+
+
+def folder_in(path: Path, keep: int = 3) -> CheckpointFolder:
+    return CheckpointFolder(path, run=RUN, elements=ELEMENTS, keep=keep)
+
+
+def at_height(height: int) -> dict[SpanId, SpanState]:
+    states = trained_states()
+    return {span: replace(state, head=replace(state.head, height=height)) for span, state in states.items()}
+
+
+def newest_height(folder: CheckpointFolder) -> int:
+    states, _ = folder.load_newest()
+    assert states is not None
+    return states[SPAN].head.height
+
+
+def test_the_latest_few_are_kept_and_the_newest_is_taken(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    assert folder_in(tmp_path / "missing").load_newest() == (None, ())
+    for height in range(5):
+        folder.save(at_height(height))
+        assert newest_height(folder_in(tmp_path)) == height
+    assert len(folder.paths()) == 3
+    assert [state.head.height for state in folder.load_span(SPAN)] == [2, 3, 4]
+    folder_in(tmp_path, keep=1).save(at_height(9))
+    assert len(folder.paths()) == 1
+
+
+def test_what_cannot_be_believed_is_set_aside_and_the_next_older_one_taken(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    for height in range(3):
+        folder.save(at_height(height))
+    torn, flipped = folder.paths()[2], folder.paths()[1]
+    torn.write_bytes(torn.read_bytes()[:-1])
+    raw = bytearray(flipped.read_bytes())
+    raw[-1] ^= 1
+    flipped.write_bytes(raw)
+    states, refused = folder.load_newest()
+    assert states is not None
+    assert states[SPAN].head.height == 0
+    assert [text.split(" is ")[0] for text in refused] == [f"the checkpoint {torn}", f"the checkpoint {flipped}"]
+    assert folder.paths() == (tmp_path / "checkpoint-000000000.safetensors",)
+    assert [path.name for path in tmp_path.glob("refused-*")] == [f"refused-{flipped.name}"], "the last one only"
+
+
+def test_checkpoints_of_another_run_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder_in(tmp_path).save(at_height(1))
+    other = CheckpointFolder(tmp_path, run=sha256(b"another"), elements=ELEMENTS, keep=3)
+    assert list(other.load_span(SPAN)) == []
+    states, (sentence,) = other.load_newest()
+    assert states is None
+    assert "belongs to another run and is not taken" in sentence
+
+
+def test_a_write_that_fails_costs_no_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_in(tmp_path, keep=1)
+    folder.save(at_height(1))
+
+    def fill_the_disk(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fill_the_disk)
+    with pytest.raises(StateError, match="No space left on device"):
+        folder.save(at_height(2))
+    assert newest_height(folder) == 1

@@ -76,3 +76,15 @@ def test_who_waits_for_a_change_hears_of_it() -> None:
         await waiting
 
     run_virtual(main())
+
+
+def test_a_thin_line_is_shared_by_all_its_links_in_each_direction() -> None:
+    weather = Weather()
+    thin, one, other = (PeerId(bytes([number]) * 32) for number in (1, 2, 3))
+    weather.limit_line(thin, 100.0)
+    assert weather.book_line(one, thin, 200, 10.0) == 12.0
+    assert weather.book_line(other, thin, 100, 10.0) == 13.0
+    assert weather.book_line(thin, other, 100, 10.0) == 11.0, "the other direction is free"
+    assert weather.book_line(one, other, 1000, 10.0) == 10.0
+    assert weather.book_line(one, thin, 50, 10.0, shared=False) == 10.0, "control words go between"
+    assert weather.book_line(one, thin, 100, 20.0) == 21.0

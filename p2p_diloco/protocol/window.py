@@ -1,0 +1,54 @@
+"""How many requests are under way at once: as many as the line answers in good time, and no more.
+
+On a thin line requests wait for each other. Too many at once all look unanswered, are asked of others again, and the
+line carries everything twice.
+"""
+
+from __future__ import annotations
+
+SHORTEST_WINDOW = 1.0
+FIRST_WINDOW = 4.0
+SHRINKS_TO = 0.7
+QUICK_SHARE = 0.25
+SLOW_SHARE = 0.5
+PATIENCE = 4.0
+WEIGHT_OF_LATEST = 0.25
+
+
+class Window:
+    """One kind of requests. A value that learns; no I/O.
+
+    Args:
+        seconds: how long an answer may take.
+        grows: whether that grows to some times what answers take here; else it stays.
+        most: requests under way at once, at most.
+    """
+
+    def __init__(self, *, seconds: float, grows: bool, most: int) -> None:
+        self._seconds = seconds
+        self._grows = grows
+        self._most = most
+        self._size = FIRST_WINDOW
+        self._usual_seconds = 0.0
+
+    @property
+    def size(self) -> int:
+        """Requests that may be under way."""
+        return int(self._size)
+
+    @property
+    def seconds(self) -> float:
+        """How long an answer may take."""
+        return max(self._seconds, PATIENCE * self._usual_seconds) if self._grows else self._seconds
+
+    def answered(self, took_seconds: float) -> None:
+        """Learn from an answer: quick ones make room for more requests, slow ones for fewer."""
+        self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
+        if took_seconds < QUICK_SHARE * self._seconds:
+            self._size = min(self._size + 1.0, float(self._most))
+        elif took_seconds > SLOW_SHARE * self._seconds:
+            self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
+
+    def unanswered(self) -> None:
+        """Learn from a request that nobody answered."""
+        self._size = max(self._size / 2.0, SHORTEST_WINDOW)

@@ -1,0 +1,151 @@
+"""What lies on a peer's disk of the agreed state: checkpoints, the entries since, and the state that follows from both.
+
+A checkpoint and the entries after it give the bytes of now. So nothing that was on a disk is lost when all peers are
+killed at once, and a peer can tell whether its memory is still sound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.swarm.replica import absorbed_entry
+from p2p_diloco.trainer.checkpoint import CheckpointFolder
+from p2p_diloco.trainer.entry_log import EntryLog
+from p2p_diloco.trainer.run_plan import RunPlan
+
+ENTRIES_FOLDER = "entries"
+
+
+class Archive:
+    """An `EntryArchive` of the swarm, and where a peer's state comes from when it starts.
+
+    Args:
+        folder: the run's folder on this machine.
+        keep: how many checkpoints stay.
+        soon: runs a function on the thread that writes, one after the other.
+        hear: told sentences about the disk, from any thread; `(topic, text)`.
+    Raises:
+        StateError: the folder of the entries cannot be made or read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        plan: RunPlan,
+        keep: int,
+        soon: Callable[[Callable[[], None]], object],
+        hear: Callable[[str, str], None],
+    ) -> None:
+        self.checkpoints = CheckpointFolder(folder, run=plan.rules.run, elements=plan.rules.span_elements, keep=keep)
+        self.wants_checkpoint = False
+        """Whether a span was replaced since the last one: the entries on disk do not lead to it."""
+        self._plan = plan
+        self._soon = soon
+        self._hear = hear
+        self._is_refused = False
+        self._num_given_up = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._log = EntryLog(folder / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=plan.rules.retained_cycles)
+
+    # -- for the swarm
+
+    def keep_entry(self, entry: Entry) -> None:
+        """Keep an entry, soon; a disk that refuses is told once, and once more when it takes entries again."""
+        self._write_soon(lambda: self._log.keep(entry))
+
+    def give_up(self, span: SpanId) -> None:
+        """Forget the entries kept of a span, soon."""
+        self.wants_checkpoint = True
+        self._write_soon(lambda: self._log.give_up(span))
+
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        """Return the entry that follows `parent`, or None."""
+        return self._log.entry_after(span, parent)
+
+    def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
+        """Return the span at chain digest `digest`, from the oldest checkpoint that leads there.
+
+        The oldest, because a bit that flipped in memory may have got into a younger one.
+        """
+        for state in self.checkpoints.load_span(span):
+            reached = self._follow(state, span, until=digest)
+            if reached.head.digest == digest:
+                return reached
+        return None
+
+    def _write_soon(self, write: Callable[[], None]) -> None:
+        self._waiting.append(write)
+        self._soon(self._write_all)
+
+    def _write_all(self) -> None:
+        """Write what waits, and wait once for the disk."""
+        if not self._waiting:
+            return
+        try:
+            while self._waiting:
+                self._waiting.popleft()()
+            self._log.sync()
+        except StateError as error:
+            self._say_refused(str(error))
+            return
+        self._say_refused("")
+        if self._log.num_given_up > self._num_given_up:
+            self._hear("entries", "the disk is full; entries of the oldest cycles were given up to make room")
+        self._num_given_up = self._log.num_given_up
+
+    def _say_refused(self, sentence: str) -> None:
+        """Say once that the disk refuses, and once that it does no more."""
+        if sentence and not self._is_refused:
+            self._hear("entries", sentence)
+        elif self._is_refused and not sentence:
+            self._hear("entries", "entries are kept on disk again")
+        self._is_refused = bool(sentence)
+
+    # -- for the start and for checkpoints
+
+    def make_room(self) -> bool:
+        """Give up the oldest cycle of entries for something that matters more; tell whether that freed anything."""
+        return self._log.make_room()
+
+    def recall(self) -> dict[SpanId, SpanState] | None:
+        """Return the state as this disk knows it: the newest sound checkpoint and all entries that follow it."""
+        states, refused = self.checkpoints.load_newest()
+        for sentence in refused:
+            self._hear("checkpoint", sentence)
+        if states is None:
+            return None
+        recalled = {span: self._follow(state, span) for span, state in states.items()}
+        num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
+        if num_entries:
+            self._hear("replay", f"replayed {num_entries} entries from this disk on top of the checkpoint")
+        return recalled
+
+    def save(self, states: Mapping[SpanId, SpanState]) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            StateError: the disk refuses; earlier ones stay.
+        """
+        self.wants_checkpoint = False
+        self.checkpoints.save(states)
+
+    def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
+        """Absorb the entries on disk, in parent order, up to `until` or the last one."""
+        while state.head.digest != until:
+            entry = self._log.entry_after(span, state.head.digest)
+            if entry is None:
+                break
+            try:
+                update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)
+                state = absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=self._plan.outer)
+            except (FrameError, NonFiniteUpdate, StateError) as error:
+                self._hear("entries", f"an entry kept of {span} cannot be replayed: {error}")
+                break
+        return state

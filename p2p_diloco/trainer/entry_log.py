@@ -1,0 +1,266 @@
+"""Entries on disk, for others who missed them and for this peer's own restart: one file for each cycle.
+
+A file is a row of frames: length, sequence number and checksum, then a message as it travels, or the word that the
+entries kept of a span before are given up. A torn end is cut off when the log is opened, a frame with a wrong checksum
+is passed over. Whole files are unlinked when their cycle is no longer wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2p_diloco.errors import FrameError, StateError
+from p2p_diloco.ids import Digest, SpanId, sha256
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import decode_message, encode_message
+from p2p_diloco.trainer.whole_file import sync_file
+
+_FRAME = struct.Struct("<IQ8s")
+_GIVEN_UP = struct.Struct("<4sHI")
+_GIVEN_UP_MARK = b"gone"
+_FILE_NAME = re.compile(r"cycle-(\d{12})\.log", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where an entry lies."""
+
+    cycle: int
+    offset: int
+    frame_bytes: int
+    entry: Digest
+
+
+class EntryLog:
+    """Entries by span and parent. May be used from several threads.
+
+    Args:
+        folder: made if it is missing.
+        clock: tells the cycle of an entry.
+        keep_cycles: how many cycles' entries are kept, the latest one included.
+    Raises:
+        StateError: the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, *, clock: RoundClock, keep_cycles: int) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._keep_cycles = keep_cycles
+        self._places: dict[SpanId, dict[Digest, _Place]] = {}
+        self._ends: dict[int, int] = {}
+        self.num_given_up = 0
+        """Cycles unlinked before their time, because the disk was full."""
+        self._sequence = 0
+        self._unsynced: set[int] = set()
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise StateError(f"cannot read {folder}: {error.strerror}; check the disk") from None
+
+    # -- writing
+
+    def keep(self, entry: Entry) -> None:
+        """Append an entry; one that is kept already is left as it is. Safe from a power cut after `sync`.
+
+        When the disk is full the oldest cycle makes room, as long as there is an older one.
+
+        Raises:
+            StateError: the disk refuses; what was kept before stays.
+        """
+        digest, cycle = entry.digest(), self._clock.cycle(entry.round)
+        with self._lock:
+            known = self._places.get(entry.span, {}).get(entry.parent)
+            if (known is not None and known.entry == digest) or cycle <= self._newest() - self._keep_cycles:
+                return
+            body = encode_message(entry)
+            offset = self._append(cycle, body)
+            place = _Place(cycle=cycle, offset=offset, frame_bytes=_FRAME.size + len(body), entry=digest)
+            self._places.setdefault(entry.span, {})[entry.parent] = place
+            for old in [old for old in self._ends if old <= cycle - self._keep_cycles]:
+                self._unlink(old)
+
+    def give_up(self, span: SpanId) -> None:
+        """Forget what is kept of a span, also across restarts.
+
+        Raises:
+            StateError: the disk refuses; it is forgotten until a restart only.
+        """
+        with self._lock:
+            if self._places.pop(span, None) is not None:
+                self._append(self._newest(), _GIVEN_UP.pack(_GIVEN_UP_MARK, span.fragment, span.index))
+
+    def sync(self) -> None:
+        """Wait until all that was kept is on the disk.
+
+        Raises:
+            StateError: the disk refuses.
+        """
+        with self._lock:
+            waiting, self._unsynced = self._unsynced, set()
+        for cycle in waiting:
+            try:
+                with contextlib.suppress(FileNotFoundError):  # unlinked meanwhile
+                    sync_file(self._path(cycle))
+            except OSError as error:
+                raise _refused(self._path(cycle), error) from None
+
+    def make_room(self) -> bool:
+        """Unlink the oldest cycle, unless it is the only one; tell whether that freed anything."""
+        with self._lock:
+            return self._make_room()
+
+    def _make_room(self) -> bool:
+        if len(self._ends) < 2:
+            return False
+        self._unlink(min(self._ends))
+        self.num_given_up += 1
+        return True
+
+    def _append(self, cycle: int, body: bytes) -> int:
+        """Write a frame behind the last whole one; return where it begins."""
+        self._sequence += 1
+        head = _FRAME.pack(len(body), self._sequence, _checksum(self._sequence, body))
+        path, end = self._path(cycle), self._ends.get(cycle, 0)
+        while True:
+            try:
+                _write_at(path, end, head + body)
+                break
+            except OSError as error:
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not is_full or cycle == min(self._ends, default=cycle) or not self._make_room():
+                    raise _refused(path, error) from None
+        self._ends[cycle] = end + len(head) + len(body)
+        self._unsynced.add(cycle)
+        return end
+
+    def _unlink(self, cycle: int) -> None:
+        del self._ends[cycle]
+        for kept in self._places.values():
+            for parent in [parent for parent, place in kept.items() if place.cycle == cycle]:
+                del kept[parent]
+        with contextlib.suppress(OSError):
+            self._path(cycle).unlink()
+
+    # -- reading
+
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        """Return the entry of `span` that follows `parent`; None when it is not kept, or not whole any more."""
+        with self._lock:
+            place = self._places.get(span, {}).get(parent)
+        if place is None:
+            return None
+        try:
+            with self._path(place.cycle).open("rb") as file:
+                file.seek(place.offset)
+                raw = file.read(place.frame_bytes)
+        except OSError:
+            return None
+        body = _whole_body(raw)
+        entry = _entry_in(body) if body is not None else None
+        return entry if entry is not None and entry.parent == parent else None
+
+    def num_entries(self) -> int:
+        """Return how many entries are kept."""
+        with self._lock:
+            return sum(map(len, self._places.values()))
+
+    # -- opening
+
+    def _open(self) -> None:
+        found: list[tuple[int, SpanId, Digest | None, _Place | None]] = []
+        for path in sorted(self._folder.iterdir()):
+            match = _FILE_NAME.fullmatch(path.name)
+            if match is not None:
+                found += self._scan(path, int(match[1]))
+        for sequence, span, parent, place in sorted(found, key=lambda each: each[0]):
+            self._sequence = sequence
+            if parent is None or place is None:
+                self._places.pop(span, None)
+            else:
+                self._places.setdefault(span, {})[parent] = place
+
+    def _scan(self, path: Path, cycle: int) -> Iterator[tuple[int, SpanId, Digest | None, _Place | None]]:
+        """Yield what each whole frame of a file says, without its payload; cut off what is behind the last one."""
+        raw = path.read_bytes()
+        whole_bytes = 0
+        for offset, sequence, body in _frames(raw):
+            frame_bytes = _FRAME.size + len(body)
+            whole_bytes = offset + frame_bytes
+            if not sequence:
+                continue
+            if len(body) == _GIVEN_UP.size and body.startswith(_GIVEN_UP_MARK):
+                _, fragment, index = _GIVEN_UP.unpack(body)
+                yield sequence, SpanId(fragment, index), None, None
+            entry = _entry_in(body)
+            if entry is not None:
+                place = _Place(cycle=cycle, offset=offset, frame_bytes=frame_bytes, entry=entry.digest())
+                yield sequence, entry.span, entry.parent, place
+        self._ends[cycle] = whole_bytes
+        if whole_bytes < len(raw):
+            os.truncate(path, whole_bytes)
+
+    def _newest(self) -> int:
+        return max(self._ends, default=0)
+
+    def _path(self, cycle: int) -> Path:
+        return self._folder / f"cycle-{cycle:012d}.log"
+
+
+def _frames(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield offset, sequence number and body of each frame; the sequence number is 0 when the checksum is wrong."""
+    at = 0
+    while at + _FRAME.size <= len(raw):
+        length, sequence, checksum = _FRAME.unpack_from(raw, at)
+        begin = at + _FRAME.size
+        if begin + length > len(raw):
+            return
+        body = raw[begin : begin + length]
+        yield at, sequence if checksum == _checksum(sequence, body) else 0, body
+        at = begin + length
+
+
+def _whole_body(raw: bytes) -> bytes | None:
+    return next((body for _, sequence, body in _frames(raw) if sequence), None)
+
+
+def _entry_in(body: bytes) -> Entry | None:
+    try:
+        message = decode_message(body)
+    except FrameError:
+        return None
+    return message if isinstance(message, Entry) else None
+
+
+def _checksum(sequence: int, body: bytes) -> bytes:
+    return sha256(sequence.to_bytes(8, "little"), body)[:8]
+
+
+def _write_at(path: Path, offset: int, content: bytes) -> None:
+    """Write `content` at `offset`, over what a write that failed may have left there; whole or an error."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.ftruncate(descriptor, offset)
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(descriptor, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(descriptor)
+
+
+def _refused(path: Path, error: OSError) -> StateError:
+    return StateError(
+        f"cannot write {path}: {error.strerror}; what was kept before is served, later entries are not kept before "
+        "there is space"
+    )

@@ -1,0 +1,69 @@
+"""When a peer's state goes to disk: soon after it is ready, then so often that the entries on disk lead on from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import SpanId
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.trainer.archive import Archive
+
+LONGEST_PAUSE_SECONDS = 300.0
+SHORTEST_PAUSE_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+
+
+def pause_between_checkpoints(rules: RunRules, keep: int) -> float:
+    """Return seconds between two of `keep` checkpoints: even the oldest is younger than the oldest entry kept."""
+    retained_seconds = rules.retained_cycles * rules.clock.num_fragments * rules.clock.round_seconds
+    return min(max(retained_seconds / (keep + 1), SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+
+
+class Saver:
+    """Writes checkpoints; a disk that refuses is told and tried again.
+
+    Args:
+        states: returns all spans as they are now, or None while one is missing.
+        is_ready: whether this peer holds the agreed state.
+        hear: told when the disk refuses; `(topic, text)`.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        *,
+        states: Callable[[], Mapping[SpanId, SpanState] | None],
+        is_ready: Callable[[], bool],
+        pause_seconds: float,
+        hear: Callable[[str, str], None],
+    ) -> None:
+        self._archive = archive
+        self._states = states
+        self._is_ready = is_ready
+        self._pause_seconds = pause_seconds
+        self._hear = hear
+        self._saving = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Save now and then until cancelled; soon after the start, and after a span was replaced."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._is_ready() and (loop.time() >= due or self._archive.wants_checkpoint):
+                await self.save()
+                due = loop.time() + self._pause_seconds
+
+    async def save(self) -> None:
+        """Save now, if all spans are there."""
+        states = self._states()
+        if states is None:
+            return
+        try:
+            async with self._saving:
+                await asyncio.to_thread(self._archive.save, states)
+        except StateError as error:
+            self._hear("checkpoint", str(error))

@@ -1,0 +1,99 @@
+"""Contents compared with others: who agrees, who accuses, and when the disk or two others decide."""
+
+from __future__ import annotations
+
+from made import SPAN, ids
+
+from p2p_diloco.ids import sha256
+from p2p_diloco.protocol.actions import CompareContent
+from p2p_diloco.protocol.messages import ContentReply
+from p2p_diloco.protocol.scrub import Scrub
+
+A, B, C = ids(3)
+D = sha256(b"chain")
+
+
+def scrub() -> Scrub:
+    return Scrub(num_spans=(1,), answer_seconds=2.0, pause_seconds=8.0)
+
+
+def reply(content: bytes) -> ContentReply:
+    return ContentReply(fragment=0, digests=((D, sha256(content)),))
+
+
+def say(page: Scrub, peer: object, content: bytes, now: float = 0.0) -> tuple[list[object], list[object]]:
+    """Let a peer differ, as its reply says it."""
+    assert page.may_ask(0, peer, now)  # type: ignore[arg-type]
+    assert isinstance(page.take(peer, reply(content)), CompareContent)  # type: ignore[arg-type]
+    return page.compared(peer, 0, 0, [SPAN], now)  # type: ignore[arg-type,return-value]
+
+
+def test_two_witnesses_verify() -> None:
+    page = scrub()
+    assert page.take(A, reply(b"")) is None, "nobody asked"
+    for peer in (A, B):
+        assert page.may_ask(0, peer, 0.0)
+        assert not page.may_ask(0, peer, 0.1)
+        assert page.take(peer, reply(b"")) is not None
+        assert not page.is_verified([A, B])
+        assert page.compared(peer, 0, 1, [], 0.2) == ([], [])
+    assert page.is_verified([A, B, C])
+    assert not page.may_ask(0, C, 0.3)
+    page.begin_again()
+    assert not page.is_verified([A])
+    assert page.is_verified([])
+
+
+def test_the_first_who_differs_makes_us_look_at_our_disk_and_a_second_who_agrees_overrules() -> None:
+    page = scrub()
+    assert say(page, A, b"x") == ([SPAN], [])
+    assert not page.may_ask(0, A, 5.0), "not again for a while"
+    assert page.may_ask(0, A, 9.0)
+    assert say(page, B, b"x") == ([], [])
+    assert page.rebuilt(SPAN)
+    assert not page.rebuilt(SPAN)
+    assert page.is_overruled(SPAN)
+    assert say(page, C, b"z") == ([], [SPAN])
+
+
+def test_two_who_differ_from_each_other_overrule_nobody() -> None:
+    page = scrub()
+    say(page, A, b"x")
+    page.rebuilt(SPAN)
+    assert say(page, B, b"y") == ([], [])
+    assert page.accusers(SPAN) == sorted([A, B])
+    assert say(page, C, b"y") == ([], [SPAN])
+
+
+def test_a_reply_too_short_to_say_something_of_a_span_is_still_a_difference() -> None:
+    page = scrub()
+    assert page.may_ask(0, A, 0.0)
+    page.take(A, ContentReply(fragment=0, digests=()))
+    assert page.compared(A, 0, 0, [SPAN], 0.0) == ([SPAN], [])
+
+
+def test_what_was_said_of_bytes_that_were_replaced_is_void() -> None:
+    page = scrub()
+    say(page, A, b"x")
+    page.moved(SPAN)
+    assert page.accusers(SPAN) == []
+    assert not page.rebuilt(SPAN), "the answer is about the bytes of before"
+
+
+def test_a_span_that_moved_is_looked_at_again() -> None:
+    page = scrub()
+    say(page, A, b"x")
+    page.forget_rebuild(SPAN)
+    assert say(page, A, b"x", 9.0) == ([SPAN], [])
+
+
+def test_what_differs_in_two_scrubs_is_unsettled() -> None:
+    page = scrub()
+    say(page, A, b"x")
+    assert not page.is_unsettled(SPAN)
+    page.begin_again()
+    assert page.is_unsettled(SPAN)
+    assert say(page, A, b"x") == ([SPAN], [])
+    page.moved(SPAN)
+    page.begin_again()
+    assert not page.is_unsettled(SPAN)

@@ -1,0 +1,182 @@
+"""Checkpoint and entries give the bytes of now; a disk that is broken or full is said, and loses nothing agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from kept_entries import damaged, log_of
+from small_run import small_plan, start_states
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.outer.state import SpanState, state_digest
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.trainer.archive import Archive
+
+PLAN = small_plan()
+SPAN = SpanId(0, 0)
+
+
+@dataclass
+class Kept:
+    """An archive whose thread is the test itself, and what it has said."""
+
+    folder: Path
+    keep: int = 3
+    heard: list[tuple[str, str]] = field(default_factory=list)
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.archive = Archive(
+            self.folder,
+            plan=PLAN,
+            keep=self.keep,
+            soon=self.waiting.append,
+            hear=lambda topic, text: self.heard.append((topic, text)),
+        )
+
+    def settle(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+    def texts(self, topic: str) -> list[str]:
+        return [text for its_topic, text in self.heard if its_topic == topic]
+
+
+def digest(states: dict[SpanId, SpanState]) -> bytes:
+    return state_digest([states[span] for span in sorted(states)])
+
+
+def trained(num_entries: int) -> tuple[dict[SpanId, list[Entry]], list[dict[SpanId, SpanState]]]:
+    """Return entries by span, and all states after so many of them."""
+    start = start_states(PLAN)
+    logs = {span: log_of(PLAN, span, state, num_entries) for span, state in start.items()}
+    steps = [start] + [{span: states[at] for span, (_, states) in logs.items()} for at in range(num_entries)]
+    return {span: entries for span, (entries, _) in logs.items()}, steps
+
+
+def test_a_checkpoint_and_the_entries_since_give_the_bytes_of_now(tmp_path: Path) -> None:
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    assert kept.archive.recall() is None
+    kept.archive.save(steps[2])
+    for span_entries in entries.values():
+        for entry in span_entries:
+            kept.archive.keep_entry(entry)
+    kept.settle()
+    assert kept.archive.entry_after(SPAN, entries[SPAN][4].parent) == entries[SPAN][4]
+    again = Kept(tmp_path)
+    recalled = again.archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[5])
+    assert again.texts("replay") == [f"replayed {3 * len(entries)} entries from this disk on top of the checkpoint"]
+
+
+def test_a_missing_entry_ends_the_replay_there(tmp_path: Path) -> None:
+    entries, steps = trained(4)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[0])
+    for place, entry in enumerate(entries[SPAN]):
+        if place != 2:
+            kept.archive.keep_entry(entry)
+    kept.settle()
+    recalled = kept.archive.recall()
+    assert recalled is not None
+    assert recalled[SPAN].head == steps[2][SPAN].head
+
+
+def test_an_entry_that_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+    _, steps = trained(1)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    (wrong,), _ = log_of(PLAN, SPAN, steps[1][SPAN], 1)
+    object.__setattr__(wrong, "payload", b"short")
+    kept.archive.keep_entry(wrong)
+    kept.settle()
+    recalled = kept.archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[1])
+    assert "cannot be replayed" in kept.texts("entries")[0]
+
+
+def test_a_broken_checkpoint_is_said_and_the_one_before_leads_to_the_same_bytes(tmp_path: Path) -> None:
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    kept.archive.save(steps[3])
+    for span_entries in entries.values():
+        for entry in span_entries:
+            kept.archive.keep_entry(entry)
+    kept.settle()
+    newest = kept.archive.checkpoints.paths()[-1]
+    raw = bytearray(newest.read_bytes())
+    raw[-5] ^= 1
+    newest.write_bytes(raw)
+    recalled = kept.archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[5])
+    assert "is not taken" in kept.texts("checkpoint")[0]
+
+
+def test_what_a_span_should_be_is_worked_out_from_the_oldest_checkpoint(tmp_path: Path) -> None:
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    kept.archive.save(steps[3] | {SPAN: damaged(steps[3][SPAN])})
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    rebuilt = kept.archive.rebuild(SPAN, steps[4][SPAN].head.digest)
+    assert rebuilt is not None
+    assert digest({SPAN: rebuilt}) == digest({SPAN: steps[4][SPAN]})
+    assert kept.archive.rebuild(SPAN, sha256(b"another branch")) is None
+
+
+def test_after_a_span_was_replaced_a_checkpoint_is_wanted(tmp_path: Path) -> None:
+    entries, steps = trained(2)
+    kept = Kept(tmp_path)
+    kept.archive.keep_entry(entries[SPAN][0])
+    kept.archive.give_up(SPAN)
+    kept.settle()
+    assert kept.archive.entry_after(SPAN, entries[SPAN][0].parent) is None
+    assert kept.archive.wants_checkpoint
+    kept.archive.save(steps[2])
+    assert not kept.archive.wants_checkpoint
+
+
+def test_a_disk_that_refuses_is_said_once_and_once_when_it_takes_entries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, _ = trained(4)
+    kept = Kept(tmp_path)
+
+    def refuse(_: Entry) -> None:
+        raise StateError("cannot write: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.archive._log, "keep", refuse)
+        for entry in entries[SPAN][:2]:
+            kept.archive.keep_entry(entry)
+            kept.settle()
+    for entry in entries[SPAN][2:]:
+        kept.archive.keep_entry(entry)
+        kept.settle()
+    assert kept.texts("entries") == ["cannot write: No space left on device", "entries are kept on disk again"]
+    assert kept.archive.entry_after(SPAN, entries[SPAN][3].parent) == entries[SPAN][3]
+
+
+def test_entries_given_up_to_make_room_are_said(tmp_path: Path) -> None:
+    entries, _ = trained(3)
+    kept = Kept(tmp_path)
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    assert kept.archive.make_room()
+    kept.archive.keep_entry(entries[SPAN][2])
+    kept.settle()
+    assert kept.texts("entries") == ["the disk is full; entries of the oldest cycles were given up to make room"]
+    assert kept.archive.make_room()
+    assert not kept.archive.make_room(), "the newest cycle stays"

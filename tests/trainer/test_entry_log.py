@@ -1,0 +1,202 @@
+"""Entries come back from disk as they were, or not at all; what a crash has torn costs nothing that was whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from kept_entries import log_of
+from small_run import small_plan, start_states
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.trainer import entry_log
+from p2p_diloco.trainer.entry_log import EntryLog
+
+PLAN = small_plan()
+SPAN, OTHER = SpanId(0, 0), SpanId(1, 1)
+START = start_states(PLAN)
+ENTRIES, _ = log_of(PLAN, SPAN, START[SPAN], 6)
+
+
+def log_in(folder: Path, keep_cycles: int = 16) -> EntryLog:
+    return EntryLog(folder, clock=PLAN.rules.clock, keep_cycles=keep_cycles)
+
+
+def filled(folder: Path, entries: list[Entry] = ENTRIES, keep_cycles: int = 16) -> EntryLog:
+    log = log_in(folder, keep_cycles)
+    for entry in entries:
+        log.keep(entry)
+    log.sync()
+    return log
+
+
+def found(log: EntryLog, entries: list[Entry] = ENTRIES) -> list[Entry | None]:
+    return [log.entry_after(entry.span, entry.parent) for entry in entries]
+
+
+def test_entries_come_back_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    others, _ = log_of(PLAN, OTHER, START[OTHER], 3)
+    both = [*ENTRIES, *others]
+    assert found(filled(tmp_path, both), both) == both
+    assert found(log_in(tmp_path), both) == both
+    assert log_in(tmp_path).entry_after(OTHER, sha256(b"unknown")) is None
+
+
+def test_an_entry_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    before = sum(path.stat().st_size for path in tmp_path.iterdir())
+    for entry in ENTRIES:
+        log.keep(entry)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == before
+    assert log.num_entries() == len(ENTRIES)
+
+
+def test_whole_cycles_that_are_too_old_go(tmp_path: Path) -> None:
+    log = filled(tmp_path, keep_cycles=2)
+    assert found(log) == [None] * 4 + ENTRIES[4:]
+    assert len(list(tmp_path.iterdir())) == 2
+    log.keep(ENTRIES[0])
+    assert found(log)[0] is None, "too old to be kept"
+    assert found(log_in(tmp_path, 2)) == [None] * 4 + ENTRIES[4:]
+
+
+def test_a_span_that_was_given_up_is_not_served_any_more_not_even_after_a_restart(tmp_path: Path) -> None:
+    others, _ = log_of(PLAN, OTHER, START[OTHER], 3)
+    branch, _ = log_of(PLAN, SPAN, START[SPAN], 2, seed=9)
+    log = filled(tmp_path, [*ENTRIES, *others])
+    log.give_up(SPAN)
+    log.give_up(SpanId(0, 1))
+    for entry in branch:
+        log.keep(entry)
+    for each in (log, log_in(tmp_path)):
+        assert found(each, branch) == branch
+        assert found(each)[1:] == [None] * 5
+        assert found(each, others) == others
+
+
+@pytest.mark.parametrize("cut", [1, 8, 19, 100])
+def test_a_torn_end_is_cut_off_and_later_entries_follow_the_last_whole_one(tmp_path: Path, cut: int) -> None:
+    fragment_entries = [log_of(PLAN, SpanId(0, index), START[SpanId(0, index)], 1)[0][0] for index in range(3)]
+    filled(tmp_path, fragment_entries)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-cut])
+    log = log_in(tmp_path)
+    assert found(log, fragment_entries) == [*fragment_entries[:2], None]
+    log.keep(fragment_entries[2])
+    for each in (log, log_in(tmp_path)):
+        assert found(each, fragment_entries) == fragment_entries
+
+
+def test_a_flipped_bit_costs_one_entry(tmp_path: Path) -> None:
+    fragment_entries = [log_of(PLAN, SpanId(0, index), START[SpanId(0, index)], 1)[0][0] for index in range(3)]
+    log = filled(tmp_path, fragment_entries)
+    (path,) = tmp_path.iterdir()
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(raw)
+    expected = [fragment_entries[0], None, fragment_entries[2]]
+    for each in (log, log_in(tmp_path)):
+        assert found(each, fragment_entries) == expected
+    log = log_in(tmp_path)
+    log.keep(fragment_entries[1])
+    for each in (log, log_in(tmp_path)):
+        assert found(each, fragment_entries) == fragment_entries
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", b"\xff" * 1000, b"\0" * 1000, b"\x80\x04pickle" * 9])
+def test_foreign_bytes_are_no_entries(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "cycle-000000000000.log").write_bytes(content)
+    (tmp_path / "notes.txt").write_bytes(content)
+    log = log_in(tmp_path)
+    assert log.num_entries() == 0
+    log.keep(ENTRIES[0])
+    assert found(log_in(tmp_path))[0] == ENTRIES[0]
+
+
+def test_a_sound_frame_that_holds_no_entry_is_passed_over(tmp_path: Path) -> None:
+    log = filled(tmp_path, ENTRIES[:1])
+    with log._lock:
+        log._append(0, b"hello")
+    assert log_in(tmp_path).num_entries() == 1
+
+
+def test_a_file_that_vanished_is_no_error(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    log.keep(ENTRIES[0])
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert found(log)[0] is None
+    log.sync()
+    log = filled(tmp_path / "other")
+    for path in (tmp_path / "other").iterdir():
+        path.unlink()
+    log.make_room()
+    assert found(log) == [None] * 6
+
+
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int, *, after_bytes: int = 0, times: int = 10**9) -> None:
+    """Let writes fail, after some bytes, so many times."""
+    real, left = os.pwrite, [times]
+
+    def pwrite(descriptor: int, content: Any, offset: int) -> int:
+        if left[0] <= 0:
+            return real(descriptor, content, offset)
+        if after_bytes and len(content) > after_bytes:
+            return real(descriptor, content[:after_bytes], offset)
+        left[0] -= 1
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(entry_log.os, "pwrite", pwrite)  # type: ignore[attr-defined]
+
+
+def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = filled(tmp_path, ENTRIES[:1])
+    with monkeypatch.context() as patch:
+        refuse_writes(patch, errno.ENOSPC, after_bytes=30)
+        with pytest.raises(StateError, match="No space left on device; what was kept before is served"):
+            log.keep(ENTRIES[1])
+    assert found(log, ENTRIES[:2]) == [ENTRIES[0], None]
+    log.keep(ENTRIES[1])
+    for each in (log, log_in(tmp_path)):
+        assert found(each, ENTRIES[:2]) == ENTRIES[:2]
+
+
+def test_on_a_full_disk_the_oldest_cycle_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = filled(tmp_path, ENTRIES[:3])
+    refuse_writes(monkeypatch, errno.ENOSPC, times=1)
+    log.keep(ENTRIES[3])
+    assert found(log, ENTRIES[:4]) == [None, *ENTRIES[1:4]]
+    assert log.num_given_up == 1
+
+
+def test_a_disk_with_another_trouble_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = filled(tmp_path, ENTRIES[:3])
+    refuse_writes(monkeypatch, errno.EIO)
+    with pytest.raises(StateError, match="Input/output error"):
+        log.keep(ENTRIES[3])
+    with pytest.raises(StateError, match="Input/output error"):
+        log.give_up(SPAN)
+    assert log.num_given_up == 0
+
+
+def test_a_disk_that_does_not_take_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    log = log_in(tmp_path)
+    log.keep(ENTRIES[0])
+    monkeypatch.setattr(entry_log, "sync_file", refuse)
+    with pytest.raises(StateError, match="Input/output error"):
+        log.sync()
+    log.sync()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StateError, match="check the disk"):
+        log_in(tmp_path / "file")
