@@ -122,7 +122,7 @@ class Player(Stage):
         engine = machine.running
         if entry.span not in self.rules.span_elements or engine.chains.is_known(entry):
             return
-        if self.mistakes.apply_out_of_order(machine, entry):
+        if self.mistakes.takes_out_of_order(machine, entry):
             self.perform(machine, [ApplyEntry(entry=entry, own_included=False)])
             return
         try:
@@ -205,7 +205,7 @@ class Player(Stage):
     # -- vector work for others
 
     def _reduce(self, machine: Machine, order: ReduceSpan) -> None:
-        order = self.mistakes.reduced_parts(machine, order)
+        order = self.mistakes.reduced_parts(order)
         reduced = reduce_parts(order, self.maths.codecs, self.rules.span_elements[order.span])
         if isinstance(reduced, str):
             self.note(machine, "void", f"{order.span} in round {order.round}: {reduced}")

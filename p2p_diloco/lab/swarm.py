@@ -55,7 +55,9 @@ def swarm_of(
         heartbeat_seconds=heartbeat_seconds,
     )
     maths = SharedMaths(codecs, span_elements)
-    return Swarm(seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, mistake), trace=trace)
+    return Swarm(
+        seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, span_elements, mistake), trace=trace
+    )
 
 
 class Swarm(Player):
@@ -253,6 +255,7 @@ class Swarm(Player):
         steps = machine.steps_made(self.now) if machine.trains else 0
         engine.progress = Progress(tokens=steps * 100, steps=steps)
         self.perform(machine, engine.tick(local))
+        self.perform(machine, self.mistakes.certify_alone(machine, local))
         self.inspector.ticked(machine)
         if not machine.trains:
             self._drop_start(machine, local)
@@ -347,6 +350,6 @@ class Swarm(Player):
 
 
 def _is_unfounded(machine: Machine) -> bool:
-    """Tell whether a founder knows of no roster but its own: it founds, or founds again before anybody was certified."""
+    """Tell whether a founder knows of no roster but its own: it founds, or does so again until one is certified."""
     roster = machine.running.book.in_force
     return roster is None or roster.k == 0

@@ -298,7 +298,7 @@ class CatchUp:
         return wrong
 
     def _accuse(self, span: SpanId, peer: PeerId, num_accusers: int = WITNESSES) -> bool:
-        """Note that a peer holds something else at the same chain digest; enough of them have the span fetched again."""
+        """Note that a peer holds something else at the same chain digest; enough of them have it fetched again."""
         accusers = self._accusers.setdefault(span, set())
         accusers.add(peer)
         if len(accusers) < num_accusers:

@@ -159,7 +159,7 @@ class Repair:
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
-        # Who is not ready is never the truth: where there is one donor alone, as for a peer at home, its word is enough.
+        # Who is not ready is never the truth: where there is but one donor, as for a peer at home, its word will do.
         num_donors = len(self.donors(now)) if not self._membership.ready else WITNESSES
         num_accusers = max(min(WITNESSES, num_donors), 1)
         wrong = self.catch_up.content_compared(peer, fragment, num_equal, differing, num_accusers)
