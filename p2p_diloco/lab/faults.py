@@ -1,4 +1,4 @@
-"""What can go wrong in the lab: the words of `--faults`, and what each does to a swarm when it strikes and when it ends.
+"""What can go wrong in the lab: the words of `--faults`, and what each does to a swarm when it begins and ends.
 
 Weather (loss, delay, reorder, duplicate) lasts for all of a run's bad times; the others strike at moments.
 """

@@ -230,7 +230,8 @@ class Island:
         error = float(np.linalg.norm(prepared.delta_N - decoded_N)) + max(prepared.norm - encoded, 0.0)
         unsent = ledger.unsent()
         if unsent > 1.001 * error + ledger.slack:
-            text = f"{span}, round {round_index}: {unsent:.4g} of what was made is not sent; the codec explains {error:.4g}"
+            left = f"{unsent:.4g} of what was made is not sent"
+            text = f"{span}, round {round_index}: {left}; the codec explains {error:.4g}"
             self._complain(Complaint("I2", text))
 
     def _resolved(self, span: SpanId, before: SpanState, entry_round: int | None) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.lab.island import Island
+from p2p_diloco.lab.maths import SharedMaths
 from p2p_diloco.lab.toy_run import peer_named
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Report, RoundClosed
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster
 
 REPORTS_KEPT = 64
@@ -34,6 +36,7 @@ class Disk:
     ballots: Ballots = NO_BALLOTS
     goodbye: Goodbye | None = None
     checkpoint: dict[SpanId, SpanState] = field(default_factory=dict)
+    entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
     is_full: bool = False
 
     def keep_incarnation(self) -> int:
@@ -66,9 +69,29 @@ class Disk:
         if not self.is_full:
             self.checkpoint = dict(states)
 
-    def recall(self) -> Recalled:
-        """Return what a restarted peer finds."""
-        heads = {span: state.head for span, state in self.checkpoint.items()}
+    def keep_entry(self, entry: Entry) -> None:
+        """Keep an entry for others and for a restart, unless the disk is full."""
+        if not self.is_full:
+            self.entries.setdefault(entry.span, {})[entry.parent] = entry
+
+    def give_up(self, span: SpanId) -> None:
+        """Drop a span's entries: it goes by another branch."""
+        self.entries.pop(span, None)
+
+    def rebuilt(self, span: SpanId, maths: SharedMaths, until: Digest | None = None) -> SpanState:
+        """Return what a span should be at chain digest `until`, or as far as the entries lead."""
+        state = self.checkpoint[span]
+        while state.head.digest != until and (entry := self.entries.get(span, {}).get(state.head.digest)) is not None:
+            state = maths.absorb(state, entry)
+        return state
+
+    def replayed(self, maths: SharedMaths) -> dict[SpanId, SpanState]:
+        """Return the checkpoint with all entries on this disk that follow it."""
+        return {span: self.rebuilt(span, maths) for span in self.checkpoint}
+
+    def recall(self, states: Mapping[SpanId, SpanState]) -> Recalled:
+        """Return what a restarted peer finds; `states` as replayed."""
+        heads = {span: state.head for span, state in states.items()}
         return Recalled(
             rosters=tuple(self.rosters), ballots=self.ballots, goodbye=self.goodbye, heads=heads if heads else None
         )

@@ -1,29 +1,30 @@
 """Mistakes planted on purpose, to see that the invariants catch them: a lab that finds nothing proves nothing.
 
 Each is one that an implementation could really make. `Mistakes` is asked at the places where the lab plays an action;
-mistakes inside the rules themselves replace a function of `protocol/` while the lab runs.
+mistakes inside the rules replace a function of `protocol/` for as long as a seed is played.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from unittest import mock
+from types import ModuleType
 
-from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.ids import Digest
 from p2p_diloco.lab.machine import Machine
 from p2p_diloco.lab.maths import OUTER, absorbed_entry
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.protocol import ballot, membership, roster_book
-from p2p_diloco.protocol.actions import ReduceSpan
-from p2p_diloco.protocol.ballot import Ballots, Candidacy, Promise, Proposal, Vote
+from p2p_diloco.protocol import membership, roster_book
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Send
+from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
+from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.entry import Entry, next_head
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.roster import Roster, Verify
+from p2p_diloco.protocol.messages import RosterReply
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, Verify, vote_statement
 from p2p_diloco.swarm.vector_work import Codecs, Reduced
 
 
@@ -42,18 +43,19 @@ class Mistake(enum.Enum):
 class Mistakes:
     """The planted mistake, or none."""
 
-    def __init__(self, codecs: Codecs, planted: Mistake | None = None) -> None:
+    def __init__(self, codecs: Codecs, span_elements: int, planted: Mistake | None = None) -> None:
         self.planted = planted
         self._codecs = codecs
-        self._means: dict[tuple[Machine, Digest], Vector] = {}
-        self._mean_of: dict[tuple[Machine, bytes], Vector] = {}
+        self._span_elements = span_elements
+        self._undecoded: dict[tuple[str, bytes], Vector] = {}
+        self._certified: set[tuple[str, Digest]] = set()
 
     @property
     def leaves_out_in_flight(self) -> bool:
         """Tell whether islands forget what they have sent."""
         return self.planted is Mistake.IN_FLIGHT_LEFT_OUT
 
-    def reduced_parts(self, machine: Machine, order: ReduceSpan) -> ReduceSpan:
+    def reduced_parts(self, order: ReduceSpan) -> ReduceSpan:
         """Return what a reducer averages: one that counts double takes its first contribution twice."""
         if self.planted is not Mistake.DOUBLE_COUNT:
             return order
@@ -62,87 +64,82 @@ class Mistakes:
     def note_mean(self, machine: Machine, order: ReduceSpan, reduced: Reduced) -> None:
         """Keep the mean as it was before it was encoded, for an owner that applies that."""
         if self.planted is Mistake.UNDECODED_BYTES:
-            elements = int(self._codecs.contribution.decode(order.parts[0].payload, self._elements(order)).size)
-            vectors = [self._codecs.contribution.decode(part.payload, elements) for part in order.parts]
-            mean_N = weighted_mean(vectors, [part.weight for part in order.parts])
-            self._mean_of[machine, reduced.payload] = mean_N
-
-    def _elements(self, order: ReduceSpan) -> int:
-        size = len(order.parts[0].payload)
-        return next(n for n in range(1, 4096) if self._codecs.contribution.encoded_bytes(n) == size)
-
-    def advance(self, machine: Machine, state: SpanState, entry: Entry) -> SpanState | None:
-        """Return the state that a mistaken peer makes of an entry; None where it makes no mistake."""
-        if self.planted is Mistake.UNDECODED_BYTES and (machine, entry.payload) in self._mean_of:
-            mean_N = self._mean_of[machine, entry.payload]
-            return absorb(state, entry=absorbed_entry(entry), update_N=mean_N, rule=OUTER)
-        if self.planted is Mistake.APPLY_TWICE and state.head.round >= entry.round:
-            update_N = self._codecs.entry.decode(entry.payload, state.elements)
-            earlier = SpanState(
-                head=replace(state.head, round=entry.round - 1), anchor_N=state.anchor_N, momentum_N=state.momentum_N
-            )
-            again = absorb(earlier, entry=absorbed_entry(entry), update_N=update_N, rule=OUTER)
-            return SpanState(head=state.head, anchor_N=again.anchor_N, momentum_N=again.momentum_N)
-        return None
+            parts = [part for part in order.parts if part.peer in reduced.sound]
+            vectors = [self._codecs.contribution.decode(part.payload, self._span_elements) for part in parts]
+            mean_N = weighted_mean(vectors, [part.weight for part in parts])
+            self._undecoded[machine.name, reduced.payload] = mean_N
 
     def times_applied(self, machine: Machine, entry: Entry) -> int:
-        """Return how often an island is told of an entry: the one that repeats itself does so at a few spans."""
+        """Return how often an island is told of an entry: one that repeats itself does so now and then."""
         twice = self.planted is Mistake.APPLY_TWICE and (machine.peer[0] + entry.round) % 8 == 0
         return 2 if twice else 1
 
-    def apply_out_of_order(self, machine: Machine, entry: Entry) -> bool:
-        """Tell whether a peer applies an entry whose parent it lacks, and let its log stand there."""
-        if self.planted is not Mistake.OUT_OF_ORDER:
-            return False
+    def advance(self, machine: Machine, state: SpanState, entry: Entry) -> SpanState | None:
+        """Return the state that a mistaken peer makes of an entry; None where it makes no mistake."""
+        mean_N = self._undecoded.get((machine.name, entry.payload))
+        if mean_N is None:
+            return None
+        return absorb(state, entry=absorbed_entry(entry), update_N=mean_N, rule=OUTER)
+
+    def takes_out_of_order(self, machine: Machine, entry: Entry) -> bool:
+        """Tell whether a peer absorbs an entry whose parent it lacks; its log then stands there."""
         heads = machine.running.chains.heads
         head = heads.get(entry.span)
-        if head is None or entry.parent == head.digest or entry.height <= head.height:
+        if self.planted is not Mistake.OUT_OF_ORDER or head is None:
+            return False
+        if entry.parent == head.digest or entry.height <= head.height:
             return False
         heads[entry.span] = next_head(head, entry)
         return True
 
+    def certify_alone(self, machine: Machine, now: float) -> list[Action]:
+        """Return what a ready newcomer does that puts itself on the roster with its own vote, once for each parent."""
+        engine = machine.running
+        parent = engine.book.in_force
+        if self.planted is not Mistake.NEWCOMER_CERTIFIES or parent is None or parent.k == 0 or not engine.ready:
+            return []
+        key = (machine.name, parent.digest())
+        if parent.member(machine.peer) is not None or key in self._certified:
+            return []
+        self._certified.add(key)
+        members = (*parent.members, engine.me.member())
+        child = replace(parent, parent=parent.digest(), k=parent.k + 1, level=0, members=members, goodbyes=())
+        ballot = ballot_number(engine.rules.clock.round_at(now), LEAD_TURNS - 1)
+        signature = engine.me.sign(vote_statement(child.digest(), ballot))
+        certified = CertifiedRoster(roster=child, ballot=ballot, votes=((machine.peer, signature),))
+        reply = RosterReply(rosters=(certified,))
+        soon = now + engine.rules.clock.round_seconds
+        sends = [Send(to=peer, message=reply, deadline=soon) for peer in sorted(engine.linked)]
+        return [*engine.membership.take_rosters((certified,), now), *sends]
+
 
 @contextlib.contextmanager
 def planted_in_rules(mistake: Mistake | None) -> Iterator[None]:
-    """Replace functions of the rules for as long as the context lasts; for one process at a time."""
-    with contextlib.ExitStack() as stack:
-
-        def plant(place: object, name: str, wrong: object) -> None:
-            stack.enter_context(mock.patch.object(place, name, wrong))
-
-        if mistake is Mistake.NEWCOMER_CERTIFIES:
-            plant(Membership, "_may_vote", lambda self, parent: self.ready or parent.member(self.me.peer) is not None)
-            plant(ballot, "add_vote", _add_any_vote)
-            plant(membership, "add_vote", _add_any_vote)
-            plant(membership, "add_promise", _add_any_promise)
-            plant(membership, "certificate", ballot.certificate)
-            plant(membership, "propose", _propose_to_all)
-            plant(roster_book, "check_certificate", lambda child, parent, verify: None)
-        if mistake is Mistake.TWO_VOTES:
-            plant(membership, "vote", _vote_again)
+    """Replace functions of the rules for as long as the context lasts; it plants in this process, for all swarms."""
+    if mistake is Mistake.NEWCOMER_CERTIFIES:
+        with _replaced(roster_book, "check_certificate", _take_any_certificate):
+            yield
+    elif mistake is Mistake.TWO_VOTES:
+        with _replaced(membership, "vote", _vote_again):
+            yield
+    else:
         yield
+
+
+@contextlib.contextmanager
+def _replaced(module: ModuleType, name: str, wrong: object) -> Iterator[None]:
+    right = getattr(module, name)
+    setattr(module, name, wrong)
+    try:
+        yield
+    finally:
+        setattr(module, name, right)
+
+
+def _take_any_certificate(child: CertifiedRoster, parent: Roster, verify: Verify) -> None:
+    """Take whatever somebody has signed, member of the parent or not."""
 
 
 def _vote_again(ballots: Ballots, proposal: Proposal) -> Ballots:
     """Vote for anything at any time, bound by nothing and remembering nothing."""
     return ballots
-
-
-def _add_any_promise(candidacy: Candidacy, sender: PeerId, word: Promise, verify: Verify) -> Candidacy:
-    if (word.parent, word.level, word.ballot) != (candidacy.parent.digest(), candidacy.level, candidacy.ballot):
-        return candidacy
-    return replace(candidacy, promises={**candidacy.promises, sender: word.voted})
-
-
-def _propose_to_all(candidacy: Candidacy, wish: Roster, sign: Callable[[bytes], bytes]) -> Candidacy:
-    if candidacy.proposal is not None or not candidacy.promises:
-        return candidacy
-    unsigned = Proposal(ballot=candidacy.ballot, roster=wish, signature=bytes(64))
-    return replace(candidacy, proposal=replace(unsigned, signature=sign(unsigned.statement())))
-
-
-def _add_any_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -> Candidacy:
-    proposal = candidacy.proposal
-    if proposal is None or (word.roster, word.ballot) != (proposal.roster.digest(), candidacy.ballot):
-        return candidacy
-    return replace(candidacy, votes={**candidacy.votes, sender: word.signature})

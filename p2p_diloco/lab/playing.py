@@ -26,23 +26,34 @@ from p2p_diloco.protocol.actions import (
     KeepBallots,
     KeepGoodbye,
     KeepRoster,
+    RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
     Report,
     RoundClosed,
     Send,
     ServeContent,
+    ServeEntry,
     ServeSpan,
     TakeSnapshot,
 )
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import ContentReply, Message, SpanReply, decode_message, encode_message, is_bulk
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    EntryAbsent,
+    Message,
+    SpanReply,
+    decode_message,
+    encode_message,
+    is_bulk,
+)
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.vector_work import is_finite_piece, reduce_parts, state_from_bytes
 
 PIECE_BYTES = 40
 """Spans of the lab are small; several pieces each keep transfers that are cut off in the play."""
 REDUCE_SECONDS = 0.4
+REBUILD_SECONDS = 0.2
 ENCODED_SHARE = 0.01
 """Messages are handed over as they are; this share goes through its wire form, so that those are played too."""
 
@@ -71,7 +82,9 @@ class Player(Stage):
             ApplyEntry: self._apply,
             ReplaceSpan: self._replace,
             ServeSpan: self._serve_span,
+            ServeEntry: self._serve_entry,
             ServeContent: self._serve_content,
+            RebuildSpan: lambda machine, action: self.later(machine, REBUILD_SECONDS, self._rebuild, machine, action),
             CompareContent: self._compare_content,
             RoundClosed: lambda machine, action: machine.closed.append(action),
             Report: self._report,
@@ -122,7 +135,7 @@ class Player(Stage):
         engine = machine.running
         if entry.span not in self.rules.span_elements or engine.chains.is_known(entry):
             return
-        if self.mistakes.apply_out_of_order(machine, entry):
+        if self.mistakes.takes_out_of_order(machine, entry):
             self.perform(machine, [ApplyEntry(entry=entry, own_included=False)])
             return
         try:
@@ -169,6 +182,7 @@ class Player(Stage):
         island.load()
 
     def _apply(self, machine: Machine, action: ApplyEntry) -> None:
+        machine.disk.keep_entry(action.entry)
         self.inspector.entry_absorbed(machine, action.entry)
         for _ in range(self.mistakes.times_applied(machine, action.entry)):
             self._hand_over(machine, Update(action.entry, action.own_included))
@@ -185,6 +199,8 @@ class Player(Stage):
         self.inspector.span_advanced(machine, before, update.entry, advanced)
 
     def _replace(self, machine: Machine, action: ReplaceSpan) -> None:
+        if not action.is_mended:
+            machine.disk.give_up(action.span)
         self._hand_over(machine, Replacement(action.span, state_from_bytes(action.head, action.state)))
 
     def _take(self, machine: Machine, command: Replacement) -> None:
@@ -205,7 +221,7 @@ class Player(Stage):
     # -- vector work for others
 
     def _reduce(self, machine: Machine, order: ReduceSpan) -> None:
-        order = self.mistakes.reduced_parts(machine, order)
+        order = self.mistakes.reduced_parts(order)
         reduced = reduce_parts(order, self.maths.codecs, self.rules.span_elements[order.span])
         if isinstance(reduced, str):
             self.note(machine, "void", f"{order.span} in round {order.round}: {reduced}")
@@ -224,6 +240,22 @@ class Player(Stage):
             piece = raw[offset : offset + PIECE_BYTES]
             reply = SpanReply(span=action.span, head=state.head, total_bytes=len(raw), offset=offset, piece=piece)
             self._answer(machine, action.to, reply)
+
+    def _serve_entry(self, machine: Machine, action: ServeEntry) -> None:
+        entry = machine.disk.entries.get(action.span, {}).get(action.parent)
+        self._answer(machine, action.to, entry or EntryAbsent(span=action.span, parent=action.parent))
+
+    def _rebuild(self, machine: Machine, action: RebuildSpan) -> None:
+        span, held, disk = action.span, machine.vectors.states.get(action.span), machine.disk
+        engine, now = machine.running, machine.local(self.now)
+        found = (
+            disk.rebuilt(span, self.maths, held.head.digest) if held is not None and span in disk.checkpoint else None
+        )
+        if found is None or held is None or found.head.digest != held.head.digest:
+            self.perform(machine, engine.span_rebuilt(span, None, None, now))
+            return
+        state = self.maths.raw(found) if self.maths.content(found) != self.maths.content(held) else None
+        self.perform(machine, engine.span_rebuilt(span, found.head, state, now))
 
     def _serve_content(self, machine: Machine, action: ServeContent) -> None:
         states = self._states(machine, action.fragment)

@@ -63,11 +63,10 @@ class Scenario:
         """Return the scenario in one line."""
         dialable = sum(peer.dialable for peer in self.peers)
         kinds = ", ".join(sorted({fault.kind.value for fault in self.strikes}))
-        return (
-            f"seed {self.seed}: {len(self.peers)} peers ({dialable} dialable{', a helper' if self.helper else ''}), rows of "
-            f"{self.group_size}, spans {self.num_spans}, {self.codec}, void after {self.void_cycles} cycles; bad from "
-            f"{self.bad_from:.0f} to {self.bad_until:.0f} s: {self.weather}; {len(self.strikes)} strikes ({kinds})"
-        )
+        who = f"{len(self.peers)} peers ({dialable} dialable{', a helper' if self.helper else ''})"
+        cut = f"rows of {self.group_size}, spans {self.num_spans}, {self.codec}, void after {self.void_cycles} cycles"
+        bad = f"bad from {self.bad_from:.0f} to {self.bad_until:.0f} s: {self.weather}"
+        return f"seed {self.seed}: {who}, {cut}; {bad}; {len(self.strikes)} strikes ({kinds})"
 
 
 def draw_scenario(seed: int, peers: tuple[int, int], kinds: Iterable[FaultKind]) -> Scenario:

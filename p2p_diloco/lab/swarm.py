@@ -59,7 +59,9 @@ def swarm_of(
         heartbeat_seconds=heartbeat_seconds,
     )
     maths = SharedMaths(codecs, span_elements)
-    return Swarm(seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, mistake), trace=trace)
+    return Swarm(
+        seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, span_elements, mistake), trace=trace
+    )
 
 
 class Swarm(Player):
@@ -138,7 +140,8 @@ class Swarm(Player):
             trains=machine.trains,
             complain=lambda complaint: self.inspector.complain(machine, complaint),
         )
-        island.states = {span: self.inspector.shared(span, s) for span, s in machine.disk.checkpoint.items()}
+        replayed = machine.disk.replayed(self.maths)
+        island.states = {span: self.inspector.shared(span, state) for span, state in replayed.items()}
         island.leaves_out_in_flight = self.mistakes.leaves_out_in_flight
         island.load()
         return island
@@ -151,7 +154,7 @@ class Swarm(Player):
             trains=machine.trains,
             sign=signer(machine.peer),
         )
-        return PeerEngine(me=me, rules=self.rules, verify=verify, recalled=machine.disk.recall())
+        return PeerEngine(me=me, rules=self.rules, verify=verify, recalled=machine.disk.recall(machine.vectors.states))
 
     def _found(self, machine: Machine) -> None:
         engine = machine.running
@@ -257,6 +260,7 @@ class Swarm(Player):
         steps = machine.steps_made(self.now) if machine.trains else 0
         engine.progress = Progress(tokens=steps * 100, steps=steps)
         self.perform(machine, engine.tick(local))
+        self.perform(machine, self.mistakes.certify_alone(machine, local))
         self.inspector.ticked(machine)
         if not machine.trains:
             self._drop_start(machine, local)
@@ -351,6 +355,6 @@ class Swarm(Player):
 
 
 def _is_unfounded(machine: Machine) -> bool:
-    """Tell whether a founder knows of no roster but its own: it founds, or founds again before anybody was certified."""
+    """Tell whether a founder knows of no roster but its own: it founds, or does so again until one is certified."""
     roster = machine.running.book.in_force
     return roster is None or roster.k == 0

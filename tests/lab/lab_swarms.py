@@ -1,0 +1,26 @@
+"""Small lab swarms that have been founded."""
+
+from __future__ import annotations
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.lab.maths import SharedMaths
+from p2p_diloco.lab.swarm import Swarm, swarm_of
+from p2p_diloco.lab.trace import Trace
+from p2p_diloco.swarm.vector_work import Codecs
+
+INT8 = Codecs(contribution=codec_named("int8"), entry=codec_named("int8"), rounds_stochastically=False)
+ELEMENTS = 8
+
+
+def founded(num_peers: int = 3, *, dialable: bool = True, seed: int = 1, trace: Trace | None = None) -> Swarm:
+    """A swarm in which all are members and hold the same bytes."""
+    swarm = swarm_of(seed=seed, trace=trace)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(num_peers):
+        swarm.add(f"p{place}", dialable=dialable)
+    swarm.run_until(lambda: swarm.all_members() and swarm.agreed(), 120.0)
+    return swarm
+
+
+def maths() -> SharedMaths:
+    return SharedMaths(INT8, ELEMENTS)
