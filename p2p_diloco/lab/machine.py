@@ -110,6 +110,7 @@ class Machine:
         step_seconds: how long an inner step takes.
         offset_seconds, drift: how wrong its clock is; drift is seconds per second.
         links: open halves of links, by the peer at the other end.
+        wanted: whom it would dial; None: everybody.
         founds: whether it founds the run, and founds it again should it die before anybody else is certified.
         remembers: whether it knew, at its last start, what earlier incarnations had voted.
         tick_at: when the next tick is due, so that a later one is recognised as outdated.
@@ -128,6 +129,7 @@ class Machine:
     backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
     life: int = 0
     links: dict[PeerId, Any] = field(default_factory=dict)
+    wanted: frozenset[PeerId] | None = None
     tick_at: float = 0.0
     border_is_due: bool = False
     awake_since: float = 0.0
@@ -142,6 +144,10 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.peer: PeerId = peer_named(self.name)
+
+    def wants(self, other: Machine) -> bool:
+        """Tell whether it would dial `other`."""
+        return self.wanted is None or other.peer in self.wanted
 
     def __repr__(self) -> str:
         return self.name

@@ -54,6 +54,7 @@ PIECE_BYTES = 40
 """Spans of the lab are small; several pieces each keep transfers that are cut off in the play."""
 REDUCE_SECONDS = 0.4
 REBUILD_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 ENCODED_SHARE = 0.01
 """Messages are handed over as they are; this share goes through its wire form, so that those are played too."""
 
@@ -149,6 +150,7 @@ class Player(Stage):
     def _keep_roster(self, machine: Machine, action: KeepRoster) -> None:
         machine.disk.keep_roster(action.certified)
         self.inspector.roster_kept(machine, action.certified)
+        self.later(machine, LOOK_SECONDS * (1.0 + self.rng.random()), self.look_around, machine)
 
     def _report(self, machine: Machine, action: Report) -> None:
         self.note(machine, action.topic, action.text)

@@ -122,9 +122,22 @@ class Stage:
             if other is not machine and (machine.dialable or other.dialable):
                 self.at(self.now + self.rng.uniform(*DIAL_SECONDS), self._dial, pair_of(machine, other))
 
+    def look_around(self, machine: Machine) -> None:
+        """Let a machine work out anew whom it needs a link to; dial those, hang up on whom neither end needs."""
+        machine.wanted = machine.running.wanted_links()
+        for pair in self.network.links_of(machine):
+            other = self.machines[next(name for name in pair if name != machine.name)]
+            if self.network.links[pair].is_up and not machine.wants(other) and not other.wants(machine):
+                self.cut(pair)
+        if machine.wanted is not None:
+            for peer in sorted(machine.wanted - machine.links.keys()):
+                other = self.by_peer[peer]
+                if machine.dialable or other.dialable:
+                    self.at(self.now + self.rng.uniform(*DIAL_SECONDS), self._dial, pair_of(machine, other))
+
     def _dial(self, pair: Pair) -> None:
         a, b = (self.machines[name] for name in pair)
-        if not self.network.can_meet(a, b):
+        if not self.network.can_meet(a, b) or not (a.wants(b) or b.wants(a)):
             return  # whoever comes back looks for links again
         if pair in self.network.links:
             if not self.network.links[pair].is_up:

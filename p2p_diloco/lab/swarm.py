@@ -120,6 +120,7 @@ class Swarm(Player):
         machine.paused_at, machine.border_is_due = None, False
         machine.awake_since, machine.slept_seconds = self.now, 0.0
         machine.backlog.clear()
+        machine.wanted = None
         machine.remembers = bool(machine.disk.rosters)
         machine.island = self._make_island(machine)
         machine.engine = self._make_engine(machine, incarnation)

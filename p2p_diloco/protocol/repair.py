@@ -184,14 +184,15 @@ class Repair:
         if head is not None and state is not None:
             text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
             return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
-        if scrub.is_overruled(span):
+        # Who is not ready is never the truth: the word of one donor is enough, should there be no other.
+        if scrub.is_overruled(span) or not self._membership.ready:
             return [*self._overrule(span, now), *self.pump(now)]
         if head is None:
             return [*self._break_tie(span, now), *self.pump(now)]
         return [Report(topic="content", text=f"{span} is as this disk says; whoever differs must be wrong")]
 
     def _overrule(self, span: SpanId, now: float) -> list[Action]:
-        text = f"{span} differs from what two peers hold; fetching it again"
+        text = f"{span} differs from what others hold; fetching it again"
         return [Report(topic="content", text=text), *self.catch_up.overrule(span, now)]
 
     def _break_tie(self, span: SpanId, now: float) -> list[Action]:
@@ -201,8 +202,7 @@ class Repair:
         knows from its disk that it is right.
         """
         other = self.catch_up.scrub.accusers(span)[0]
-        is_newcomer = not self._membership.ready  # and so never the truth
-        moves = is_newcomer or self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
+        moves = self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
         what = "fetching it from there" if moves else "leaving it, for the other has to move"
         text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here decides; {what}"
         return [Report(topic="content", text=text), *(self.catch_up.overrule(span, now) if moves else ())]

@@ -8,7 +8,12 @@ from p2p_diloco.lab.swarm import Swarm, swarm_of
 from p2p_diloco.lab.trace import Trace
 from p2p_diloco.swarm.vector_work import Codecs
 
-INT8 = Codecs(contribution=codec_named("int8"), entry=codec_named("int8"), rounds_stochastically=False)
+INT8 = Codecs(
+    contribution=codec_named("int8"),
+    row_mean=codec_named("int8"),
+    entry=codec_named("int8"),
+    rounds_stochastically=False,
+)
 ELEMENTS = 8
 
 

@@ -29,7 +29,7 @@ def test_a_signature_binds_signer_and_statement() -> None:
 
 
 def test_the_run_is_founded_by_the_organiser_and_spans_start_apart() -> None:
-    rules = toy_rules(num_spans=(2, 1), span_elements=8, contribution=INT8.contribution, entry=INT8.entry)
+    rules = toy_rules(num_spans=(2, 1), span_elements=8, codecs=INT8)
     founding = found_run(rules, Member(peer=peer_named("boot"), incarnation=1, can_be_dialled=True))
     check_founding(founding, RUN, ORGANISER, verify)
     states = start_states(rules, founding.roster)

@@ -161,12 +161,20 @@ def test_who_differs_looks_first_what_its_own_disk_says() -> None:
     assert page.span_rebuilt(SPAN, HEAD, b"right", 0.2) == [], "an answer that nobody waits for"
 
 
+def test_who_is_not_ready_takes_the_word_of_one_whatever_its_disk_says() -> None:
+    page = repair()
+    differing(page)
+    assert "differs from what others hold" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
+    assert not page.catch_up.is_complete()
+
+
 def test_a_memory_that_is_as_the_disk_says_stays_unless_two_others_agree() -> None:
     page = repair()
+    page._membership.ready = True
     differing(page)
     assert "whoever differs must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
     assert page.catch_up.is_complete()
-    assert "differs from what two peers hold" in sentences(differing(page, C))
+    assert "differs from what others hold" in sentences(differing(page, C))
     assert not page.catch_up.is_complete()
 
 
@@ -174,7 +182,7 @@ def test_two_who_agree_are_believed_when_the_disk_has_no_better_word() -> None:
     page = repair()
     differing(page)
     differing(page, C)
-    assert "differs from what two peers hold" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    assert "differs from what others hold" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
     assert not page.catch_up.is_complete()
 
 
@@ -190,6 +198,7 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
     for me, peer, expected in ((mover, other, "fetching it from there"), (other, mover, "the other has to move")):
         page = repair()
         page._membership = membership_of(me, founding(), roster_1(2))
+        page._membership.ready = True
         differing(page, peer)
         said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
         assert expected in said, said
