@@ -1,4 +1,4 @@
-"""Keeps this peer on the noticeboard and linked with every peer of the run that it can dial."""
+"""Keeps this peer on the noticeboard and linked with the peers of the run that it needs and can dial."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ LAST_RETRY_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 CALM_LOOK_SECONDS = 5.0
 CALM_AFTER_LOOKS = 30
+UNNEEDED_SECONDS = 30.0
+"""After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
+FEW_LINKS = 2
+"""With fewer links than these a peer dials whomever it knows: it may know too little to know whom it needs."""
 STEADY_SECONDS = 30.0
 """A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
 MOST_KNOWN = 4096
@@ -42,6 +46,7 @@ class LinkKeeper:
         record: makes this peer's signed record, with the addresses of now.
         known: addresses from the invite, the settings and earlier starts.
         hear: who is told when the directory fails; `(topic, text)`.
+        wanted: whom this peer needs links to; None: everybody.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class LinkKeeper:
         known: dict[PeerId, tuple[str, ...]],
         unix_seconds: Callable[[], float],
         hear: Callable[[str, str], None],
+        wanted: Callable[[], frozenset[PeerId] | None] = lambda: None,
     ) -> None:
         self.known = dict(known)
         self._transport = transport
@@ -60,6 +66,9 @@ class LinkKeeper:
         self._record = record
         self._unix_seconds = unix_seconds
         self._hear = hear
+        self._wanted = wanted
+        self._unneeded_since: dict[PeerId, float] = {}
+        self._dialled: set[PeerId] = set()
         self._attempts: dict[PeerId, _Attempt] = {}
         self._records: dict[PeerId, PeerRecord] = {}
         self._wake = asyncio.Event()
@@ -74,6 +83,7 @@ class LinkKeeper:
             while True:
                 await self._announce()
                 await self._look()
+                self._hang_up_on_unneeded()
                 for peer in self._due():
                     tasks.create_task(self._dial(peer), name=f"dial {short_peer_id(peer)}")
                 self._looks += 1
@@ -154,6 +164,18 @@ class LinkKeeper:
             self._hear("directory", text)
         self._last_trouble = text
 
+    def _hang_up_on_unneeded(self) -> None:
+        """Close links of our own making that have not been needed for a while; who dialled us decides for itself."""
+        now = asyncio.get_running_loop().time()
+        wanted, linked = self._wanted(), self._transport.linked_peers()
+        self._dialled &= linked
+        unneeded = self._dialled - wanted if wanted is not None else frozenset()
+        self._unneeded_since = {peer: self._unneeded_since.get(peer, now) for peer in unneeded}
+        for peer, since in sorted(self._unneeded_since.items()):
+            if now - since >= UNNEEDED_SECONDS and len(linked) > FEW_LINKS:
+                self._transport.hang_up(peer)
+                self._attempts.pop(peer, None)
+
     def _due(self) -> Iterable[PeerId]:
         now = asyncio.get_running_loop().time()
         linked = self._transport.linked_peers()
@@ -161,7 +183,11 @@ class LinkKeeper:
             attempt = self._attempts[peer]
             if attempt.linked_at is not None and now - attempt.linked_at >= STEADY_SECONDS:
                 del self._attempts[peer]
-        for peer in sorted(self.known.keys() - linked - {self._transport.peer}):
+        wanted = self._wanted()
+        candidates = self.known.keys() - linked - {self._transport.peer}
+        if wanted is not None and len(linked) >= FEW_LINKS:
+            candidates &= wanted
+        for peer in sorted(candidates):
             attempt = self._attempts.setdefault(peer, _Attempt())
             if now >= attempt.not_before:
                 attempt.not_before = now + DIAL_SECONDS + attempt.pause
@@ -173,6 +199,7 @@ class LinkKeeper:
         try:
             await self._transport.dial(peer, self.known[peer], loop.time() + DIAL_SECONDS)
             attempt.linked_at = loop.time()
+            self._dialled.add(peer)
         except PeerError as error:
             attempt.linked_at = None
             if attempt.pause == FIRST_RETRY_SECONDS:

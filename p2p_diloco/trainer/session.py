@@ -85,6 +85,7 @@ class PeerSession:
             known=parts.known,
             unix_seconds=time.time,
             hear=tally.report,
+            wanted=self._engine.wanted_links,
         )
         self._keeper.introduced(parts.records)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vectors")

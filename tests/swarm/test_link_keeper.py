@@ -51,7 +51,13 @@ class Scene:
         )  # fmt: skip
 
     async def keeper(
-        self, key: SigningKey, *, dialable: bool = True, known: Sequence[SigningKey] = (), runs: bool = True
+        self,
+        key: SigningKey,
+        *,
+        dialable: bool = True,
+        known: Sequence[SigningKey] = (),
+        runs: bool = True,
+        wanted: Callable[[], frozenset[PeerId] | None] = lambda: None,
     ) -> LinkKeeper:
         transport = await self.transport(key, dialable=dialable)
         dial = transport.dial
@@ -68,6 +74,7 @@ class Scene:
             known={other.peer: self.network.transport(other.peer, run=RUN).listen_addresses() for other in known},
             unix_seconds=now,
             hear=lambda topic, text: self.heard.append((topic, text)),
+            wanted=wanted,
         )
         if runs:
             self._tasks.append(asyncio.ensure_future(keeper.run()))
@@ -240,5 +247,44 @@ def test_a_dial_that_fails_for_good_ends_nothing() -> None:
         }
         with pytest.raises(PeerError):
             await scene.network.transport(CLEO.peer, run=RUN).dial(ANN.peer, (), now() + 1.0)
+
+    play(act)
+
+
+def test_only_links_that_are_needed_are_dialled_and_kept() -> None:
+    async def act(scene: Scene) -> None:
+        needed: set[PeerId] = {BEN.peer, CLEO.peer}
+        await scene.transport(BEN)
+        await scene.transport(CLEO)
+        others = [SigningKey(sha256(b"other %d" % n)) for n in range(3)]
+        for other in others:
+            await scene.transport(other)
+        await scene.keeper(ANN, known=(BEN, CLEO, *others), wanted=lambda: frozenset(needed))
+        await asyncio.sleep(5.0)
+        assert scene.linked(ANN) >= {BEN.peer, CLEO.peer}
+        dan = others[0].peer
+        needed.add(dan)
+        await asyncio.sleep(90.0)
+        assert scene.linked(ANN) == {BEN.peer, CLEO.peer, dan}, "whoever was dialled while there were few is let go"
+        needed.remove(CLEO.peer)
+        await asyncio.sleep(link_keeper.UNNEEDED_SECONDS / 2)
+        assert CLEO.peer in scene.linked(ANN), "it may be needed again in a moment"
+        await asyncio.sleep(link_keeper.UNNEEDED_SECONDS)
+        assert scene.linked(ANN) == {BEN.peer, dan}
+        needed.clear()
+        await asyncio.sleep(4 * link_keeper.UNNEEDED_SECONDS)
+        assert len(scene.linked(ANN)) == link_keeper.FEW_LINKS, "nobody cuts itself off"
+
+    play(act)
+
+
+def test_a_link_that_the_other_end_dialled_is_left_to_it() -> None:
+    async def act(scene: Scene) -> None:
+        for key in (CLEO, SigningKey(sha256(b"dan"))):
+            await scene.keeper(key, known=(ANN,))
+        await scene.keeper(BEN, known=(ANN,))
+        await scene.keeper(ANN, wanted=frozenset)
+        await asyncio.sleep(4 * link_keeper.UNNEEDED_SECONDS)
+        assert BEN.peer in scene.linked(ANN)
 
     play(act)
