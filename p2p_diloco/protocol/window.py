@@ -6,10 +6,11 @@ line carries everything twice.
 
 from __future__ import annotations
 
-SHORTEST_WINDOW = 1.0
+SHORTEST_WINDOW = 2.0
+"""One at a time leaves the line idle while the next question is on its way."""
 FIRST_WINDOW = 4.0
 SHRINKS_TO = 0.7
-QUICK_SHARE = 0.5
+SLOW = 2.0
 PATIENCE = 2.0
 WEIGHT_OF_LATEST = 0.25
 
@@ -43,9 +44,9 @@ class Window:
     def answered(self, took_seconds: float) -> None:
         """Learn from an answer: quick ones make room for more requests, slow ones for fewer."""
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
-        if took_seconds < QUICK_SHARE * self._target_seconds:
+        if took_seconds < self._target_seconds:
             self._size = min(self._size + 1.0, float(self._most))
-        elif took_seconds > self._target_seconds:
+        elif took_seconds > SLOW * self._target_seconds:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:
