@@ -1,6 +1,7 @@
 # make demo    a swarm on this machine: bootstrap and volunteers, one killed, one late; then a table and a report
 # make test    all tests
 # make faults  real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
+# make repair  real processes and thin lines: killed all at once, damaged memory, joining on 1.5 times the rate of entries
 # make check   style and types
 # make clean   removes what the others made
 #
@@ -22,11 +23,12 @@ STAMP := $(VENV)/.installed
 # One worker for each core.
 IN_PARALLEL := -n auto
 
+REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_lines.py thin_network.py)
 PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults check format clean install
+.PHONY: demo test pure faults repair check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -40,6 +42,9 @@ test: pure
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
+
+repair: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" $(REPAIR_TESTS) $(TEST_FLAGS)
 
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)

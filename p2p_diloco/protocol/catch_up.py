@@ -51,7 +51,6 @@ class Asked:
     donor: PeerId
     until: float
     last: float = math.inf
-    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +77,7 @@ class CatchUpRules:
         answer_seconds: for digests, which take hashing.
         entry_seconds: for entries and heads.
         piece_seconds: for a piece of a span.
+        piece_target_seconds: what a piece should take, so that entries do not wait long behind pieces.
         pause_seconds: after a comparison that differed, before the same peer is asked again.
     """
 
@@ -86,6 +86,7 @@ class CatchUpRules:
     answer_seconds: float
     entry_seconds: float
     piece_seconds: float
+    piece_target_seconds: float
     pause_seconds: float
 
 
@@ -105,10 +106,11 @@ class CatchUp:
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._shunned: dict[PeerId, float] = {}
         self._sources: dict[SpanId, PeerId] = {}
+        self._first_asked: dict[SpanId, float] = {}
         self._servers: dict[SpanId, set[PeerId]] = {}
         self._windows = {
-            Want.ENTRY: Window(seconds=rules.entry_seconds, grows=False, most=MOST_ASKED),
-            Want.SPAN: Window(seconds=rules.piece_seconds, grows=True, most=MOST_ASKED),
+            Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0, most=MOST_ASKED),
+            Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds, most=MOST_ASKED),
         }
         self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
@@ -185,7 +187,8 @@ class CatchUp:
 
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         seconds = self._windows[want].seconds
-        self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds, at=now)
+        self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds)
+        self._first_asked.setdefault(span, now)
         if want is Want.SPAN:
             self._servers.setdefault(span, set()).add(donor)
         return self._request(span, want, donor, now)
@@ -263,9 +266,8 @@ class CatchUp:
         """Go on with the next entry of a replay, or end it."""
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
-        asked = self._asked.get(span)
-        if asked is not None:
-            self._windows[Want.ENTRY].answered(now - asked.at)
+        if span in self._first_asked:
+            self._windows[Want.ENTRY].answered(now - self._first_asked[span])
         donor = self._wanted[span][1]
         self._drop(span)
         if self._is_behind(span):
@@ -319,10 +321,10 @@ class CatchUp:
         behind = reply.offset + len(reply.piece)
         if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
             return self._refuse_piece(span, sender, now)
-        if asked is not None and is_asked:
-            self._windows[Want.SPAN].answered(now - asked.at)
+        if is_asked:
             del self._asked[span]
         if reply.offset == received:
+            self._windows[Want.SPAN].answered(now - self._first_asked.pop(span, now))
             transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
             self._transfers[span] = transfer
         if transfer.received_bytes == expected:
@@ -375,6 +377,7 @@ class CatchUp:
         self._asked.pop(span, None)
         self._transfers.pop(span, None)
         self._servers.pop(span, None)
+        self._first_asked.pop(span, None)
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:

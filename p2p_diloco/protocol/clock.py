@@ -78,9 +78,12 @@ class RoundClock:
 
 
 def median_offset(peer_offsets_seconds: Sequence[float]) -> float:
-    """Return what to add to the local clock: the lower median of the offsets to all raw clocks, the own (0) included.
+    """Return what to add to the local clock: the median of the offsets to all raw clocks, the own (0) included.
 
-    Raw clocks, not corrected ones: a swarm that corrected against corrections would drift away together.
+    Of an even number it is the mean of the two middle ones: it lies between them, so that a mad clock among four or
+    more still moves nobody, and of two each goes half the way. Raw clocks, not corrected ones: a swarm that corrected
+    against corrections would drift away together.
     """
     offsets = sorted([0.0, *peer_offsets_seconds])
-    return offsets[(len(offsets) - 1) // 2]
+    half = len(offsets) // 2
+    return offsets[half] if len(offsets) % 2 else (offsets[half - 1] + offsets[half]) / 2.0

@@ -37,6 +37,7 @@ from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.split_watch import SplitWatch
 from p2p_diloco.protocol.turns import Turns
 
 __all__ = ["PeerEngine", "Progress", "Recalled"]
@@ -91,6 +92,7 @@ class PeerEngine:
             rules=rules, membership=self.membership, chains=self.chains, beacon=self._beacon, linked=self.linked
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
+        self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._old_goodbye = recalled.goodbye
         self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
         self._recall(recalled)
@@ -182,6 +184,7 @@ class PeerEngine:
         actions += self.exchange.tick(now)
         actions += self.membership.tick(now)
         actions += self._repair.pump(now)
+        actions += self._split_watch.tick(now)
         if self._beacon.is_due(now):
             actions += self._sign_of_life(now) + self.membership.row_reports(now)
         return self._routes.routed(actions)

@@ -135,7 +135,8 @@ class Membership(Attendance):
         text = f"roster {after.k}: {len(after.members)} members ({names}){degraded}"
         actions.append(Report(topic="roster", text=text))
         if is_other_branch:
-            text = f"roster {after.k} of another branch is senior to ours; adopting its state"
+            was = f"epoch {before.epoch}" if before is not None else "nothing"
+            text = f"roster {after.k} of another branch, epoch {after.epoch}, wins over {was}; adopting its state"
             actions.append(Report(topic="branch", text=text))
 
     def _forget_strangers(self, roster: Roster, now: float) -> None:

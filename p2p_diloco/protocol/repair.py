@@ -277,5 +277,6 @@ def _catch_up_rules(rules: RunRules) -> CatchUpRules:
         answer_seconds=rules.silence_seconds,
         entry_seconds=rules.clock.round_seconds / 4.0,
         piece_seconds=rules.piece_seconds,
+        piece_target_seconds=min(rules.clock.round_seconds, rules.piece_seconds / 2.0),
         pause_seconds=rules.clock.round_seconds,
     )

@@ -6,12 +6,12 @@ line carries everything twice.
 
 from __future__ import annotations
 
-SHORTEST_WINDOW = 1.0
+SHORTEST_WINDOW = 2.0
+"""One at a time leaves the line idle while the next question is on its way."""
 FIRST_WINDOW = 4.0
 SHRINKS_TO = 0.7
-QUICK_SHARE = 0.25
-SLOW_SHARE = 0.5
-PATIENCE = 4.0
+SLOW = 2.0
+PATIENCE = 2.0
 WEIGHT_OF_LATEST = 0.25
 
 
@@ -19,14 +19,14 @@ class Window:
     """One kind of requests. A value that learns; no I/O.
 
     Args:
-        seconds: how long an answer may take.
-        grows: whether that grows to some times what answers take here; else it stays.
+        seconds: how long an answer may take; longer once answers are known to take longer here.
+        target_seconds: what answers should take: what waits in a line holds up all that comes behind it.
         most: requests under way at once, at most.
     """
 
-    def __init__(self, *, seconds: float, grows: bool, most: int) -> None:
+    def __init__(self, *, seconds: float, target_seconds: float, most: int) -> None:
         self._seconds = seconds
-        self._grows = grows
+        self._target_seconds = target_seconds
         self._most = most
         self._size = FIRST_WINDOW
         self._usual_seconds = 0.0
@@ -39,14 +39,14 @@ class Window:
     @property
     def seconds(self) -> float:
         """How long an answer may take."""
-        return max(self._seconds, PATIENCE * self._usual_seconds) if self._grows else self._seconds
+        return max(self._seconds, PATIENCE * self._usual_seconds)
 
     def answered(self, took_seconds: float) -> None:
         """Learn from an answer: quick ones make room for more requests, slow ones for fewer."""
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
-        if took_seconds < QUICK_SHARE * self._seconds:
+        if took_seconds < self._target_seconds:
             self._size = min(self._size + 1.0, float(self._most))
-        elif took_seconds > SLOW_SHARE * self._seconds:
+        elif took_seconds > SLOW * self._target_seconds:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:

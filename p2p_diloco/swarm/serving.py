@@ -15,7 +15,7 @@ from p2p_diloco.swarm.replica import Replica
 from p2p_diloco.swarm.surroundings import EntryArchive
 from p2p_diloco.swarm.vector_work import content_digests, state_bytes
 
-PIECE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 16
 """Small, so that progress shows on slow links: what counts is that pieces come, not how soon all have."""
 MOST_SNAPSHOTS = 64
 SLOW_LINK = 4.0

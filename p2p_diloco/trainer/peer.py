@@ -74,9 +74,12 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         raise StateError(
             f"cannot write {settings.state_directory}: {error.strerror}; choose another place with --state-directory"
         ) from None
+    is_new = not settings.identity_file.exists()
     key = load_or_create_identity(settings.identity_file)
     with lock_identity(settings.identity_file):
         folder = RunFolder(settings.state_directory, run)
+        if not is_new:
+            folder.first_incarnation = int(time.time())
         tally = Tally(observer=observer, unix_seconds=time.time)
         async with _transport(plan, run, key) as transport:
             known = _known_addresses(plan, folder, transport.peer)
@@ -169,15 +172,13 @@ async def _manifest(
     tally.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
-    fetched = await fetch_manifest(transport, known, START_SECONDS)
+    fetched = await fetch_manifest(
+        transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run)
+    )
     records += fetched.records
-    raw = fetched.manifest
-    try:
-        signed = decode_signed_manifest(raw)
-    except FrameError as error:
-        raise ConfigError(f"the manifest that came is broken ({error}); check the invite with its sender") from None
+    signed = decode_signed_manifest(fetched.manifest)
     manifest = signed.verify(run)
-    folder.write(MANIFEST_FILE, raw)
+    folder.write(MANIFEST_FILE, fetched.manifest)
     tally.report("manifest", f'manifest of "{manifest.name}" verified against the invite')
     return signed
 

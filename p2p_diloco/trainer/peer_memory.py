@@ -35,6 +35,8 @@ class RunFolder:
 
     def __init__(self, state_directory: Path, run: Digest) -> None:
         self.path = state_directory / run.hex()[:16]
+        self.first_incarnation = 1
+        """Of a folder that counts for the first time. Greater than any before, should an earlier folder be lost."""
         self.make_room: Callable[[], bool] = lambda: False
         """Frees space on a full disk for what a peer is bound to; tells whether it could."""
         try:
@@ -91,7 +93,7 @@ class RunFolder:
         return tuple(rosters)
 
     def next_incarnation(self) -> int:
-        """Count this start and return its number, from 1.
+        """Count this start and return its number, from `first_incarnation`.
 
         Raises:
             StateError: the count is broken. Nobody would hear a peer that begins to count anew.
@@ -101,7 +103,7 @@ class RunFolder:
             raise StateError(
                 f"{self.path / INCARNATION_FILE} is broken; write into it how often this peer was started, or more"
             )
-        incarnation = int(raw or 0) + 1
+        incarnation = int(raw) + 1 if raw is not None else self.first_incarnation
         self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 

@@ -44,6 +44,7 @@ from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign
 from p2p_diloco.transport.link import SilentListener, Transport
 
 STATUS_SECONDS = 1.0
+STARTS = 1 << 24
 WINDOWS_OF_ONE_START = 1 << 40
 """Each start of a peer draws from places of its own: one that restarts often must not learn the same by heart."""
 
@@ -169,7 +170,7 @@ class PeerSession:
             self._parts.key.peer,
             batch=plan.inner.batch,
             context=plan.shape.context,
-            position=(self._engine.me.incarnation - 1) * WINDOWS_OF_ONE_START,
+            position=(self._engine.me.incarnation - 1) % STARTS * WINDOWS_OF_ONE_START,
         )
         return IslandThread(
             plan=plan,

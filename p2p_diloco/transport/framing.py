@@ -13,6 +13,8 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits, frame_too_long
 
+STALL_SECONDS = 5.0
+"""After its deadline a frame whose reader goes on may take longer; one that is not read for so long may not."""
 _LENGTH = struct.Struct(">I")
 _GREETING = _LENGTH.pack(0)
 _ONE_WRITE_BYTES = 64 * 1024
@@ -70,7 +72,7 @@ async def read_frame(
 async def write_frame(
     writer: asyncio.StreamWriter, frame: bytes, *, receiver: PeerId, lane: Lane, deadline: float
 ) -> None:
-    """Write one frame by `deadline` (loop time).
+    """Write one frame by `deadline` (loop time), or as long as the other end goes on reading: its line may be thin.
 
     Raises:
         PeerError: the stream broke, or the other end does not read; what was written so far spoils the stream.
@@ -82,9 +84,28 @@ async def write_frame(
         else:
             writer.write(_LENGTH.pack(len(frame)))
             writer.write(frame)
-        async with asyncio.timeout_at(deadline):
-            await writer.drain()
+        await _drain(writer, deadline)
     except TimeoutError:
         raise PeerError(f"{name} did not read a {lane.value} frame by its deadline") from None
     except OSError as error:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
+
+
+async def _drain(writer: asyncio.StreamWriter, deadline: float) -> None:
+    """Wait until there is room again.
+
+    Raises:
+        TimeoutError: nothing was read by the deadline, or later for `STALL_SECONDS`.
+    """
+    loop = asyncio.get_running_loop()
+    left = writer.transport.get_write_buffer_size()
+    until = deadline
+    while True:
+        try:
+            async with asyncio.timeout_at(until):
+                return await writer.drain()
+        except TimeoutError:
+            now_left = writer.transport.get_write_buffer_size()
+            if now_left >= left:
+                raise
+            left, until = now_left, loop.time() + STALL_SECONDS

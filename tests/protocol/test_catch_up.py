@@ -32,6 +32,7 @@ def what_is_fetched(*spans: SpanId) -> CatchUpRules:
         answer_seconds=2.0,
         entry_seconds=2.0,
         piece_seconds=2.0,
+        piece_target_seconds=1.0,
         pause_seconds=8.0,
     )
 

@@ -147,6 +147,7 @@ class ProcessSwarm:
         via: Sequence[str] = (),
         within: Sequence[str] = (),
         serves_slowly: float = 0.0,
+        host: str = "127.0.0.1",
     ) -> PeerProcess:
         """Start a peer, or start it again.
 
@@ -154,6 +155,7 @@ class ProcessSwarm:
             via: peers whose addresses it is told beside those of the invite.
             within: a command that starts the process, such as one that enters a network namespace.
             serves_slowly: seconds that it waits before it serves a small piece of a span.
+            host: the address that it listens on.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
@@ -166,6 +168,7 @@ class ProcessSwarm:
             "organiser": ORGANISER.private_bytes().hex() if founds else None,
             "invite": None if founds else self._invite(),
             "serves_slowly": serves_slowly,
+            "host": host,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))

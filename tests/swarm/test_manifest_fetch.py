@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -60,13 +61,15 @@ class Scene:
         transport.listener = Answering(transport, *answers, deaf_for=deaf_for)
         return await self._exits.enter_async_context(transport)
 
-    async def fetch(self, *bootstraps: PeerId, timeout_seconds: float = 60.0) -> FetchedManifest:
+    async def fetch(
+        self, *bootstraps: PeerId, timeout_seconds: float = 60.0, check: Callable[[bytes], object] = len
+    ) -> FetchedManifest:
         joiner = self.network.transport(ME, run=RUN, can_be_dialled=False)
         listener = joiner.listener
         await self._exits.enter_async_context(joiner)
         addresses = {peer: self.network.transport(peer, run=RUN).listen_addresses() for peer in bootstraps}
         try:
-            return await fetch_manifest(joiner, addresses, timeout_seconds)
+            return await fetch_manifest(joiner, addresses, timeout_seconds, check)
         finally:
             assert joiner.listener is listener, "the listener is put back"
 
@@ -145,3 +148,41 @@ def test_a_stranger_has_no_say_and_bad_frames_are_ignored() -> None:
         return await fetching
 
     assert play(act).manifest == MANIFEST
+
+
+def refuse_forged(manifest: bytes) -> None:
+    if manifest != MANIFEST:
+        raise ConfigError("not signed by its organiser")
+
+
+def test_a_wrong_first_answer_does_not_hide_a_good_one() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        await scene.add(BOOTSTRAP, ManifestReply(manifest=b"forged"))
+        await scene.add(SECOND, ManifestReply(manifest=MANIFEST))
+        return await scene.fetch(BOOTSTRAP, SECOND, check=refuse_forged)
+
+    assert play(act).manifest == MANIFEST
+
+
+def test_a_wrong_answer_that_comes_late_does_not_end_the_wait_for_another_peer() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        await scene.add(BOOTSTRAP, ManifestReply(manifest=MANIFEST), deaf_for=1)
+        fetching = asyncio.ensure_future(scene.fetch(BOOTSTRAP, SECOND, check=refuse_forged))
+        await asyncio.sleep(0.5)
+        joiner = scene.network.find(ME)
+        assert joiner is not None
+        joiner.listener.frame_received(SECOND, Lane.CONTROL, encode_message(ManifestReply(manifest=b"forged")))
+        return await fetching
+
+    assert play(act).manifest == MANIFEST
+
+
+def test_when_all_answers_are_wrong_the_text_says_so_of_each_and_nobody_waits() -> None:
+    async def act(scene: Scene) -> float:
+        await scene.add(BOOTSTRAP, ManifestReply(manifest=b"forged"))
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(ConfigError, match="sent a wrong manifest: not signed by its organiser; check the invite"):
+            await scene.fetch(BOOTSTRAP, check=refuse_forged)
+        return asyncio.get_running_loop().time() - begin
+
+    assert play(act) < 5.0

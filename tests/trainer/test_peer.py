@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from session_stage import Watcher, run_stage
 from small_run import CLOCK_START, ORGANISER, small_manifest, write_text
 
-from p2p_diloco.errors import ConfigError, NetworkError, StateError
+from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.invite import Invite, parse_invite
 from p2p_diloco.manifest import SignedManifest
@@ -121,6 +122,27 @@ def test_a_joiner_that_was_here_before_asks_nobody_for_the_manifest(
     play(tmp_path, monkeypatch, scene)
 
 
+def test_who_kept_its_identity_but_lost_its_folder_is_a_later_incarnation_and_becomes_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        boot, first, again, stop = Watcher(), Watcher(), Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
+        invite = await stage.invite(boot)
+        ben = asyncio.ensure_future(run_peer(stage.joiner("ben", invite, until_round=30), Watcher(), StopRequest()))
+        await run_peer(stage.joiner("ada", invite, until_round=6), first, StopRequest())
+        assert first.last.incarnation == 1
+        shutil.rmtree(RunFolder(tmp_path / "ada", RUN).path)
+        await run_peer(stage.joiner("ada", invite, until_round=30), again, StopRequest())
+        assert again.last.incarnation > 1_000_000
+        assert any(status.ready for status in again.statuses)
+        await ben
+        stop.stop_now()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
 @pytest.mark.parametrize("content", [b"", b"torn", SIGNED.encode()[:-1], SIGNED.encode() + b" "])
 def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -141,32 +163,27 @@ def test_another_run_s_manifest_on_the_disk_is_refused(tmp_path: Path, monkeypat
     play(tmp_path, monkeypatch, scene)
 
 
-@pytest.mark.parametrize("content", [b"rubbish", SIGNED.encode()[:-1]])
-def test_a_broken_manifest_from_the_swarm_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"rubbish", "a manifest of 7 bytes"),
+        (SIGNED.encode()[:-1], "a manifest that this version cannot read"),
+        (bytes(64) + SIGNED.encode()[64:], "is not signed by its organiser"),
+    ],
+)
+def test_a_wrong_manifest_from_the_swarm_is_refused_so_that_another_peer_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, expected: str
 ) -> None:
-    async def fetch(*_: Any) -> FetchedManifest:
+    async def fetch(*_: Any, check: Callable[[bytes], object]) -> FetchedManifest:
+        check(content)
         return FetchedManifest(manifest=content, records=())
 
     monkeypatch.setattr(peer, "fetch_manifest", fetch)
 
     async def scene(stage: PeerStage) -> None:
-        with pytest.raises(ConfigError, match="the manifest that came is broken"):
+        with pytest.raises((ConfigError, FrameError), match=expected):
             await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
         assert RunFolder(tmp_path / "ada", RUN).read(MANIFEST_FILE) is None
-
-    play(tmp_path, monkeypatch, scene)
-
-
-def test_a_forged_manifest_from_the_swarm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fetch(*_: Any) -> FetchedManifest:
-        return FetchedManifest(manifest=bytes(64) + SIGNED.encode()[64:], records=())
-
-    monkeypatch.setattr(peer, "fetch_manifest", fetch)
-
-    async def scene(stage: PeerStage) -> None:
-        with pytest.raises(ConfigError, match="is not signed by its organiser"):
-            await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
 

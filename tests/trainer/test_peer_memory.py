@@ -78,6 +78,13 @@ def test_starts_are_counted(tmp_path: Path) -> None:
     assert [folder_in(tmp_path).next_incarnation() for _ in range(3)] == [1, 2, 3]
 
 
+def test_a_folder_that_was_lost_is_counted_on_from_beyond_any_earlier_start(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    folder.first_incarnation = 1_700_000_000
+    assert folder.next_incarnation() == 1_700_000_000
+    assert folder_in(tmp_path).next_incarnation() == 1_700_000_001
+
+
 @pytest.mark.parametrize("content", [b"", b"three", b"-1", b"3\n", b"\xff\x00"])
 def test_a_broken_count_is_not_counted_anew(tmp_path: Path, content: bytes) -> None:
     folder = folder_in(tmp_path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +25,11 @@ class FakeWriter:
     def __init__(self, drain: Callable[[], object] = lambda: None) -> None:
         self.written = b""
         self._drain = drain
+        self.left = 1
+
+    @property
+    def transport(self) -> Any:
+        return SimpleNamespace(get_write_buffer_size=lambda: self.left)
 
     def write(self, chunk: bytes) -> None:
         self.written += chunk
@@ -115,6 +121,26 @@ def test_a_broken_connection_is_the_peers_error(start: bytes) -> None:
 def test_a_write_that_nobody_reads_ends_at_its_deadline() -> None:
     with pytest.raises(PeerError, match="did not read a bulk frame by its deadline"):
         write(b"payload", drain=lambda: asyncio.get_running_loop().create_future())
+
+
+def test_a_write_that_is_read_slowly_goes_on_and_ends_when_it_is_read_no_more() -> None:
+    class SlowWriter(FakeWriter):
+        async def drain(self) -> None:
+            while self.left > 0:
+                await asyncio.sleep(2.0)
+                self.left -= 50 if asyncio.get_running_loop().time() < stops_at else 0
+
+    async def write_to(writer: SlowWriter) -> float:
+        writer.left = 300
+        frame = write_frame(cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0)
+        await frame
+        return asyncio.get_running_loop().time()
+
+    stops_at = 1000.0
+    assert run_virtual(write_to(SlowWriter())) > 10.0
+    stops_at = 7.0
+    with pytest.raises(PeerError, match="did not read a bulk frame"):
+        run_virtual(write_to(SlowWriter()))
 
 
 def test_a_write_to_a_broken_connection_is_the_peers_error() -> None:
