@@ -27,6 +27,8 @@ Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
 MOST_ASKED_PER_DONOR = 8
 WITNESSES = 2
+MOST_LACKING = 2
+"""Donors that lack the entry we need, after which the whole span is fetched."""
 
 
 class Want(enum.Enum):
@@ -86,6 +88,7 @@ class CatchUp:
         self._witnesses: dict[int, set[PeerId]] = {}
         self._accusers: dict[SpanId, set[PeerId]] = {}
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
+        self._lacking: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
 
@@ -103,7 +106,7 @@ class CatchUp:
 
     def adopt(self) -> None:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
-        for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._heads_asked):
+        for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
         self.check_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
@@ -209,6 +212,7 @@ class CatchUp:
 
     def entry_absorbed(self, span: SpanId) -> None:
         """Go on with the next entry of a replay, or end it."""
+        self._lacking.pop(span, None)
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
         donor = self._wanted[span][1]
@@ -226,19 +230,26 @@ class CatchUp:
     def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest) -> None:
         """Hear that a donor has no entry after our head; if it is ahead of us, our logs cannot be joined: transfer.
 
-        The next comparison raises what another donor lacks again.
+        The next comparison raises what another donor lacks again, but not for ever: after a restart of many nobody may
+        have kept it, and among many donors the one that is known to be ahead is seldom the one that is asked.
         """
         asked = self._asked.get(span)
         head = self._chains.heads.get(span)
         if asked is None or asked.donor != sender or head is None or head.digest != parent:
             return
         self._drop(span)
-        if self._is_behind(span) and self._targets[span][1] == sender:
+        if not self._is_behind(span):
+            return
+        target = self._targets[span][1]
+        lacking = self._lacking.setdefault(span, set())
+        lacking.add(sender)
+        if sender == target or len(lacking) >= MOST_LACKING:
             del self._targets[span]
-            self.want_transfer(span, sender)
+            self.want_transfer(span, target)
 
     def want_transfer(self, span: SpanId, donor: PeerId) -> None:
         """Fetch a whole span: its log cannot be joined with the donor's."""
+        self._lacking.pop(span, None)
         self._drop(span)
         self._wanted[span] = (Want.SPAN, donor)
 
