@@ -10,7 +10,9 @@ I6  Two whole cycles after faults have stopped (the cycle in which they stop doe
 I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one epoch or of several,
     outlives that time once both sides can hear each other.
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
-    peers that hold them: two witnesses are needed against one. (At home behind one helper there is only one to ask.)
+    peers that hold them and nobody has fetched the wrong ones from it meanwhile: two witnesses are needed against
+    one. (At home behind one helper there is only one to ask, and when that one's memory fails the others take over
+    its bytes when they restart: nobody is left who could tell.)
 I7  Every peer that runs and trains becomes ready.
 The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
 remember what they voted; where they are no majority, after the void cycles that their share asks for.
@@ -68,7 +70,8 @@ def check_memory(swarm: Swarm) -> None:
     for (name, span), since in differing.items():
         machine = swarm.machines[name]
         donors = machine.running.donors(machine.local(swarm.now)) if machine.runs else []
-        if sum((swarm.by_peer[donor].name, span) not in differing for donor in donors) < 2:
+        has_spread = sum(other == span for _, other in differing) > 1
+        if has_spread or sum((swarm.by_peer[donor].name, span) not in differing for donor in donors) < 2:
             continue
         raise Violated("I1", f"{name} holds wrong bytes of {span} since second {since:.1f}", name)
 

@@ -113,10 +113,13 @@ class Player(Stage):
         if not half.is_up:
             return
         target = half.target
-        if target.paused:
+        if target.paused_at is not None:
             target.backlog.append((self._receive, (target, half.sender, message)))
-        else:
-            self.act(target, self._receive, target, half.sender, message)
+            return
+        try:
+            self._receive(target, half.sender, message)
+        except Exception as error:
+            self.failed(target, error)
 
     def _receive(self, machine: Machine, sender: Machine, message: Message) -> None:
         if self.trace is not None:

@@ -13,6 +13,8 @@ from p2p_diloco.lab.toy_run import ROUND_SECONDS
 
 FOUNDER = "boot"
 FEWEST_FAULTY_ROUNDS = 10
+FAVOURS_SMALL = 1.5
+"""1 would draw the logarithm of the number of peers evenly; the effort grows with its square, and trouble does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,8 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Iterable[FaultKind])
         kinds: faults that may be drawn; each is left out of half of the runs, so that all mixtures come.
     """
     rng = random.Random(seed)
-    num_peers = round(math.exp(rng.uniform(math.log(peers[0] - 0.45), math.log(peers[1] + 0.45))))
+    smallest, largest = math.log(peers[0] - 0.45), math.log(peers[1] + 0.45)
+    num_peers = round(math.exp(smallest + (largest - smallest) * rng.random() ** FAVOURS_SMALL))
     num_peers = min(max(num_peers, peers[0]), peers[1])
     num_spans = tuple(rng.randint(1, 3) for _ in range(rng.choice([1, 2, 2, 2, 3] if num_peers < 24 else [2])))
     chosen = [kind for kind in FaultKind if kind in set(kinds) and rng.random() < 0.5]

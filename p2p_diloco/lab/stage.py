@@ -78,15 +78,21 @@ class Stage:
         """Let a machine do something; its process ends when its disk refuses, and nothing else may make it fail."""
         try:
             happening(*arguments)
-        except Violated:
-            raise
-        except StateError as error:
-            if not machine.disk.is_full:
-                raise Violated("I9", f"{machine} ended with {error!r}", machine.name) from error
-            self.note(machine, "ends", "its disk is full")
-            self.end(machine)
         except Exception as error:
+            self.failed(machine, error)
+
+    def failed(self, machine: Machine, error: Exception) -> None:
+        """End a process whose disk is full.
+
+        Raises:
+            Violated: it is `error`, or the process failed for any other reason.
+        """
+        if isinstance(error, Violated):
+            raise error
+        if not (isinstance(error, StateError) and machine.disk.is_full):
             raise Violated("I9", f"{machine} crashed: {error!r}", machine.name) from error
+        self.note(machine, "ends", "its disk is full")
+        self.end(machine)
 
     def run_to(self, time: float) -> None:
         """Let everything happen up to a moment.

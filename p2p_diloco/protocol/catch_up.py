@@ -35,6 +35,8 @@ MOST_RENEWALS = 4
 """A donor that answers other requests may take so many times as long for one as a silent donor may."""
 SHUN_SECONDS = 60.0
 WITNESSES = 2
+MOST_LACKING = 2
+"""Donors that lack the entry we need, after which the whole span is fetched."""
 
 
 class Want(enum.Enum):
@@ -113,6 +115,7 @@ class CatchUp:
             Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds, most=MOST_ASKED),
         }
         self._head_accusers: dict[SpanId, set[PeerId]] = {}
+        self._lacking: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
 
@@ -130,7 +133,7 @@ class CatchUp:
 
     def adopt(self) -> None:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
-        for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._heads_asked):
+        for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
         self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
@@ -264,6 +267,7 @@ class CatchUp:
 
     def entry_absorbed(self, span: SpanId, now: float) -> None:
         """Go on with the next entry of a replay, or end it."""
+        self._lacking.pop(span, None)
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
         if span in self._first_asked:
@@ -283,19 +287,26 @@ class CatchUp:
     def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest) -> None:
         """Hear that a donor has no entry after our head; if it is ahead of us, our logs cannot be joined: transfer.
 
-        The next comparison raises what another donor lacks again.
+        The next comparison raises what another donor lacks again, but not for ever: after a restart of many nobody may
+        have kept it, and among many donors the one that is known to be ahead is seldom the one that is asked.
         """
         asked = self._asked.get(span)
         head = self._chains.heads.get(span)
         if asked is None or asked.donor != sender or head is None or head.digest != parent:
             return
         self._drop(span)
-        if self._is_behind(span) and self._targets[span][1] == sender:
+        if not self._is_behind(span):
+            return
+        target = self._targets[span][1]
+        lacking = self._lacking.setdefault(span, set())
+        lacking.add(sender)
+        if sender == target or len(lacking) >= MOST_LACKING:
             del self._targets[span]
-            self.want_transfer(span, sender)
+            self.want_transfer(span, target)
 
     def want_transfer(self, span: SpanId, donor: PeerId) -> None:
         """Fetch a whole span: its log cannot be joined with the donor's."""
+        self._lacking.pop(span, None)
         self._drop(span)
         self._wanted[span] = (Want.SPAN, donor)
 

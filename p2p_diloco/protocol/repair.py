@@ -94,15 +94,16 @@ class Repair:
         actions: list[Action] = []
         if not self.follows or not self._membership.book.is_on_chain(beat.roster):
             return actions
+        clock, beacon, catch_up = self._rules.clock, self._beacon, self.catch_up
         for fragment, theirs in enumerate(beat.heads[: len(self._rules.num_spans)]):
-            mine = self._beacon.boundary_digest(fragment)
-            if mine is None or self._rules.clock.closed_round(fragment, now) != theirs.round:
+            mine = beacon.boundary_digest(fragment)
+            if mine is None or clock.closed_round(fragment, now) != theirs.round:
                 continue
             if mine != theirs.digest:
-                actions += self.catch_up.ask_heads(fragment, sender, now)
+                actions += catch_up.ask_heads(fragment, sender, now)
             elif self.serves_state:
-                self.catch_up.adopted(fragment)
-                actions += self.catch_up.ask_content(fragment, sender, now)
+                catch_up.adopted(fragment)
+                actions += catch_up.ask_content(fragment, sender, now)
         return actions
 
     @property

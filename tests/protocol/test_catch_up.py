@@ -232,6 +232,20 @@ def test_an_entry_that_another_donor_lacks_is_raised_by_the_next_comparison() ->
     assert fetch.pump([A, B], 0.0) == []
 
 
+def test_when_two_donors_lack_the_entry_the_span_is_fetched_from_who_is_ahead() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    for sender in (A, B, C):
+        assert heads(fetch, sender, NEW)
+    for sender in (B, C):
+        fetch.pump([sender], 0.0)
+        fetch.entry_absent(sender, SPAN, head_of().digest)
+        assert heads(fetch, sender, NEW)
+    (send,) = fetch.pump([A, B, C], 0.0)
+    assert isinstance(send, Send)
+    assert (send.to, type(send.message)) == (A, SpanRequest)
+
+
 def test_a_replay_goes_on_until_it_stands_where_the_donor_stood() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
