@@ -5,6 +5,7 @@ Weather is what may happen to any message; walls are who cannot reach whom. Both
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ class Weather:
         loss: share that never arrives, as when a deadline passes in the sender's queue.
         duplication: share that arrives twice.
         delay: the usual travelling time in seconds, from and to.
+        delay_median, delay_sigma: when set, the travelling time is log-normal instead, as on the open internet.
         slow_share, slow_seconds: share of messages that hold up their lane, by at most so long.
         lane_seconds: how far lanes and links may run apart, so that what was sent first comes last.
     """
@@ -27,6 +29,8 @@ class Weather:
     loss: float = 0.0
     duplication: float = 0.0
     delay: tuple[float, float] = (0.01, 0.1)
+    delay_median: float = 0.0
+    delay_sigma: float = 0.0
     slow_share: float = 0.0
     slow_seconds: float = 0.0
     lane_seconds: float = 0.0
@@ -83,6 +87,7 @@ class Network:
     def __init__(self, rng: random.Random) -> None:
         self.weather = Weather()
         self.links: dict[Pair, Link] = {}
+        self._pairs: dict[str, dict[Pair, None]] = {}
         self.sides: dict[str, int] = {}
         """Which side of a partition a machine is on; those of no side are on all."""
         self.muted: frozenset[Pair] = frozenset()
@@ -106,7 +111,10 @@ class Network:
         for half in halves:
             half.lags = (self._rng.random() * most, self._rng.random() * most)
             half.sender.links[half.target.peer] = half
-        self.links[pair_of(a, b)] = Link(halves=halves)
+        pair = pair_of(a, b)
+        self.links[pair] = Link(halves=halves)
+        for name in pair:
+            self._pairs.setdefault(name, {})[pair] = None
 
     def break_link(self, pair: Pair) -> Link | None:
         """Break a link; None when it is broken already or there is none."""
@@ -125,11 +133,13 @@ class Network:
         if link.untold:
             return False
         del self.links[pair]
+        for end in pair:
+            del self._pairs[end][pair]
         return True
 
     def links_of(self, machine: Machine) -> list[Pair]:
         """Return the links of a machine, broken ones that somebody has not heard of included."""
-        return [pair for pair in self.links if machine.name in pair]
+        return list(self._pairs.get(machine.name, {}))
 
     def separate(self, *sides: Iterable[str]) -> list[Pair]:
         """Put up a wall between sides; return the links that it cuts."""
@@ -146,7 +156,10 @@ class Network:
         if weather.loss and rng.random() < weather.loss:
             return []
         low, high = weather.delay
-        arrival = now + low + (high - low) * rng.random() + half.lags[is_bulk]
+        if weather.delay_median:
+            arrival = now + weather.delay_median * math.exp(weather.delay_sigma * rng.gauss(0.0, 1.0))
+        else:
+            arrival = now + low + (high - low) * rng.random() + half.lags[is_bulk]
         if weather.slow_share and rng.random() < weather.slow_share:
             arrival += weather.slow_seconds * rng.random()
         taken = half.bulk_at if is_bulk else half.control_at

@@ -123,7 +123,11 @@ class Stage:
     # -- links
 
     def meet(self, machine: Machine) -> None:
-        """Let a machine look for links to all others, each after a while."""
+        """Let a machine look for links to all others, each after a while; to those it needs, if it knows them."""
+        machine.wanted = machine.running.wanted_links()
+        if machine.wanted is not None:
+            self.look_around(machine)
+            return
         for other in self.machines.values():
             if other is not machine and (machine.dialable or other.dialable):
                 self.at(self.now + self.rng.uniform(*DIAL_SECONDS), self._dial, pair_of(machine, other))

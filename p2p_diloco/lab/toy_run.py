@@ -55,6 +55,7 @@ def toy_rules(
     void_cycles: int = 8,
     scrub_cycles: int = 8,
     heartbeat_seconds: float = 1.0,
+    round_seconds: float = ROUND_SECONDS,
 ) -> RunRules:
     """Return the rules of a run whose round 0 begins at second 0.
 
@@ -67,7 +68,7 @@ def toy_rules(
     return RunRules(
         run=RUN,
         organiser=ORGANISER,
-        clock=RoundClock(start_seconds=0.0, round_seconds=ROUND_SECONDS, num_fragments=len(num_spans)),
+        clock=RoundClock(start_seconds=0.0, round_seconds=round_seconds, num_fragments=len(num_spans)),
         num_spans=num_spans,
         span_elements=dict.fromkeys(spans, span_elements),
         payload_bytes=dict.fromkeys(spans, codecs.contribution.encoded_bytes(span_elements)),
