@@ -169,10 +169,12 @@ class CatchUp:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
         actions = self._give_up_on(donors, now)
         sound = [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
+        left = {want: window.size for want, window in self._windows.items()}
         load = {(donor, want): 0 for donor in donors for want in Want}
         for span, asked in self._asked.items():
-            load[asked.donor, self._wanted[span][0]] += 1
-        left = {want: window.size - sum(load[d, want] for d in donors) for want, window in self._windows.items()}
+            want = self._wanted[span][0]
+            load[asked.donor, want] = load.get((asked.donor, want), 0) + 1
+            left[want] -= 1
         for span, (want, preferred) in sorted(self._wanted.items(), key=self._urgency):
             free = [donor for donor in sound if load[donor, want] < MOST_ASKED_PER_DONOR]
             if span in self._asked or not free or left[want] <= 0:
@@ -197,9 +199,13 @@ class CatchUp:
         return self._request(span, want, donor, now)
 
     def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
-        """Take requests back from donors that are gone or too slow; say so of one that stopped serving spans."""
+        """Take requests back from donors that are too slow; say so of one that stopped serving spans.
+
+        One whose heartbeats do not come through goes on: on a thin line they wait behind its own pieces. A link that is
+        lost takes its requests with it, see `lose`.
+        """
         actions: list[Action] = []
-        for span in [span for span, asked in self._asked.items() if asked.until <= now or asked.donor not in donors]:
+        for span in [span for span, asked in self._asked.items() if asked.until <= now]:
             failed = self._asked.pop(span).donor
             want, preferred = self._wanted[span]
             self._wanted[span] = (want, None if preferred == failed else preferred)
