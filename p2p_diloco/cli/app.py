@@ -233,6 +233,52 @@ def _make_simulate() -> App:
         options = SimulateOptions(peers=peers, seeds=seeds, faults=faults, seed=seed, json=json, plant=plant)
         return run_simulation(options)
 
+    @simulate.command
+    def scale(
+        *,
+        peers: str = "8,64,256,1024",
+        parameters: str = "100M",
+        dial_out_only: float = 0.0,
+        seed: int = 0,
+        json: str | None = None,
+    ) -> int:
+        """Measure what a round costs as a swarm grows; ends with 1 when replicas differ.
+
+        Parameters
+        ----------
+        peers
+            sizes, with commas between them
+        parameters
+            of the model whose bytes are counted
+        dial_out_only
+            share of peers that accept no connection
+        seed
+            another one draws other delays
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.simulate_scale import ScaleOptions, run_scale
+
+        options = ScaleOptions(peers=peers, parameters=parameters, dial_out_only=dial_out_only, seed=seed, json=json)
+        return run_scale(options)
+
+    @simulate.command
+    def split(*, peers: int = 256, seed: int = 0, json: str | None = None) -> int:
+        """Cut a swarm in two, for a while and for long; ends with 1 when it does not heal as promised.
+
+        Parameters
+        ----------
+        peers
+            in the swarm
+        seed
+            another one draws other sides
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.simulate_scale import run_split
+
+        return run_split(peers, seed, json)
+
     return simulate
 
 

@@ -88,8 +88,8 @@ class ScaleSwarm(Swarm):
     """
 
     def __init__(self, seed: int, *, rules: RunRules, codecs: Codecs, span_parameters: int) -> None:
-        maths = SharedMaths(codecs, SPAN_ELEMENTS)
-        super().__init__(seed, start=-20.0, rules=rules, maths=maths, mistakes=Mistakes(codecs, SPAN_ELEMENTS), trace=None)
+        maths, mistakes = SharedMaths(codecs, SPAN_ELEMENTS), Mistakes(codecs, SPAN_ELEMENTS)
+        super().__init__(seed, start=-20.0, rules=rules, maths=maths, mistakes=mistakes, trace=None)
         self.counters = Counters()
         self._codecs = codecs
         self._span_parameters = span_parameters

@@ -24,7 +24,7 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.scrub import Scrub
-from p2p_diloco.protocol.window import Window
+from p2p_diloco.protocol.window import Transfer, Window
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
@@ -53,20 +53,6 @@ class Asked:
     donor: PeerId
     until: float
     last: float = math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """The pieces of a span that have come so far, all of one version."""
-
-    head: SpanHead
-    total_bytes: int
-    pieces: tuple[bytes, ...]
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes held so far, from the front without a gap."""
-        return sum(len(piece) for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
@@ -47,8 +47,7 @@ MOST_SPANS = 1 << 16
 MOST_FRAGMENTS = 1 << 12
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
-MOST_RECORDS = 64
-MOST_RECORD_BYTES = 2048
+MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
 SHORT_DIGEST_BYTES = 8
 
 
@@ -365,7 +364,8 @@ _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
 Message = (
     Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | Promise | Proposal | Vote | HeadsRequest
     | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
-    | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal | Opening | SpanVector | Entry | RowMean
+    | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal
+    | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip
 
 
@@ -395,6 +395,6 @@ def decode_message(frame: bytes | memoryview) -> Message:
     if kind not in _KINDS:
         raise FrameError(f"frame is of kind {kind}, which this peer does not know")
     message_class, layout = _KINDS[kind]
-    message: Message = message_class(**take_fields(reader, layout))
+    fields = take_fields(reader, layout)
     reader.expect_end()
-    return message
+    return cast(Message, message_class(**fields))

@@ -42,7 +42,7 @@ class SplitWatch:
         return [Report(topic="split", text=text)]
 
     def _near(self) -> frozenset[PeerId]:
-        """Return the members that this peer should hear: all, in a grid of several rows those that it is linked with."""
+        """Return the members that this peer should hear: all, in a grid those that it is linked with."""
         roster, grid = self._membership.book.in_force, self._membership.book.grid()
         if roster is None or grid is None:
             return frozenset()

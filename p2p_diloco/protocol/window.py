@@ -6,6 +6,10 @@ line carries everything twice.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from p2p_diloco.ids import SpanHead
+
 SHORTEST_WINDOW = 2.0
 """One at a time leaves the line idle while the next question is on its way."""
 FIRST_WINDOW = 4.0
@@ -52,3 +56,17 @@ class Window:
     def unanswered(self) -> None:
         """Learn from a request that nobody answered."""
         self._size = max(self._size / 2.0, SHORTEST_WINDOW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The pieces of a span that have come so far, all of one version."""
+
+    head: SpanHead
+    total_bytes: int
+    pieces: tuple[bytes, ...]
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes held so far, from the front without a gap."""
+        return sum(len(piece) for piece in self.pieces)

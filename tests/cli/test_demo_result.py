@@ -71,9 +71,9 @@ def test_a_demo_that_kept_its_promises_has_no_failures() -> None:
 def test_the_document_is_json_with_every_figure() -> None:
     document = json.loads(json.dumps(judged(good_traces()).document(), allow_nan=False))
     assert set(document) >= set(
-        "heads_equal head rounds cycles grid_rows peers_final participation loss_first loss_last lone_loss baseline_loss "
-        "bytes_sent_per_parameter_per_cycle control_bytes_per_second transfer_bytes inner_steps killed joined_late "
-        "joined_late_ready_seconds bootstrap_killed".split()
+        "heads_equal head rounds cycles grid_rows peers_final participation loss_first loss_last lone_loss "
+        "baseline_loss bytes_sent_per_parameter_per_cycle control_bytes_per_second transfer_bytes inner_steps killed "
+        "joined_late joined_late_ready_seconds bootstrap_killed".split()
     )
     assert document["killed"] == ["peer-2"]
 

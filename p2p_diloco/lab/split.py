@@ -1,0 +1,132 @@
+"""What becomes of a swarm that is cut in two: for a while, unevenly, and for so long that both halves go on alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from p2p_diloco.lab.scale import FRAGMENTS, ScaleSwarm, scale_swarm
+from p2p_diloco.lab.stage import Violated
+from p2p_diloco.protocol.chain import heads_digest
+
+SETTLE_CYCLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRow:
+    """What one split came to.
+
+    Attributes:
+        peers: members before the split; `share` of them on the smaller side.
+        cycles: how long the split lasted.
+        epochs: greatest epoch on either side when it ended: 0 means that nobody went on without a majority.
+        branches: certified rosters of the same height that the two sides held when it ended: 1 means no fork.
+        reports: peers that said they were cut off.
+        healed_cycles: after its end, until all were members of one roster, had a new entry and held the same bytes.
+        chains: different chains of any span left at the end: 1 means that one side's state won, as a whole.
+        kept_its_promise: healed within two cycles of its end, or for a fork within four; no fork but after the
+            first threshold; one chain for every span, and that of one side alone.
+    """
+
+    peers: int
+    share: float
+    cycles: float
+    epochs: int
+    branches: int
+    reports: int
+    healed_cycles: float
+    chains: int
+    kept_its_promise: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """Who is cut off from whom, and for how long."""
+
+    peers: int
+    share: float
+    cycles: float
+    may_fork: bool
+    seed: int
+
+
+def play_splits(num_peers: int, seed: int = 0) -> Sequence[Callable[[], SplitRow]]:
+    """Return the three splits, ready to play.
+
+    Half from half and a tenth from the rest for fewer cycles than the first threshold, and half from half for longer.
+    """
+    plans = (
+        SplitPlan(peers=num_peers, share=0.5, cycles=3.0, may_fork=False, seed=seed),
+        SplitPlan(peers=num_peers, share=0.1, cycles=5.0, may_fork=False, seed=seed),
+        SplitPlan(peers=num_peers, share=0.5, cycles=14.0, may_fork=True, seed=seed),
+    )
+    return [partial(play_split, plan) for plan in plans]
+
+
+def play_split(plan: SplitPlan) -> SplitRow:
+    """Play one split to its end.
+
+    Raises:
+        Violated: a promise of the protocol was broken on the way.
+    """
+    swarm = scale_swarm(plan.peers, seed=plan.seed)
+    cycle_seconds = FRAGMENTS * swarm.rules.clock.round_seconds
+    swarm.run_to((1 + SETTLE_CYCLES) * cycle_seconds - swarm.rules.clock.round_seconds / 3)
+    names = sorted(swarm.machines)
+    swarm.rng.shuffle(names)
+    smaller = max(1, round(plan.share * len(names)))
+    swarm.partition(names[:smaller], names[smaller:])
+    swarm.run(plan.cycles * cycle_seconds)
+    rosters = [machine.roster for machine in swarm.running()]
+    epochs = max(roster.epoch for roster in rosters)
+    highest = [{r.digest() for r in rosters if r.k == k} for k in {r.k for r in rosters}]
+    branches = max(len(digests) for digests in highest) if epochs == 0 else len({r.digest() for r in rosters})
+    reports = sum("split" in machine.topics for machine in swarm.running())
+    swarm.heal()
+    healed = _cycles_until_whole(swarm, 8.0)
+    chains = _most_chains(swarm)
+    allowed = 4.0 if epochs else 2.0
+    kept = healed <= allowed and chains == 1 and (plan.may_fork or (epochs == 0 and branches == 1)) and reports > 0
+    return SplitRow(
+        peers=plan.peers,
+        share=plan.share,
+        cycles=plan.cycles,
+        epochs=epochs,
+        branches=branches,
+        reports=reports,
+        healed_cycles=healed,
+        chains=chains,
+        kept_its_promise=kept,
+    )
+
+
+def _cycles_until_whole(swarm: ScaleSwarm, most_cycles: float) -> float:
+    cycle_seconds = FRAGMENTS * swarm.rules.clock.round_seconds
+    heights = {machine.name: machine.height() for machine in swarm.running()}
+
+    def is_whole() -> bool:
+        """Tell whether all go on together."""
+        goes_on = all(machine.height() > heights[machine.name] for machine in swarm.running())
+        return goes_on and swarm.all_members() and swarm.agreed()
+
+    try:
+        seconds = swarm.run_until(is_whole, most_cycles * cycle_seconds, step=cycle_seconds / 32)
+    except Violated as broken:
+        if broken.invariant != "claim":
+            raise
+        return float("inf")
+    return seconds / cycle_seconds
+
+
+def _most_chains(swarm: ScaleSwarm) -> int:
+    """Return the most different states that any fragment has among all peers."""
+    return max(
+        len(
+            {
+                heads_digest([state.head for span, state in sorted(m.vectors.states.items()) if span.fragment == f])
+                for m in swarm.running()
+            }
+        )
+        for f in range(FRAGMENTS)
+    )

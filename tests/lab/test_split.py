@@ -1,0 +1,35 @@
+"""Swarms that are cut in two."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.lab.split import SplitPlan, play_split, play_splits
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_a_short_split_forks_nothing_and_heals(share: float) -> None:
+    row = play_split(SplitPlan(peers=8, share=share, cycles=3.0, may_fork=False, seed=1))
+    assert (row.epochs, row.branches, row.chains) == (0, 1, 1)
+    assert row.reports >= 2
+    assert 0 < row.healed_cycles <= 2
+    assert row.kept_its_promise
+
+
+def test_a_long_split_ends_with_one_sides_state_for_the_whole_run() -> None:
+    row = play_split(SplitPlan(peers=6, share=0.5, cycles=12.0, may_fork=True, seed=1))
+    assert row.epochs == 1
+    assert row.branches == 2
+    assert row.chains == 1
+    assert row.healed_cycles <= 4
+    assert row.kept_its_promise
+
+
+def test_a_fork_that_was_not_allowed_is_a_broken_promise() -> None:
+    row = play_split(SplitPlan(peers=4, share=0.5, cycles=12.0, may_fork=False, seed=1))
+    assert row.epochs == 1
+    assert not row.kept_its_promise
+
+
+def test_three_splits_are_played() -> None:
+    assert len(play_splits(8)) == 3
