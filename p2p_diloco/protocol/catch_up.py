@@ -152,6 +152,8 @@ class CatchUp:
 
     def pump(self, donors: Sequence[PeerId], now: float) -> list[Action]:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
+        for span in [span for span, (_, ahead) in self._targets.items() if ahead not in donors]:
+            del self._targets[span]  # who cannot be asked must not be waited for
         for span in [span for span, asked in self._asked.items() if asked.until <= now or asked.donor not in donors]:
             failed = self._asked.pop(span).donor
             want, preferred = self._wanted[span]
@@ -200,7 +202,7 @@ class CatchUp:
             if mine is not None and mine.digest == theirs.digest and mine != theirs:
                 self._accuse(span, sender)
             elif remedy is Remedy.REPLAY:
-                if theirs.height > self._targets.get(span, (0, sender))[0]:
+                if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self._wanted.setdefault(span, (Want.ENTRY, sender))
             elif remedy is Remedy.TRANSFER:

@@ -25,7 +25,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.repair import Repair
 
-A, B = ids(2)
+A, B, C = ids(3)
 ROSTER = roster_1(2).roster
 
 
@@ -103,6 +103,19 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.compare(B, stranger, 0.0) == []
     page._membership.hear(stranger, 0.0)
     assert page.donors(0.0) == []
+
+
+def test_ready_peers_are_compared_with_ready_ones_where_there_are_any() -> None:
+    page = repair()
+    page._linked.add(C)
+    ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
+    page._membership.hear(ahead, 0.0)
+    assert page.compare(C, ahead, 0.0) == []
+    unready = heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),), ready=False, sequence=2)
+    page._membership.hear(unready, 0.0)
+    (send,) = page.compare(C, ahead, 0.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, HeadsRequest)
 
 
 def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
