@@ -145,10 +145,11 @@ class Trial:
         check_agreement(swarm)
         self._goes_on()
         check_tables(swarm)
-        if swarm.inspector.differing:
-            for _ in range(2 * self.scenario.scrub_cycles + 2):
-                self._run_to_end_of_cycle(swarm.now + cycle)
-            check_memory(swarm)
+        for _ in range(2 * self.scenario.scrub_cycles + 2):
+            if not swarm.inspector.differing:
+                return
+            self._run_to_end_of_cycle(swarm.now + cycle)
+        check_memory(swarm)
 
     def _run_to_end_of_cycle(self, earliest: float) -> None:
         clock = self.swarm.rules.clock

@@ -153,6 +153,8 @@ class CatchUp:
 
     def pump(self, donors: Sequence[PeerId], now: float) -> list[Action]:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
+        for span in [span for span, (_, ahead) in self._targets.items() if ahead not in donors]:
+            del self._targets[span]  # who cannot be asked must not be waited for
         actions = self._give_up_on(donors, now)
         sound = [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
         left = {want: window.size for want, window in self._windows.items()}
@@ -247,7 +249,7 @@ class CatchUp:
             if mine is not None and mine.digest == theirs.digest and mine != theirs:
                 self._accuse_head(span, sender)
             elif remedy is Remedy.REPLAY:
-                if theirs.height > self._targets.get(span, (0, sender))[0]:
+                if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self._wanted.setdefault(span, (Want.ENTRY, sender))
             elif remedy is Remedy.TRANSFER:

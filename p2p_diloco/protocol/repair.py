@@ -7,6 +7,7 @@ fetched from its members, even where our own log is longer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from p2p_diloco.ids import PeerId, SpanHead, SpanId, short_peer_id
@@ -31,6 +32,7 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.rules import RunRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
+ASKS_IN_A_ROUND = 8
 
 
 class Repair:
@@ -52,6 +54,7 @@ class Repair:
         self._linked = linked
         self._alone_since: float | None = None
         self._scrub: int | None = None
+        self._witnesses_asked_until = -math.inf
 
     # -- what others may hear
 
@@ -100,7 +103,10 @@ class Repair:
             if mine is None or clock.closed_round(fragment, now) != theirs.round:
                 continue
             if mine != theirs.digest:
-                actions += catch_up.ask_heads(fragment, sender, now)
+                # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they
+                # would wait for it for ever, and it for them.
+                if sender in self.donors(now):
+                    actions += catch_up.ask_heads(fragment, sender, now)
             elif self.serves_state:
                 catch_up.adopted(fragment)
                 actions += catch_up.ask_content(fragment, sender, now)
@@ -146,11 +152,14 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
-        """Ask for content digests again and again, of other donors in each round.
+        """Ask for content digests a few times in each round, of other donors in the next.
 
         A donor's fragment may have moved on since its last sign of life. Asked only after those, a peer whose donor
         speaks once in a round, always at the same moment, would compare what differs for ever.
         """
+        if now < self._witnesses_asked_until:
+            return []
+        self._witnesses_asked_until = now + self._rules.clock.round_seconds / ASKS_IN_A_ROUND
         first = self._rules.clock.round_at(now) % len(donors)
         witnesses = [*donors[first:], *donors[:first]][:WITNESSES]
         fragments = range(len(self._rules.num_spans))

@@ -52,7 +52,7 @@ def test_a_span_goes_back_only_when_a_branch_was_given_up() -> None:
 
 def test_entries_out_of_order_twice_or_of_a_chain_that_nobody_made() -> None:
     swarm = grown()
-    machine, entry = swarm.machines["p0"], an_entry(swarm)
+    machine, entry = swarm.machines["p0"], next(iter(swarm.inspector.entries.values()))
     state = machine.vectors.states[entry.span]
     with pytest.raises(Violated, match="I2"):
         swarm.inspector.entry_comes_next(machine, state, entry)

@@ -235,15 +235,38 @@ def test_an_entry_that_another_donor_lacks_is_raised_by_the_next_comparison() ->
 def test_when_two_donors_lack_the_entry_the_span_is_fetched_from_who_is_ahead() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
-    for sender in (A, B, C):
-        assert heads(fetch, sender, NEW)
     for sender in (B, C):
-        fetch.pump([sender], 0.0)
-        fetch.entry_absent(sender, SPAN, head_of().digest)
         assert heads(fetch, sender, NEW)
+        assert heads(fetch, A, NEW)
+        (send,) = fetch.pump([A, B, C], 0.0)
+        assert isinstance(send, Send)
+        assert send.to == sender
+        fetch.entry_absent(sender, SPAN, head_of().digest)
     (send,) = fetch.pump([A, B, C], 0.0)
     assert isinstance(send, Send)
     assert (send.to, type(send.message)) == (A, SpanRequest)
+
+
+def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, A, NEW)
+    assert heads(fetch, B, head_of(height=3, digest=b"3"))
+    fetch.pump([A, B], 0.0)
+    fetch.entry_absent(A, SPAN, head_of().digest)
+    (send,) = fetch.pump([A, B], 0.0)
+    assert isinstance(send, Send)
+    assert (send.to, type(send.message)) == (A, SpanRequest)
+
+
+def test_who_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, A, NEW)
+    fetch.pump([B], 0.0)
+    fetch.entry_absent(B, SPAN, head_of().digest)
+    assert fetch.pump([B], 0.0) == []
+    assert fetch.is_complete()
 
 
 def test_a_replay_goes_on_until_it_stands_where_the_donor_stood() -> None:

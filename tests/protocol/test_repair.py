@@ -117,6 +117,19 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.donors(0.0) == []
 
 
+def test_ready_peers_are_compared_with_ready_ones_where_there_are_any() -> None:
+    page = repair()
+    page._linked.add(C)
+    ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
+    page._membership.hear(ahead, 0.0)
+    assert page.compare(C, ahead, 0.0) == []
+    unready = heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),), ready=False, sequence=2)
+    page._membership.hear(unready, 0.0)
+    (send,) = page.compare(C, ahead, 0.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, HeadsRequest)
+
+
 def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
     page = repair()
     page._linked.clear()
