@@ -13,7 +13,7 @@ I1  A peer whose memory failed holds the true bytes again within two scrub perio
     peers that hold them and nobody has fetched the wrong ones from it meanwhile: two witnesses are needed against
     one. (At home behind one helper there is only one to ask, and when that one's memory fails the others take over
     its bytes when they restart: nobody is left who could tell.)
-I7  Every peer that runs and trains becomes ready.
+I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree vouch for nobody.
 The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
 remember what they voted; where they are no majority, after the void cycles that their share asks for.
 I9  No table of an engine is larger than the swarm explains.

@@ -89,6 +89,13 @@ class Inspector:
                 "I3", f"{entry.span}: an entry of round {entry.round} is absorbed without its parent", machine.name
             )
 
+    def entry_replayed(self, span: SpanId, before: SpanState, entry: Entry) -> None:
+        """Hear that a restarted machine goes on from its disk, perhaps as the first to absorb that entry."""
+        truth = self._truth.get((span, before.head.digest))
+        if truth is not None:
+            expected = self._player.maths.absorb(truth, entry)
+            self._truth.setdefault((span, expected.head.digest), expected)
+
     def span_advanced(self, machine: Machine, before: SpanState, entry: Entry, after: SpanState) -> None:
         """Check the bytes after an entry."""
         truth = self._truth.get((entry.span, before.head.digest))

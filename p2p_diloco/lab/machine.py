@@ -78,16 +78,16 @@ class Disk:
         """Drop a span's entries: it goes by another branch."""
         self.entries.pop(span, None)
 
-    def rebuilt(self, span: SpanId, maths: SharedMaths, until: Digest | None = None) -> SpanState:
+    def rebuilt(self, span: SpanId, maths: SharedMaths, until: Digest) -> SpanState:
         """Return what a span should be at chain digest `until`, or as far as the entries lead."""
         state = self.checkpoint[span]
-        while state.head.digest != until and (entry := self.entries.get(span, {}).get(state.head.digest)) is not None:
+        while state.head.digest != until and (entry := self.entry_after(span, state.head.digest)) is not None:
             state = maths.absorb(state, entry)
         return state
 
-    def replayed(self, maths: SharedMaths) -> dict[SpanId, SpanState]:
-        """Return the checkpoint with all entries on this disk that follow it."""
-        return {span: self.rebuilt(span, maths) for span in self.checkpoint}
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        """Return the kept entry of a span whose parent is `parent`."""
+        return self.entries.get(span, {}).get(parent)
 
     def recall(self, states: Mapping[SpanId, SpanState]) -> Recalled:
         """Return what a restarted peer finds; `states` as replayed."""

@@ -247,7 +247,7 @@ class Player(Stage):
             self._answer(machine, action.to, reply)
 
     def _serve_entry(self, machine: Machine, action: ServeEntry) -> None:
-        entry = machine.disk.entries.get(action.span, {}).get(action.parent)
+        entry = machine.disk.entry_after(action.span, action.parent)
         self._answer(machine, action.to, entry or EntryAbsent(span=action.span, parent=action.parent))
 
     def _rebuild(self, machine: Machine, action: RebuildSpan) -> None:

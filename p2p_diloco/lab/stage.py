@@ -124,13 +124,7 @@ class Stage:
 
     def meet(self, machine: Machine) -> None:
         """Let a machine look for links to all others, each after a while; to those it needs, if it knows them."""
-        machine.wanted = machine.running.wanted_links()
-        if machine.wanted is not None:
-            self.look_around(machine)
-            return
-        for other in self.machines.values():
-            if other is not machine and (machine.dialable or other.dialable):
-                self.at(self.now + self.rng.uniform(*DIAL_SECONDS), self._dial, pair_of(machine, other))
+        self.look_around(machine)
 
     def look_around(self, machine: Machine) -> None:
         """Let a machine work out anew whom it needs a link to; dial those, hang up on whom neither end needs."""
@@ -139,11 +133,10 @@ class Stage:
             other = self.machines[next(name for name in pair if name != machine.name)]
             if self.network.links[pair].is_up and not machine.wants(other) and not other.wants(machine):
                 self.cut(pair)
-        if machine.wanted is not None:
-            for peer in sorted(machine.wanted - machine.links.keys()):
-                other = self.by_peer[peer]
-                if machine.dialable or other.dialable:
-                    self.at(self.now + self.rng.uniform(*DIAL_SECONDS), self._dial, pair_of(machine, other))
+        for other in self.machines.values():
+            is_lacking = other is not machine and other.peer not in machine.links and machine.wants(other)
+            if is_lacking and (machine.dialable or other.dialable):
+                self.at(self.now + self.rng.uniform(*DIAL_SECONDS), self._dial, pair_of(machine, other))
 
     def _dial(self, pair: Pair) -> None:
         a, b = (self.machines[name] for name in pair)

@@ -19,6 +19,7 @@ from p2p_diloco.lab.playing import Player
 from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.toy_run import found_run, signer, start_states, toy_rules, verify
 from p2p_diloco.lab.trace import Trace
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
 from p2p_diloco.protocol.rules import RunRules
@@ -141,11 +142,18 @@ class Swarm(Player):
             trains=machine.trains,
             complain=lambda complaint: self.inspector.complain(machine, complaint),
         )
-        replayed = machine.disk.replayed(self.maths)
-        island.states = {span: self.inspector.shared(span, state) for span, state in replayed.items()}
+        island.states = {span: self._replay(machine, span) for span in machine.disk.checkpoint}
         island.leaves_out_in_flight = self.mistakes.leaves_out_in_flight
         island.load()
         return island
+
+    def _replay(self, machine: Machine, span: SpanId) -> SpanState:
+        """Return a span of the checkpoint with all entries on the machine's disk that follow it."""
+        state = self.inspector.shared(span, machine.disk.checkpoint[span])
+        while (entry := machine.disk.entry_after(span, state.head.digest)) is not None:
+            self.inspector.entry_replayed(span, state, entry)
+            state = self.maths.absorb(state, entry)
+        return state
 
     def _make_engine(self, machine: Machine, incarnation: int) -> PeerEngine:
         me = Self(

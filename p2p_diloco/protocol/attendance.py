@@ -55,6 +55,7 @@ class Attendance:
         self.book = book
         self.heard: dict[PeerId, Heard] = {}
         self.took_part: dict[PeerId, int] = {}
+        self._latest_part = -1
         self.ready = False
         self.leaving = False
         self._goodbyes: dict[tuple[PeerId, int], Goodbye] = {}
@@ -75,6 +76,15 @@ class Attendance:
             return False
         self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now)
         return True
+
+    def note_part(self, peers: frozenset[PeerId], round_index: int) -> None:
+        """Note whom an entry of a round includes."""
+        if round_index >= self._latest_part:
+            self._latest_part = round_index
+            self.took_part.update(dict.fromkeys(peers, round_index))
+        else:
+            before = {peer: max(round_index, self.took_part.get(peer, -1)) for peer in peers}
+            self.took_part.update(before)
 
     def alive(self, now: float) -> dict[PeerId, Heartbeat]:
         """Return the latest heartbeats of peers that are not silent and have not said good-bye; without this peer."""

@@ -47,10 +47,6 @@ class Beacon:
         """When the next heartbeat is due."""
         return self._next
 
-    def hasten(self) -> None:
-        """Make the next heartbeat due at once: somebody new listens."""
-        self._next = -math.inf
-
     def is_due(self, now: float) -> bool:
         """Tell whether a heartbeat is due, and count on its being sent."""
         if now < self._next:

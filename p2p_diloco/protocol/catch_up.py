@@ -121,6 +121,8 @@ class CatchUp:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
+        for asked in (self._servers, self._first_asked, self._sources):
+            asked.clear()
         self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
         self.is_adopting = True
@@ -310,7 +312,7 @@ class CatchUp:
         A piece that comes late, when another donor has been asked already, is as good as any if it fits.
         """
         span, asked = reply.span, self._asked.get(reply.span)
-        if sender not in self._servers.get(span, ()) or self._wanted[span][0] is not Want.SPAN:
+        if sender not in self._servers.get(span, ()) or self._wanted.get(span, (None, None))[0] is not Want.SPAN:
             return []
         is_asked = asked is not None and asked.donor == sender
         transfer = self._transfers.get(span)

@@ -31,7 +31,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.overlay import Relay
 from p2p_diloco.protocol.presence import RowReport
-from p2p_diloco.protocol.repair import Repair
+from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.round import FragmentContribution
@@ -93,6 +93,8 @@ class PeerEngine:
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
+        self._to_greet: set[PeerId] = set()
+        self._last_included: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
         self._old_goodbye = recalled.goodbye
         self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
         self._recall(recalled)
@@ -163,12 +165,15 @@ class PeerEngine:
 
     def wake_at(self, now: float) -> float:
         """Return when `tick` has something to do at the latest."""
-        if self._beacon.next_at <= now:
+        if self._beacon.next_at <= now or self._to_greet:
             return now
         clock = self.rules.clock
         current = clock.round_at(now)
         quarters = [clock.begin(current) + turn * clock.round_seconds / 4 for turn in range(1, 5)]
         times = [self._beacon.next_at, clock.reduce_by(current), clock.finish_by(current), *quarters]
+        if self.me.trains and not self.ready and self.catch_up.is_complete():
+            # It asks others, who may not speak by themselves before it is too late.
+            times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)
         return min(time for time in times if time > now)
 
     def tick(self, now: float) -> list[Action]:
@@ -184,16 +189,19 @@ class PeerEngine:
         actions += self.exchange.tick(now)
         actions += self.membership.tick(now)
         actions += self._repair.pump(now)
-        actions += self._split_watch.tick(now)
         if self._beacon.is_due(now):
-            actions += self._sign_of_life(now) + self.membership.row_reports(now)
+            actions += self._split_watch.tick(now)
+            actions += self._sign_of_life(self.linked, now) + self.membership.row_reports(now)
+        elif self._to_greet:
+            actions += self._sign_of_life(self._to_greet, now)
         return self._routes.routed(actions)
 
     def wanted_links(self) -> frozenset[PeerId] | None:
         """Return whom this peer needs a link to; None: to all, as far as they can be reached."""
         return self._routes.wanted_links(self.round)
 
-    def _sign_of_life(self, now: float) -> list[Action]:
+    def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
+        to, self._to_greet = sorted(to), set()
         heartbeat = self._beacon.heartbeat(self.progress, self.closed_heads(now))
         deadline = now + self.rules.silence_seconds
         words: list[Message] = [heartbeat]
@@ -202,7 +210,7 @@ class PeerEngine:
             member = roster.member(self.me.peer)
             if member is not None and member.incarnation == old.incarnation:
                 words.append(old)  # who did not hear it cannot go on without that incarnation's vote
-        return [Send(to=peer, message=word, deadline=deadline) for peer in sorted(self.linked) for word in words]
+        return [Send(to=peer, message=word, deadline=deadline) for peer in to for word in words]
 
     # -- messages
 
@@ -308,16 +316,24 @@ class PeerEngine:
         actions: list[Action] = []
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
-            roster, _ = self.book.folded[entry.roster]
-            peers = [roster.members[place].peer for place in included_places(entry)]
-            for peer in peers:
-                self.membership.took_part[peer] = max(entry.round, self.membership.took_part.get(peer, -1))
+            peers = self._included(entry)
+            self.membership.note_part(peers, entry.round)
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total += len(peers)
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
         return actions + self._repair.pump(now)
+
+    def _included(self, entry: Entry) -> frozenset[PeerId]:
+        """Return whose contributions are in an entry; the spans of a round mostly include the same ones."""
+        key = (entry.roster, entry.included)
+        found = self._last_included.get(key)
+        if found is None:
+            roster, _ = self.book.folded[entry.roster]
+            found = frozenset(roster.members[place].peer for place in included_places(entry))
+            self._last_included = {key: found}
+        return found
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float
@@ -359,11 +375,12 @@ class PeerEngine:
     def link_up(self, peer: PeerId) -> None:
         """Hear that messages to `peer` can be sent; it gets a heartbeat at the next tick."""
         self.linked.add(peer)
-        self._beacon.hasten()
+        self._to_greet.add(peer)
 
     def link_lost(self, peer: PeerId) -> None:
         """Hear that they cannot any more."""
         self.linked.discard(peer)
+        self._to_greet.discard(peer)
         self.catch_up.lose(peer)
 
     def leave(self, now: float) -> list[Action]:

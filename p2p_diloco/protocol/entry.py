@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,6 +97,7 @@ def pack_included(places: set[int], num_members: int) -> bytes:
     return bytes(bits)
 
 
+@functools.lru_cache(maxsize=4096)
 def places_in(included: bytes) -> tuple[int, ...]:
     """Return the places that a bitmap names, in order."""
     number = int.from_bytes(included, "little")

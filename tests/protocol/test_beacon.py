@@ -23,13 +23,11 @@ def beacon() -> tuple[Beacon, ChainBook]:
     return Beacon(rules=rules, membership=membership_of(peer_id("ann")), chains=chains), chains
 
 
-def test_heartbeats_come_at_their_interval_and_at_once_when_somebody_new_listens() -> None:
+def test_heartbeats_come_at_their_interval() -> None:
     lamp, _ = beacon()
     assert lamp.is_due(-5.0)
     assert not lamp.is_due(-4.5)
-    lamp.hasten()
-    assert lamp.is_due(-4.5)
-    assert lamp.next_at == -3.5
+    assert lamp.next_at == -4.0
 
 
 def test_the_fragment_in_progress_is_reported_as_it_was_when_its_round_began() -> None:

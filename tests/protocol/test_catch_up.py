@@ -41,6 +41,14 @@ def piece(offset: int = 0, body: bytes = b"12345678", head: SpanHead = NEW, tota
     return SpanReply(span=SPAN, head=head, total_bytes=total, offset=offset, piece=body)
 
 
+def test_a_piece_that_comes_after_a_branch_was_given_up_changes_nothing() -> None:
+    page, _ = catch_up()
+    page.want_everything()
+    page.pump([A], 0.0)
+    page.adopt()
+    assert page.take_span(A, piece(), 0.1) == []
+
+
 def asked(actions: list[Action]) -> list[object]:
     return [action.message for action in actions if isinstance(action, Send)]
 
