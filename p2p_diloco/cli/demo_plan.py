@@ -151,4 +151,5 @@ def _round_seconds(options: DemoOptions) -> float:
     """Return the length of a round: longer for many peers, who share this machine, but still ten cycles of it."""
     pace = _ROUND_SECONDS[options.model]
     shared = pace * options.peers / _PEERS_AT_THAT_PACE
-    return max(pace, min(shared, options.seconds / (_LEAST_CYCLES * FRAGMENTS)))
+    most = math.floor(1000.0 * options.seconds / (_LEAST_CYCLES * FRAGMENTS)) / 1000.0
+    return max(pace, min(shared, most))

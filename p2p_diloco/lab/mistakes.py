@@ -19,7 +19,7 @@ from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol import membership, roster_book
-from p2p_diloco.protocol.actions import Action, ReduceSpan, Send
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Send, Stage
 from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.entry import Entry, next_head
@@ -63,9 +63,10 @@ class Mistakes:
 
     def note_mean(self, machine: Machine, order: ReduceSpan, reduced: Reduced) -> None:
         """Keep the mean as it was before it was encoded, for an owner that applies that."""
-        if self.planted is Mistake.UNDECODED_BYTES:
+        if self.planted is Mistake.UNDECODED_BYTES and order.stage is not Stage.ROW:
+            source, _ = self._codecs.of(order.stage)
             parts = [part for part in order.parts if part.peer in reduced.sound]
-            vectors = [self._codecs.contribution.decode(part.payload, self._span_elements) for part in parts]
+            vectors = [source.decode(part.payload, self._span_elements) for part in parts]
             mean_N = weighted_mean(vectors, [part.weight for part in parts])
             self._undecoded[machine.name, reduced.payload] = mean_N
 

@@ -115,7 +115,7 @@ def test_a_span_unsettled_after_the_deadline() -> None:
     clock = swarm.rules.clock
     current = clock.round_at(swarm.now)
     swarm.run_to(clock.reduce_by(current + 1) + 0.5)
-    machine = next(m for m in swarm.running() if (c := m.running.exchange.collection) is not None and c.owned)
+    machine = next(m for m in swarm.running() if (c := m.running.exchange.collection) is not None and c.reduced)
     collection = machine.running.exchange.collection
     assert collection is not None
     collection.settled.clear()

@@ -41,7 +41,9 @@ LATE_SECONDS = 0.5 * ROUND_SECONDS
 NICENESS = 5
 
 
-def tiny_manifest(values: Mapping[str, Mapping[str, Any]] | None = None) -> RunManifest:
+def tiny_manifest(
+    values: Mapping[str, Mapping[str, Any]] | None = None, round_seconds: float = ROUND_SECONDS
+) -> RunManifest:
     """Return a run whose rounds last a second or two and whose model trains in a millisecond."""
     return draft_manifest(
         organiser=ORGANISER.peer,
@@ -51,7 +53,7 @@ def tiny_manifest(values: Mapping[str, Mapping[str, Any]] | None = None) -> RunM
             "model": {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 32},
             "rounds": {
                 "clock_start": time.time(),
-                "round_seconds": ROUND_SECONDS,
+                "round_seconds": round_seconds,
                 "fragments": FRAGMENTS,
                 "spans_per_fragment": SPANS,
             },
@@ -114,8 +116,16 @@ class ClosedRound:
 class ProcessSwarm:
     """All processes of one test."""
 
-    def __init__(self, values: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        self.manifest = tiny_manifest(values)
+    def __init__(
+        self,
+        values: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        round_seconds: float = ROUND_SECONDS,
+    ) -> None:
+        self.patience_seconds = patience_seconds
+        self.round_seconds = round_seconds
+        self.manifest = tiny_manifest(values, round_seconds)
         self.peers: dict[str, PeerProcess] = {}
         # A short path: the daemons' sockets lie within.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
@@ -230,7 +240,7 @@ class ProcessSwarm:
         self._note_families()
         assert peer.process is not None
         peer.process.send_signal(signal.SIGINT)
-        assert peer.process.wait(timeout=PATIENCE_SECONDS) == 0, self.story()
+        assert peer.process.wait(timeout=self.patience_seconds) == 0, self.story()
 
     def end_all_after(self, last_round: int) -> dict[str, str]:
         """Let all who live end after `last_round`; return what each says is its state."""
@@ -240,7 +250,7 @@ class ProcessSwarm:
             (peer.folder / "last_round").write_text(str(last_round))
             assert peer.process is not None
             peer.process.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self.patience_seconds
         for peer in living:
             assert peer.process is not None
             code = peer.process.wait(timeout=max(deadline - time.monotonic(), 0.1))
@@ -290,24 +300,25 @@ class ProcessSwarm:
     # -- the clock
 
     def round_at(self, seconds: float) -> int:
-        return int((seconds - self.manifest.rounds.clock_start) // ROUND_SECONDS)
+        return int((seconds - self.manifest.rounds.clock_start) // self.round_seconds)
 
     def begin(self, round_index: int) -> float:
-        return self.manifest.rounds.clock_start + round_index * ROUND_SECONDS
+        return self.manifest.rounds.clock_start + round_index * self.round_seconds
 
     def sleep_to(self, share: float) -> None:
         """Wait until this share of a round has passed."""
         now = time.time()
-        at = self.begin(self.round_at(now)) + share * ROUND_SECONDS
-        time.sleep(at - now if at > now else at - now + ROUND_SECONDS)
+        at = self.begin(self.round_at(now)) + share * self.round_seconds
+        time.sleep(at - now if at > now else at - now + self.round_seconds)
 
     def sleep_rounds(self, num_rounds: float) -> None:
-        time.sleep(num_rounds * ROUND_SECONDS)
+        time.sleep(num_rounds * self.round_seconds)
 
     # -- waiting and telling
 
-    def wait(self, what: str, condition: Callable[[], Any], patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def wait(self, what: str, condition: Callable[[], Any], patience_seconds: float | None = None) -> None:
         """Wait until `condition` holds; a peer that ended badly meanwhile fails the test at once."""
+        patience_seconds = patience_seconds if patience_seconds is not None else self.patience_seconds
         end = time.monotonic() + patience_seconds
         while not condition():
             codes = {peer.name: peer.process.poll() for peer in self.peers.values() if peer.process is not None}
@@ -347,7 +358,7 @@ class ProcessSwarm:
         lines = []
         for peer in self.peers.values():
             for event in peer.events():
-                place = (event.time - self.manifest.rounds.clock_start) / ROUND_SECONDS
+                place = (event.time - self.manifest.rounds.clock_start) / self.round_seconds
                 figures = event.figures
                 more = f" included {figures['num_included']}" if event.topic == "round" else ""
                 more += f" of {figures['num_members']} members" if event.topic == "round" else ""

@@ -1,0 +1,53 @@
+"""A grid of real processes: as many as this machine carries, all killed at once, all started again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.swarm.process_swarm import FRAGMENTS, ProcessSwarm
+from tests.swarm.test_faults import end_together
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(2400)]
+
+NUM_PEERS = 24
+GROUP_SIZE = 5
+ROWS = 5
+SPANS = 10
+ROUND_SECONDS = 12.0
+PATIENCE_SECONDS = 900.0
+
+
+def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_are_killed() -> None:
+    values = {"membership": {"heartbeat_seconds": 2.0, "void_cycles": 4, "group_size": GROUP_SIZE}}
+    names = [f"p{number:02}" for number in range(NUM_PEERS)]
+    with ProcessSwarm(values, patience_seconds=PATIENCE_SECONDS, round_seconds=ROUND_SECONDS) as swarm:
+        for place, name in enumerate(names):
+            swarm.start(name, founds=place == 0)
+        swarm.wait_for_whole_round(names, NUM_PEERS, since=0.0, lasting=True)
+        statuses = [swarm.peers[name].status for name in names]
+        assert {len(status.grid) for status in statuses} == {ROWS}
+        print(f"members in each row: {statuses[0].grid}; round {statuses[0].round}")
+
+        swarm.sleep_to(0.95)
+        height = max(last_round(swarm, name) for name in names)
+        for name in names:
+            swarm.kill(name)
+        killed = time.time()
+        swarm.start(names[0], founds=True)
+        swarm.wait("where the first one is", lambda: swarm.peers[names[0]].status.updated > killed)
+        for name in names[1:]:
+            swarm.start(name, via=names[:1])
+        swarm.wait_for_whole_round(names, NUM_PEERS, since=killed, lasting=True)
+        seconds = time.time() - killed
+        heads = {swarm.peers[name].status.head for name in names}
+        print(f"whole again {seconds:.0f} s after the kill, rounds {height} and on; {len(heads)} heads in status files")
+        end_together(swarm, names)
+
+
+def last_round(swarm: ProcessSwarm, name: str) -> int:
+    """Return the last round that a peer closed with entries for at least one cycle behind it."""
+    rounds = [closed.round for closed in swarm.peers[name].rounds() if closed.num_entries]
+    assert len(rounds) >= FRAGMENTS, swarm.story()
+    return rounds[-1]
