@@ -119,8 +119,11 @@ def test_peers_are_pinged_until_they_answer_and_then_once_in_a_while() -> None:
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         beat = swarm.rules.heartbeat_seconds
         await swarm.run(3.5 * beat)
+        asked_before = len(caller.of(Ping))
+        assert asked_before >= 3
+        while len(caller.of(Ping)) == asked_before:  # an answer counts only if it comes soon
+            await asyncio.sleep(0.05)
         pings = caller.of(Ping)
-        assert len(pings) >= 3
         caller.say(Pong(nonce=pings[-1].nonce, clock_seconds=swarm.unix_seconds()))
         await swarm.run(5 * beat)
         assert len(caller.of(Ping)) <= len(pings) + 1
