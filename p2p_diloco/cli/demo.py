@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -19,6 +18,7 @@ from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, DemoPlan, pla
 from p2p_diloco.cli.demo_report import PEER_COLUMNS, demo_report, figure_rows, peer_rows, verdict_line
 from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory, DemoSwarm, RunFiles
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.cli.new import KEY_FILE
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
@@ -28,8 +28,6 @@ from p2p_diloco.watch.event_log import EVENTS_FILE, read_events
 from p2p_diloco.watch.report import write_report
 from p2p_diloco.watch.status_file import STATUS_FILE, read_status
 from p2p_diloco.watch.table import LOG_WIDTH
-
-STANDARD_OUTPUT = "-"
 
 
 def run_demo(options: DemoOptions, around: Surroundings) -> int:
@@ -65,7 +63,7 @@ def run_demo(options: DemoOptions, around: Surroundings) -> int:
     path = write_report(options.report, demo_report(plan, story, traces, result))
     print_result(plan, story, traces, result, stream)
     say(f"report: {path}")
-    _write_figures(options.json, result)
+    write_figures(options.json, result.document())
     return P2PDilocoError.exit_code if result.failures else 0
 
 
@@ -130,21 +128,7 @@ def _check_outputs(options: DemoOptions) -> None:
         raise StateError(
             f"cannot make the folder {options.report}: {error.strerror}; name another with --report"
         ) from None
-    if options.json not in (None, STANDARD_OUTPUT) and not Path(str(options.json)).parent.is_dir():
-        raise ConfigError(f"there is no folder {Path(str(options.json)).parent} for --json")
-
-
-def _write_figures(target: str | None, result: DemoResult) -> None:
-    if target is None:
-        return
-    text = json.dumps(result.document(), indent=2, allow_nan=False) + "\n"
-    if target == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StateError(f"cannot write {target}: {error.strerror}; name another file with --json") from None
+    check_target(options.json)
 
 
 def _keep_outputs(report: Path, children: ChildProcesses, plan: DemoPlan) -> None:

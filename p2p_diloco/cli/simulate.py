@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.campaign import CampaignPlan, CampaignResult, run_campaign
 from p2p_diloco.lab.faults import faults_named
@@ -52,12 +51,13 @@ def run_simulation(options: SimulateOptions) -> int:
     )
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; expected at least 1")
+    check_target(options.json)
     seeds: Sequence[int] = range(options.seeds) if options.seed is None else [options.seed]
     result = run_campaign(plan, seeds, processes=1 if options.seed is not None else None)
-    quiet = options.json == "-"
+    quiet = options.json == STANDARD_OUTPUT
     for failing in result.failing[:MOST_SHOWN]:
         _explain(plan.play(failing.seed, with_trace=True), options, sys.stderr if quiet else sys.stdout)
-    _write_json(options.json, result)
+    write_figures(options.json, _figures(result))
     if not quiet:
         print(_summary(result))
     return BROKEN if result.failing else 0
@@ -99,20 +99,13 @@ def _explain(result: TrialResult, options: SimulateOptions, stream: TextIO) -> N
     print("\n".join(lines), file=stream)
 
 
-def _write_json(to: str | None, result: CampaignResult) -> None:
-    if to is None:
-        return
-    figures = {
+def _figures(result: CampaignResult) -> dict[str, Any]:
+    return {
         "seeds": result.seeds,
         "violations": result.violations,
         "failing_seeds": [failing.seed for failing in result.failing],
         "seconds": round(result.seconds, 2),
     }
-    text = json.dumps(figures, indent=1)
-    if to == "-":
-        print(text)
-    else:
-        Path(to).write_text(text + "\n", encoding="utf-8")
 
 
 def _summary(result: CampaignResult) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.scale import ScaleRow, measure
 from p2p_diloco.lab.split import SplitRow, play_splits
 from p2p_diloco.lab.stage import Violated
+from p2p_diloco.watch.table import LOG_WIDTH
 
 FEWEST_PEERS, MOST_PEERS = 2, 2048
 BROKEN = 1
@@ -80,7 +80,10 @@ def run_split(num_peers: int, seed: int, to: str | None) -> int:
 
 def _play_all(plans: Sequence[Any], play: Callable[[Any], Any], to: str | None) -> list[Any] | None:
     """Play, tell each row as it comes, and write the figures; None when a promise was broken."""
-    console = Console(stderr=to == "-", highlight=False, markup=False, emoji=False)
+    check_target(to)
+    console = Console(stderr=to == STANDARD_OUTPUT, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
     rows: list[ScaleRow] | list[SplitRow] = []
     for plan in plans:
         began = time.monotonic()
@@ -91,7 +94,7 @@ def _play_all(plans: Sequence[Any], play: Callable[[Any], Any], to: str | None) 
             return None
         console.print(_line(rows[-1], time.monotonic() - began), soft_wrap=True)
     console.print(_table(rows))
-    _write(to, rows)
+    write_figures(to, {"rows": [dataclasses.asdict(row) for row in rows]})
     return list(rows)
 
 
@@ -144,16 +147,3 @@ def _table(rows: Sequence[Any]) -> Table:
 
 def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _write(to: str | None, rows: Sequence[Any]) -> None:
-    if to is None:
-        return
-    text = json.dumps({"rows": [dataclasses.asdict(row) for row in rows]}, indent=1)
-    if to == "-":
-        print(text)
-        return
-    try:
-        Path(to).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StateError(f"cannot write {to}: {error.strerror}; name another file with --json") from None

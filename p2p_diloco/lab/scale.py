@@ -53,7 +53,8 @@ class ScaleRow:
         control_bytes_per_cycle: everything else, mean over all peers.
         streams: most links that a peer had at once.
         messages: sent by a peer in a cycle, mean.
-        round_seconds: from the begin of a round until the last peer had absorbed its last entry, mean over rounds.
+        round_seconds: from the begin of a round until the last peer had absorbed its last entry, mean over rounds;
+            None: there were no entries.
         included: share of all possible contributions that entries included.
         replicas_equal: whether all hold the same bytes at the end.
     """
@@ -64,7 +65,7 @@ class ScaleRow:
     control_bytes_per_cycle: float
     streams: int
     messages: float
-    round_seconds: float
+    round_seconds: float | None
     included: float
     replicas_equal: bool
 
@@ -236,7 +237,7 @@ def measure(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0, parame
         control_bytes_per_cycle=counters.control_bytes / whole,
         streams=counters.streams,
         messages=counters.messages / whole,
-        round_seconds=sum(took) / len(took) if took else math.nan,
+        round_seconds=sum(took) / len(took) if took else None,
         included=included,
         replicas_equal=comes_to_agree(swarm, 2 * FRAGMENTS),
     )

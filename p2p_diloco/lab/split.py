@@ -23,7 +23,8 @@ class SplitRow:
         epochs: greatest epoch on either side when it ended: 0 means that nobody went on without a majority.
         branches: certified rosters of the same height that the two sides held when it ended: 1 means no fork.
         reports: peers that said they were cut off.
-        healed_cycles: after its end, until all were members of one roster, had a new entry and held the same bytes.
+        healed_cycles: after its end, until all were members of one roster, had a new entry and held the same bytes;
+            None: never.
         chains: different chains of any span left at the end: 1 means that one side's state won, as a whole.
         kept_its_promise: healed within two cycles of its end, or for a fork within four; no fork but after the
             first threshold; one chain for every span, and that of one side alone.
@@ -35,7 +36,7 @@ class SplitRow:
     epochs: int
     branches: int
     reports: int
-    healed_cycles: float
+    healed_cycles: float | None
     chains: int
     kept_its_promise: bool
 
@@ -87,7 +88,8 @@ def play_split(plan: SplitPlan) -> SplitRow:
     healed = _cycles_until_whole(swarm, 8.0)
     chains = _most_chains(swarm)
     allowed = 4.0 if epochs else 2.0
-    kept = healed <= allowed and chains == 1 and (plan.may_fork or (epochs == 0 and branches == 1)) and reports > 0
+    has_healed = healed is not None and healed <= allowed
+    kept = has_healed and chains == 1 and (plan.may_fork or (epochs == 0 and branches == 1)) and reports > 0
     return SplitRow(
         peers=plan.peers,
         share=plan.share,
@@ -101,7 +103,7 @@ def play_split(plan: SplitPlan) -> SplitRow:
     )
 
 
-def _cycles_until_whole(swarm: ScaleSwarm, most_cycles: float) -> float:
+def _cycles_until_whole(swarm: ScaleSwarm, most_cycles: float) -> float | None:
     cycle_seconds = FRAGMENTS * swarm.rules.clock.round_seconds
     heights = {machine.name: machine.height() for machine in swarm.running()}
 
@@ -115,7 +117,7 @@ def _cycles_until_whole(swarm: ScaleSwarm, most_cycles: float) -> float:
     except Violated as broken:
         if broken.invariant != "claim":
             raise
-        return float("inf")
+        return None
     return seconds / cycle_seconds
 
 

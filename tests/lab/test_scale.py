@@ -18,6 +18,7 @@ def test_a_row_of_eight_sends_what_the_formula_says() -> None:
     assert row.replicas_equal
     # int4 with a 16-bit scale per 64: 4.25 bits, both ways, all but the own share; headers next to nothing.
     assert bits(row) == pytest.approx(8.5 * (1 - 1 / 8), rel=0.01)
+    assert row.round_seconds is not None
     assert 0 < row.round_seconds < 8
 
 

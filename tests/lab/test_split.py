@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 
 from p2p_diloco.lab.split import SplitPlan, play_split, play_splits
@@ -12,6 +15,7 @@ def test_a_short_split_forks_nothing_and_heals(share: float) -> None:
     row = play_split(SplitPlan(peers=8, share=share, cycles=3.0, may_fork=False, seed=1))
     assert (row.epochs, row.branches, row.chains) == (0, 1, 1)
     assert row.reports >= 2
+    assert row.healed_cycles is not None
     assert 0 < row.healed_cycles <= 2
     assert row.kept_its_promise
 
@@ -21,6 +25,7 @@ def test_a_long_split_ends_with_one_sides_state_for_the_whole_run() -> None:
     assert row.epochs == 1
     assert row.branches == 2
     assert row.chains == 1
+    assert row.healed_cycles is not None
     assert row.healed_cycles <= 4
     assert row.kept_its_promise
 
@@ -29,6 +34,14 @@ def test_a_fork_that_was_not_allowed_is_a_broken_promise() -> None:
     row = play_split(SplitPlan(peers=4, share=0.5, cycles=12.0, may_fork=False, seed=1))
     assert row.epochs == 1
     assert not row.kept_its_promise
+
+
+def test_a_swarm_that_never_heals_says_so_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2p_diloco.lab.scale.ScaleSwarm.heal", lambda self: None)
+    row = play_split(SplitPlan(peers=4, share=0.5, cycles=1.0, may_fork=True, seed=1))
+    assert row.healed_cycles is None
+    assert not row.kept_its_promise
+    assert "null" in json.dumps(dataclasses.asdict(row), allow_nan=False)
 
 
 def test_three_splits_are_played() -> None:

@@ -1,0 +1,33 @@
+"""Where `--json` goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli.app import main
+from p2p_diloco.cli.figures_file import check_target, write_figures
+from p2p_diloco.errors import ConfigError, StateError
+
+
+def test_figures_go_to_a_file_to_standard_output_or_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    for target in (None, "-", str(path)):
+        check_target(target)
+        write_figures(target, {"seeds": 3})
+    assert json.loads(path.read_text()) == json.loads(capsys.readouterr().out) == {"seeds": 3}
+
+
+def test_a_folder_that_is_missing_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing" / "figures.json")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_target(missing)
+    for words in (["swarm", "--seeds", "100000"], ["scale", "--peers", "2048"], ["split", "--peers", "2048"]):
+        assert main(["simulate", *words, "--json", missing]) == 2
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="name another file with --json"):
+        write_figures(str(tmp_path), {})
