@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from p2p_diloco.ids import SpanHead, SpanId
-from p2p_diloco.protocol.messages import Heartbeat, Message
+from p2p_diloco.protocol.heartbeat import Heartbeat
+from p2p_diloco.protocol.messages import Message
 
 LINES_KEPT = 20_000
 LINES_SHOWN = 60

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Send
-from p2p_diloco.protocol.messages import Heartbeat
+from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.overlay import column_mates
 from p2p_diloco.protocol.presence import Presence, RowReport, RowView, make_report
 from p2p_diloco.protocol.roster import Goodbye, Member, Verify
@@ -107,7 +107,11 @@ class Attendance:
 
     def has_left(self, member: Member) -> bool:
         """Tell whether that incarnation has said good-bye."""
-        return (member.peer, member.incarnation) in self._goodbyes
+        return self.has_said_goodbye(member.peer, member.incarnation)
+
+    def has_said_goodbye(self, peer: PeerId, incarnation: int) -> bool:
+        """Tell whether that incarnation of a peer has said good-bye."""
+        return (peer, incarnation) in self._goodbyes
 
     def take_goodbye(self, word: Goodbye) -> bool:
         """Note a good-bye; False when it is not signed by its peer or known already."""

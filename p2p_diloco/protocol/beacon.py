@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.inclusion import as_float32
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import MOST_COUNTED
 
@@ -106,7 +106,7 @@ class Beacon:
             loss=_sayable(progress.loss),
             signature=NO_SIGNATURE,
         )
-        return replace(unsigned, signature=me.sign(unsigned.statement()))
+        return unsigned.signed(me.sign)
 
 
 def _sayable(value: float) -> float:

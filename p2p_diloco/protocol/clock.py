@@ -18,6 +18,7 @@ FINISH_SHARE = 0.75
 LEAD_TURN_SHARE = 0.25
 """Share of a round that one lead has before it is the next one's turn."""
 LEAD_TURNS = 4
+_MOMENTS = (*(turn * LEAD_TURN_SHARE for turn in range(1, LEAD_TURNS + 1)), REDUCE_SHARE, FINISH_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,11 @@ class RoundClock:
     def finish_by(self, round_index: int) -> float:
         """Return when owners stop waiting for the means of other rows."""
         return self.begin(round_index) + FINISH_SHARE * self.round_seconds
+
+    def moments(self, round_index: int) -> tuple[float, ...]:
+        """Return when something is due in a round besides its begin: leads' turns, reducing, finishing, its end."""
+        begin, length = self.begin(round_index), self.round_seconds
+        return tuple(begin + share * length for share in _MOMENTS)
 
     def fragment(self, round_index: int) -> int:
         """Return the fragment that a round exchanges."""

@@ -17,18 +17,9 @@ from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.entry import Entry, EntryRules, included_places
 from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import (
-    FragmentHead,
-    Heartbeat,
-    Message,
-    Opening,
-    Refusal,
-    RosterReply,
-    RosterRequest,
-    RowMean,
-    SpanVector,
-)
+from p2p_diloco.protocol.messages import Message, Opening, Refusal, RosterReply, RosterRequest, RowMean, SpanVector
 from p2p_diloco.protocol.overlay import Relay
 from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
@@ -169,8 +160,7 @@ class PeerEngine:
             return now
         clock = self.rules.clock
         current = clock.round_at(now)
-        quarters = [clock.begin(current) + turn * clock.round_seconds / 4 for turn in range(1, 5)]
-        times = [self._beacon.next_at, clock.reduce_by(current), clock.finish_by(current), *quarters]
+        times = [self._beacon.next_at, *clock.moments(current)]
         if self.me.trains and not self.ready and self.catch_up.is_complete():
             # It asks others, who may not speak by themselves before it is too late.
             times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)

@@ -7,13 +7,13 @@ signature; everything else is vouched for by the link, whose peer the transport 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.ids import Digest, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, PROPOSAL_LAYOUT, VOTE_LAYOUT, Promise, Proposal, Vote
 from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, Entry
+from p2p_diloco.protocol.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
 from p2p_diloco.protocol.overlay import RELAY_LAYOUT, Relay
 from p2p_diloco.protocol.presence import ROW_REPORT_LAYOUT, RowReport
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, MOST_MEMBERS, CertifiedRoster, Goodbye
@@ -23,8 +23,6 @@ from p2p_diloco.protocol.wire import (
     F64,
     FLAG,
     I64,
-    PEER,
-    SIGNATURE,
     SPAN,
     U8,
     U16,
@@ -33,69 +31,18 @@ from p2p_diloco.protocol.wire import (
     FrameReader,
     Layout,
     blob,
-    fixed,
     many,
     pair,
     put_fields,
     record,
     take_fields,
-    to_bytes,
 )
 
 PROTOCOL_VERSION = 1
 MOST_SPANS = 1 << 16
-MOST_FRAGMENTS = 1 << 12
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
 MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
-SHORT_DIGEST_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentHead:
-    """Where a fragment stands at a closed boundary: its last closed round and a digest over its spans' heads."""
-
-    round: int
-    digest: Digest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heartbeat:
-    """A peer's signed sign of life.
-
-    Attributes:
-        sequence: grows by one; an older one that arrives late changes nothing.
-        roster: digest of the roster in force here; its seniority's sum and k tell who should ask whom.
-        heads: one per fragment at its closed boundary; empty for peers that hold no state.
-        ready: holds the state and may be put on a roster.
-        tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
-    """
-
-    run: Digest
-    peer: PeerId
-    incarnation: int
-    sequence: int
-    roster: Digest
-    roster_k: int
-    included_total: int
-    heads: tuple[FragmentHead, ...]
-    ready: bool
-    can_be_dialled: bool
-    trains: bool
-    tokens: int
-    steps: int
-    tokens_per_second: float
-    loss: float
-    signature: bytes
-
-    def statement(self) -> bytes:
-        """Return the bytes that are signed."""
-        return self._statement
-
-    # No slots: an object that passes through many hands in one process is put into bytes once.
-    @cached_property
-    def _statement(self) -> bytes:
-        return b"heartbeat" + to_bytes(self, HEARTBEAT_LAYOUT[:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,25 +224,6 @@ class Refusal:
 
 
 _HEAD = record(SpanHead, HEAD_LAYOUT)
-_FRAGMENT_HEAD = record(FragmentHead, (("round", I64), ("digest", fixed(SHORT_DIGEST_BYTES))))
-HEARTBEAT_LAYOUT: Layout = (
-    ("run", DIGEST),
-    ("peer", PEER),
-    ("incarnation", U32),
-    ("sequence", U64),
-    ("roster", DIGEST),
-    ("roster_k", U64),
-    ("included_total", U64),
-    ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
-    ("ready", FLAG),
-    ("can_be_dialled", FLAG),
-    ("trains", FLAG),
-    ("tokens", U64),
-    ("steps", U64),
-    ("tokens_per_second", F32),
-    ("loss", F32),
-    ("signature", SIGNATURE),
-)
 _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
 

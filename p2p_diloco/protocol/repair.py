@@ -15,16 +15,15 @@ from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, Serve
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp, CatchUpRules
 from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
     ContentReply,
     ContentRequest,
     EntryAbsent,
     EntryRequest,
-    FragmentHead,
     HeadsReply,
     HeadsRequest,
-    Heartbeat,
     Message,
     SpanReply,
     SpanRequest,
@@ -78,6 +77,12 @@ class Repair:
         )
         return [peer for peer in holders if alive[peer].ready] or holders
 
+    def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
+        """Tell whether a peer on our chain that has just sent this is one of the donors."""
+        if beat.ready and not self._membership.has_said_goodbye(sender, beat.incarnation):
+            return bool(beat.heads) and sender in self._linked
+        return sender in self.donors(now)
+
     # -- finding out
 
     def adopt_branch(self) -> None:
@@ -105,7 +110,7 @@ class Repair:
             if mine != theirs.digest:
                 # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they
                 # would wait for it for ever, and it for them.
-                if sender in self.donors(now):
+                if self._is_donor(sender, beat, now):
                     actions += catch_up.ask_heads(fragment, sender, now)
             elif self.serves_state:
                 catch_up.adopted(fragment)

@@ -6,9 +6,9 @@ the truth, and a lead that dies leaves the old roster in force.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
@@ -347,12 +347,14 @@ def lead_order(roster: Roster, round_index: int, seers: frozenset[PeerId] = froz
         seers: in a grid of several rows those who see all of it, its reducers: only they lead.
     """
 
-    def drawn(peers: Iterable[PeerId]) -> list[PeerId]:
-        seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
-        return sorted(peers, key=lambda peer: sha256(seed, peer))
-
+    seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
     hub = roster.hub()
-    first = drawn(seers or ((hub,) if hub is not None else _reachable(roster) or roster.peers()))
-    last = drawn(seers or roster.peers())[0]
+    first = _drawn(seed, seers or (frozenset((hub,)) if hub is not None else _reachable(roster) or roster.peers()))
+    last = _drawn(seed, seers or roster.peers())[0]
     turns = [first[turn % len(first)] for turn in range(LEAD_TURNS - 1)]
     return (*turns, last)
+
+
+@lru_cache(maxsize=16)  # asked for with every promise and proposal of a voting round
+def _drawn(seed: bytes, peers: Collection[PeerId]) -> tuple[PeerId, ...]:
+    return tuple(sorted(peers, key=lambda peer: sha256(seed, peer)))

@@ -60,9 +60,10 @@ class Scrub:
 
     def may_ask(self, fragment: int, donor: PeerId, now: float) -> bool:
         """Tell whether to ask a peer that stands where we stand for its digests, and count on its being asked."""
-        seen, key = self._witnesses.get(fragment, set()), (fragment, donor)
-        not_before = max(self._asked.get(key, 0.0), self._paused.get(key, 0.0))
-        if donor in seen or len(seen) >= WITNESSES or not_before > now:
+        seen, key = self._witnesses.get(fragment, ()), (fragment, donor)
+        if donor in seen or len(seen) >= WITNESSES:
+            return False
+        if max(self._asked.get(key, 0.0), self._paused.get(key, 0.0)) > now:
             return False
         self._asked[key] = now + self._answer_seconds
         return True

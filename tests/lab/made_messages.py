@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId
-from p2p_diloco.protocol.messages import EntryRequest, Heartbeat
+from p2p_diloco.protocol.heartbeat import Heartbeat
+from p2p_diloco.protocol.messages import EntryRequest
 
 BEAT = Heartbeat(
     run=ZERO_DIGEST,

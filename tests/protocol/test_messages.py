@@ -14,6 +14,7 @@ from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
 from p2p_diloco.protocol.ballot import Promise, Proposal, Vote
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import (
     ContentReply,
     ContentRequest,
@@ -21,7 +22,6 @@ from p2p_diloco.protocol.messages import (
     EntryRequest,
     HeadsReply,
     HeadsRequest,
-    Heartbeat,
     Introductions,
     ManifestReply,
     ManifestRequest,

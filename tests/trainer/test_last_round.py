@@ -13,7 +13,7 @@ from small_run import peer_key, small_plan, start_states
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.messages import FragmentHead
+from p2p_diloco.protocol.heartbeat import FragmentHead
 from p2p_diloco.trainer.last_round import (
     AGREE_SECONDS,
     all_agree,
