@@ -81,6 +81,12 @@ async def wait_for_record(directory: Libp2pDirectory, record: PeerRecord) -> Non
         await asyncio.sleep(0.05)
 
 
+async def wait_for_neighbours(directory: Libp2pDirectory, count: int) -> None:
+    while directory.num_neighbours() < count:
+        await directory.peers()  # whoever is asked becomes a neighbour
+        await asyncio.sleep(0.05)
+
+
 def test_peers_find_each_other_through_one_they_know(tmp_path: Path) -> None:
     async def scene() -> None:
         (boot, boot_key), (one, one_key) = make(tmp_path, "boot"), make(tmp_path, "one")
@@ -143,6 +149,54 @@ def test_a_bootstrap_that_comes_late_is_joined_without_help(tmp_path: Path) -> N
                 await at_boot.announce(record_of(boot, boot_key), time.time() + 600)
                 await wait_for_peers(at_one, 2)
                 await wait_for_peers(at_boot, 2)  # what was stored alone was handed over
+
+    play(scene())
+
+
+def test_two_directories_meet_through_a_peer_that_knows_both(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (one, one_key), (two, two_key), (both, _) = (make(tmp_path, name) for name in ("one", "two", "both"))
+        async with one, two, both, Libp2pDirectory(one) as at_one, Libp2pDirectory(two) as at_two:
+            records = [record_of(one, one_key), record_of(two, two_key)]
+            for place, record in zip((at_one, at_two), records, strict=True):
+                await place.announce(record, time.time() + 600)
+                assert await place.peers() == (record,), "they have not met"
+            invited = (*one.listen_addresses(), *two.listen_addresses())
+            async with Libp2pDirectory(both, initial_peers=invited):
+                for place in (at_one, at_two):
+                    await wait_for_peers(place, 2)
+                    await wait_for_neighbours(place, 2)
+            later = record_of(one, one_key)
+            await at_one.announce(later, time.time() + 700)
+            await wait_for_record(at_two, later)  # the go-between has gone
+
+    play(scene())
+
+
+def test_a_bootstrap_that_comes_late_brings_its_directory_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_directory, "_REVISIT_SECONDS", 0.5)
+
+    async def scene() -> None:
+        port = free_port()
+        (one, one_key), (both, _) = make(tmp_path, "one"), make(tmp_path, "both")
+        two, two_key = make(tmp_path, "two", host_maddr=f"/ip4/127.0.0.1/tcp/{port}")
+        late = f"/ip4/127.0.0.1/tcp/{port}/p2p/{format_peer_id(two.peer)}"
+        async with (
+            one,
+            both,
+            Libp2pDirectory(one) as at_one,
+            Libp2pDirectory(both, initial_peers=(*one.listen_addresses(), late)) as at_both,
+        ):
+            await at_both.wait_until_joined(in_seconds(20))
+            async with two, Libp2pDirectory(two) as at_two:
+                record = record_of(one, one_key)
+                await at_one.announce(record, time.time() + 600)
+                await wait_for_record(at_two, record)
+                record = record_of(two, two_key)
+                await at_two.announce(record, time.time() + 600)
+                await wait_for_record(at_one, record)
 
     play(scene())
 
