@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.messages import MOST_RECORDS
+from p2p_diloco.swarm.look_pace import LookPace
 from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
 from p2p_diloco.transport.link import Transport
 
@@ -17,9 +18,6 @@ ANNOUNCE_SECONDS = 120.0
 DIAL_SECONDS = 10.0
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
-LOOK_SECONDS = 1.0
-CALM_LOOK_SECONDS = 5.0
-CALM_AFTER_LOOKS = 30
 UNNEEDED_SECONDS = 30.0
 """After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
 FEW_LINKS = 2
@@ -75,22 +73,22 @@ class LinkKeeper:
         self._announced_at = float("-inf")
         self._announced: tuple[str, ...] | None = None
         self._last_trouble = ""
-        self._looks = 0
+        self._pace = LookPace()
+        self._linked_before: frozenset[PeerId] = frozenset()
 
     async def run(self) -> None:
         """Go on until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._announce()
-                await self._look()
+                await self._look_if_due()
                 self._hang_up_on_unneeded()
                 for peer in self._due():
                     tasks.create_task(self._dial(peer), name=f"dial {short_peer_id(peer)}")
-                self._looks += 1
-                await self._pause(LOOK_SECONDS if self._looks < CALM_AFTER_LOOKS else CALM_LOOK_SECONDS)
+                await self._pause(self._pace.turn_seconds())
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until it is time to look again, or somebody was introduced."""
+        """Wait until the next turn, or until somebody was introduced."""
         self._wake.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -109,10 +107,33 @@ class LinkKeeper:
         except PeerError as error:
             self._trouble(f"could not announce this peer: {error}")
 
+    async def _look_if_due(self) -> None:
+        if self._is_somebody_lacking():
+            self._pace.hurry()
+        now = asyncio.get_running_loop().time()
+        if self._pace.is_due(now):
+            self._pace.looked(now)
+            await self._look()
+
+    def _is_somebody_lacking(self) -> bool:
+        """Tell whether the directory may help: too few links, one just lost, or wanted to a peer that is unknown here.
+
+        Who wants everybody cannot name whom it lacks. Newcomers look often and dial all, so it is enough that they can
+        reach this peer, and that somebody has is the proof of it. Whom nobody has dialled must find them itself.
+        """
+        linked, wanted = self._transport.linked_peers(), self._wanted()
+        lost, self._linked_before = self._linked_before - linked, linked
+        if len(linked) < FEW_LINKS or (lost if wanted is None else lost & wanted):
+            return True
+        if wanted is None:
+            return linked <= self._dialled
+        return bool(wanted - linked - self._records.keys() - self.known.keys() - {self._transport.peer})
+
     async def _look(self) -> None:
         try:
             records = await self._directory.peers()
         except PeerError as error:
+            self._pace.hurry()
             self._trouble(f"could not look for peers: {error}")
             return
         self._last_trouble = ""

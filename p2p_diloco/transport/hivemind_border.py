@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import math
 from typing import Any
 
 from p2p_diloco.transport.msgpack_guard import check_msgpack
@@ -37,7 +38,10 @@ def load_hivemind() -> Any:
     theirs.propagate = False
     theirs.setLevel(logging.WARNING)
     theirs.addHandler(_ToOurLogger())
-    _guard_parser(importlib.import_module("hivemind.utils.serializer").MSGPackSerializer)
+    _guard_parser(
+        importlib.import_module("hivemind.utils.serializer").MSGPackSerializer,
+        importlib.import_module("hivemind.dht.storage").DictionaryDHTValue,
+    )
     return package
 
 
@@ -48,11 +52,21 @@ def p2pd_messages() -> Any:
     return importlib.import_module("hivemind.proto.p2pd_pb2")
 
 
-def _guard_parser(serializer: Any) -> None:
+def _guard_parser(serializer: Any, dictionary_class: Any) -> None:
     parse = serializer.loads
 
     def loads(encoded: bytes) -> Any:
         check_msgpack(bytes(encoded))
-        return parse(encoded)
+        parsed = parse(encoded)
+        if isinstance(parsed, dictionary_class):
+            _restore_bounds(parsed)
+        return parsed
 
     serializer.loads = staticmethod(loads)
+
+
+def _restore_bounds(dictionary: Any) -> None:
+    """Put right what a dictionary says of itself: a size that is no number ends a search for all keys, and for ever."""
+    dictionary.maxsize = math.inf
+    expiries = (entry.expiration_time for entry in dictionary.data.values())
+    dictionary.latest_expiration_time = max(expiries, default=-math.inf)

@@ -7,18 +7,19 @@ bounded time. Only well-formed, signed peer records are stored or believed, what
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib
 import logging
 import math
+import secrets
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, PeerError
-from p2p_diloco.ids import Digest, PeerId, format_peer_id, parse_peer_id, short_peer_id
+from p2p_diloco.ids import PeerId, format_peer_id, parse_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
-from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, Directory, PeerRecord, decode_record
+from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
+from p2p_diloco.transport.directory_shards import choose_some, directory_key, directory_keys, is_acceptable, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.libp2p import Libp2pTransport
 
@@ -30,7 +31,9 @@ _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _REVISIT_SECONDS = 60.0
 _MAX_CACHED_PEERS = 256
-_KEY_PREFIX = b"p2p-diloco/1/"
+_REPLICAS = 5
+_BEAM = 2 * _REPLICAS
+"""Nodes that a look asks for each shard: enough to meet all replicas, and half of what hivemind asks if not told."""
 
 
 class Libp2pDirectory(Directory):
@@ -96,23 +99,35 @@ class Libp2pDirectory(Directory):
 
     async def announce(self, record: PeerRecord, expires_at: float) -> None:
         is_client = not self._transport.listen_addresses()
+        key = directory_key(record.run, shard_of(record.peer))
         is_stored = await _bounded(
-            self._node.store(
-                directory_key(record.run), record.encode(), expires_at, subkey=record.peer, exclude_self=is_client
-            )
+            self._node.store(key, record.encode(), expires_at, subkey=record.peer, exclude_self=is_client)
         )
         if not is_stored:
             raise PeerError(f"none of {self.num_neighbours()} peers of the directory took the record")
 
     async def peers(self) -> tuple[PeerRecord, ...]:
-        run = self._transport.run
-        found = await _bounded(self._node.get(directory_key(run), latest=True))
-        if found is None or not isinstance(found.value, dict):
-            return ()
-        records = {record.peer: record for record in map(_parse_value, found.value.values()) if record is not None}
-        ours = tuple(records[peer] for peer in sorted(records) if records[peer].run == run)
+        shards = await self._read(directory_keys(self._transport.run))
+        draw = secrets.token_bytes(16)
+        found = [_parse_value(shard[peer]) for shard in shards for peer in choose_some(shard.keys(), draw)]
+        ours = sorted((record for record in found if record is not None), key=lambda record: record.peer)
         self._remember(ours)
-        return ours
+        return tuple(ours)
+
+    async def _read(self, keys: Sequence[bytes]) -> list[dict[bytes, Any]]:
+        """Return what lies under each of `keys`, by subkey; keys whose search does not end in time are left out."""
+        searches = await _bounded(
+            self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=_BEAM, return_futures=True)
+        )
+        try:
+            done, _ = await asyncio.wait(searches.values(), timeout=_CALL_SECONDS)
+        finally:
+            for search in searches.values():
+                search.cancel()
+        found = [search.result() for search in done if not search.cancelled() and search.exception() is None]
+        if not found:
+            raise PeerError(f"the directory did not answer in {_CALL_SECONDS:.0f} s")
+        return [shard.value for shard in found if shard is not None and isinstance(shard.value, dict)]
 
     def _remember(self, records: Sequence[PeerRecord]) -> None:
         dialable = [record for record in records if record.addresses and record.peer != self._transport.peer]
@@ -193,42 +208,6 @@ async def _bounded(call: Awaitable[Any]) -> Any:
         raise PeerError(f"the directory failed: {error!r}") from error
 
 
-def directory_key(run: Digest) -> bytes:
-    """Return the DHT key under which a run's records lie."""
-    return _KEY_PREFIX + run
-
-
-def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float) -> bool:
-    """Tell whether a DHT entry is a signed record of a peer in its right place, with an honest lifetime.
-
-    Args:
-        key: SHA-1 of the directory key, as the DHT addresses it.
-        subkey: msgpack of the peer id.
-        value: msgpack of the encoded record.
-        expires_at: unix seconds; not covered by the signature, so it is bounded by the time of issue.
-    """
-    try:
-        record = decode_record(_unpack_bytes(value))
-        return (
-            key == hashlib.sha1(directory_key(record.run)).digest()
-            and _unpack_bytes(subkey) == record.peer
-            and math.isfinite(expires_at)
-            and expires_at <= record.issued_at + MAX_LIFETIME_SECONDS
-        )
-    except (FrameError, TypeError):
-        return False
-
-
-def _unpack_bytes(packed: bytes) -> bytes:
-    """Read a msgpack `bin` of up to 64 KiB that holds all of `packed`."""
-    for mark, width in ((0xC4, 1), (0xC5, 2)):
-        if packed[:1] == bytes((mark,)):
-            start = 1 + width
-            if int.from_bytes(packed[1:start], "big") == len(packed) - start:
-                return bytes(packed[start:])
-    raise FrameError("a directory entry is not a string of bytes")
-
-
 def _parse_value(found: Any) -> PeerRecord | None:
     try:
         return decode_record(bytes(found.value))
@@ -265,6 +244,7 @@ async def _create_node(p2p: Any, *, is_client: bool) -> Any:
         cache_locally=False,
         cache_on_store=False,
         cache_nearest=0,
+        num_replicas=_REPLICAS,
         ensure_bootstrap_success=False,
         strict=False,
     )

@@ -21,9 +21,10 @@ from p2p_diloco.ids import format_peer_id
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport import libp2p_directory
 from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.directory_shards import SHARDS, directory_key, shard_of
 from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, directory_key
+from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from tests.transport.stage import RUN, in_seconds
 
 pytestmark = pytest.mark.wall_clock
@@ -75,6 +76,17 @@ async def wait_for_peers(directory: Libp2pDirectory, count: int) -> tuple[PeerRe
     return found
 
 
+async def wait_for_record(directory: Libp2pDirectory, record: PeerRecord) -> None:
+    while record not in await directory.peers():
+        await asyncio.sleep(0.05)
+
+
+async def wait_for_neighbours(directory: Libp2pDirectory, count: int) -> None:
+    while directory.num_neighbours() < count:
+        await directory.peers()  # whoever is asked becomes a neighbour
+        await asyncio.sleep(0.05)
+
+
 def test_peers_find_each_other_through_one_they_know(tmp_path: Path) -> None:
     async def scene() -> None:
         (boot, boot_key), (one, one_key) = make(tmp_path, "boot"), make(tmp_path, "one")
@@ -101,8 +113,7 @@ def test_peers_find_each_other_through_one_they_know(tmp_path: Path) -> None:
                 await hidden.dial(found.peer, found.addresses, in_seconds(10))
                 newer = record_of(one, one_key)
                 await at_one.announce(newer, time.time() + 700)
-                while newer not in await at_hidden.peers():
-                    await asyncio.sleep(0.05)
+                await wait_for_record(at_hidden, newer)
 
     play(scene())
 
@@ -142,13 +153,63 @@ def test_a_bootstrap_that_comes_late_is_joined_without_help(tmp_path: Path) -> N
     play(scene())
 
 
-async def send_store(transport: Libp2pTransport, target: Libp2pTransport, subkey: bytes, value: bytes) -> Any:
+def test_two_directories_meet_through_a_peer_that_knows_both(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (one, one_key), (two, two_key), (both, _) = (make(tmp_path, name) for name in ("one", "two", "both"))
+        async with one, two, both, Libp2pDirectory(one) as at_one, Libp2pDirectory(two) as at_two:
+            records = [record_of(one, one_key), record_of(two, two_key)]
+            for place, record in zip((at_one, at_two), records, strict=True):
+                await place.announce(record, time.time() + 600)
+                assert await place.peers() == (record,), "they have not met"
+            invited = (*one.listen_addresses(), *two.listen_addresses())
+            async with Libp2pDirectory(both, initial_peers=invited):
+                for place in (at_one, at_two):
+                    await wait_for_peers(place, 2)
+                    await wait_for_neighbours(place, 2)
+            later = record_of(one, one_key)
+            await at_one.announce(later, time.time() + 700)
+            await wait_for_record(at_two, later)  # the go-between has gone
+
+    play(scene())
+
+
+def test_a_bootstrap_that_comes_late_brings_its_directory_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_directory, "_REVISIT_SECONDS", 0.5)
+
+    async def scene() -> None:
+        port = free_port()
+        (one, one_key), (both, _) = make(tmp_path, "one"), make(tmp_path, "both")
+        two, two_key = make(tmp_path, "two", host_maddr=f"/ip4/127.0.0.1/tcp/{port}")
+        late = f"/ip4/127.0.0.1/tcp/{port}/p2p/{format_peer_id(two.peer)}"
+        async with (
+            one,
+            both,
+            Libp2pDirectory(one) as at_one,
+            Libp2pDirectory(both, initial_peers=(*one.listen_addresses(), late)) as at_both,
+        ):
+            await at_both.wait_until_joined(in_seconds(20))
+            async with two, Libp2pDirectory(two) as at_two:
+                record = record_of(one, one_key)
+                await at_one.announce(record, time.time() + 600)
+                await wait_for_record(at_two, record)
+                record = record_of(two, two_key)
+                await at_two.announce(record, time.time() + 600)
+                await wait_for_record(at_one, record)
+
+    play(scene())
+
+
+async def send_store(
+    transport: Libp2pTransport, target: Libp2pTransport, subkey: bytes, value: bytes, *, shard: int = 0
+) -> Any:
     """Ask `target`'s DHT to store raw bytes, as any stranger can."""
     bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
     await transport.client.connect(target.peer, bare, 5)
     protocol = importlib.import_module("hivemind.dht.protocol").DHTProtocol
     messages = importlib.import_module("hivemind.proto.dht_pb2")
-    key = importlib.import_module("hivemind.dht.routing").DHTID.generate(directory_key(RUN))
+    key = importlib.import_module("hivemind.dht.routing").DHTID.generate(directory_key(RUN, shard))
     p2p = await libp2p_directory._attach(transport)
     servicer = importlib.import_module("hivemind.p2p").ServicerBase
     get_stub = servicer.get_stub.__func__
@@ -166,14 +227,19 @@ async def send_store(transport: Libp2pTransport, target: Libp2pTransport, subkey
 
 def test_what_strangers_store_neither_crashes_nor_stays(tmp_path: Path) -> None:
     async def scene() -> None:
-        (host, host_key), (stranger, _) = make(tmp_path, "host"), make(tmp_path, "stranger", dial_out_only=True)
+        (host, host_key), (stranger, key) = make(tmp_path, "host"), make(tmp_path, "stranger", dial_out_only=True)
         async with host, stranger, Libp2pDirectory(host) as directory:
             for subkey in (b"", msgpack.packb(bytes(32))):  # a whole dictionary, one entry of it
                 for value in (b"\x91" * 1900 + b"\xc0", msgpack.packb(b"unsigned")):
                     assert await send_store(stranger, host, subkey, value) in ([False], "P2PHandlerError")
+            subkey, value = msgpack.packb(key.peer), msgpack.packb(record_of(stranger, key).encode())
+            own = shard_of(key.peer)
+            assert await send_store(stranger, host, subkey, value, shard=(own + 1) % SHARDS) == [False]
             assert await directory.peers() == ()
             await directory.announce(record_of(host, host_key), time.time() + 600)
             assert len(await directory.peers()) == 1
+            assert await send_store(stranger, host, subkey, value, shard=own) == [True], "its own record is welcome"
+            assert len(await directory.peers()) == 2
 
     play(scene())
 

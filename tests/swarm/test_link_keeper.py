@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
@@ -14,88 +11,9 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm import link_keeper
-from p2p_diloco.swarm.link_keeper import LinkKeeper
-from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, decode_record, sign_record
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.transport.virtual_time import run_virtual
-
-RUN, OTHER_RUN = sha256(b"the run"), sha256(b"another run")
-ANN, BEN, CLEO = (SigningKey(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-class Scene:
-    """One network, one noticeboard, and keepers with what they have said."""
-
-    def __init__(self, exits: AsyncExitStack) -> None:
-        self.network = MemoryNetwork(1)
-        self.directory = MemoryDirectory(now)
-        self.heard: list[tuple[str, str]] = []
-        self.dials: list[tuple[float, PeerId]] = []
-        self._exits = exits
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def transport(self, key: SigningKey, *, dialable: bool = True) -> MemoryTransport:
-        transport = self.network.transport(key.peer, run=RUN, can_be_dialled=dialable)
-        return await self._exits.enter_async_context(transport)
-
-    def record(self, key: SigningKey, *, run: bytes = RUN, issued_at: float | None = None) -> PeerRecord:
-        addresses = self.network.transport(key.peer, run=RUN).listen_addresses()
-        issued = now() if issued_at is None else issued_at
-        return sign_record(
-            key, run=sha256(run) if run != RUN else RUN, addresses=addresses, can_be_dialled=True,
-            role=PeerRole.TRAINER, issued_at=issued,
-        )  # fmt: skip
-
-    async def keeper(
-        self,
-        key: SigningKey,
-        *,
-        dialable: bool = True,
-        known: Sequence[SigningKey] = (),
-        runs: bool = True,
-        wanted: Callable[[], frozenset[PeerId] | None] = lambda: None,
-    ) -> LinkKeeper:
-        transport = await self.transport(key, dialable=dialable)
-        dial = transport.dial
-
-        async def noted_dial(peer: PeerId, addresses: Sequence[str], deadline: float) -> None:
-            self.dials.append((now(), peer))
-            await dial(peer, addresses, deadline)
-
-        transport.dial = noted_dial  # type: ignore[method-assign]
-        keeper = LinkKeeper(
-            transport=transport,
-            directory=self.directory,
-            record=lambda: self.record(key),
-            known={other.peer: self.network.transport(other.peer, run=RUN).listen_addresses() for other in known},
-            unix_seconds=now,
-            hear=lambda topic, text: self.heard.append((topic, text)),
-            wanted=wanted,
-        )
-        if runs:
-            self._tasks.append(asyncio.ensure_future(keeper.run()))
-            self._exits.push_async_callback(self._end, self._tasks[-1])
-        return keeper
-
-    async def _end(self, task: asyncio.Task[None]) -> None:
-        task.cancel()
-        await asyncio.wait({task})
-
-    def linked(self, key: SigningKey) -> frozenset[PeerId]:
-        transport = self.network.find(key.peer)
-        return transport.linked_peers() if transport is not None else frozenset()
-
-
-def play(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        async with AsyncExitStack() as exits:
-            await act(Scene(exits))
-
-    run_virtual(whole())
+from p2p_diloco.swarm.look_pace import CALM_LOOK_SECONDS
+from p2p_diloco.transport.directory import PeerRole, decode_record, sign_record
+from tests.swarm.link_stage import ANN, BEN, CLEO, RUN, Scene, now, play
 
 
 def test_peers_find_each_other_on_the_noticeboard_and_link() -> None:
@@ -150,7 +68,7 @@ def test_a_link_that_was_steady_is_dialled_again_at_once() -> None:
         transport = scene.network.find(BEN.peer)
         assert transport is not None
         transport.hang_up(ANN.peer)
-        await asyncio.sleep(link_keeper.CALM_LOOK_SECONDS + 1.0)
+        await asyncio.sleep(CALM_LOOK_SECONDS + 1.0)
         assert scene.linked(BEN) == {ANN.peer}
 
     play(act)
@@ -177,7 +95,7 @@ def test_this_peer_is_announced_again_before_its_record_ends() -> None:
             await asyncio.sleep(60.0)
             (record,) = await scene.directory.peers()
             assert record.peer == ANN.peer
-            assert now() - record.issued_at <= link_keeper.ANNOUNCE_SECONDS + link_keeper.CALM_LOOK_SECONDS + 60.0
+            assert now() - record.issued_at <= link_keeper.ANNOUNCE_SECONDS + CALM_LOOK_SECONDS + 60.0
 
     play(act)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 
+import msgpack
 import pytest
 
 from p2p_diloco.errors import FrameError
@@ -46,6 +48,19 @@ def test_the_dictionary_of_the_dht_passes_the_guard() -> None:
     for index in range(100):
         assert dictionary.store(bytes([index]) * 32, bytes(500), 4e9)
     assert len(serializer.loads(serializer.dumps(dictionary))) == 100
+
+
+@pytest.mark.parametrize(("size", "latest"), [("many", 4e9), (-1, 4e9), ([], 4e9), (None, "never"), (None, None)])
+def test_what_a_strangers_dictionary_says_of_itself_is_put_right(size: object, latest: object) -> None:
+    load_hivemind()
+    storage = importlib.import_module("hivemind.dht.storage")
+    serializer = importlib.import_module("hivemind.utils.serializer").MSGPackSerializer
+    body = serializer.dumps([size, latest, [[b"one", b"value", 4e9], [b"two", b"value", 3e9]]])
+    dictionary = serializer.loads(msgpack.packb(msgpack.ExtType(0x50, body)))
+    assert isinstance(dictionary, storage.DictionaryDHTValue)
+    assert (dictionary.maxsize, dictionary.latest_expiration_time) == (math.inf, 4e9)
+    assert dictionary.store(b"three", b"value", 5e9)
+    assert sorted(key for key, _ in dictionary.items()) == [b"one", b"three", b"two"]
 
 
 def test_the_messages_of_the_daemon_are_there() -> None:

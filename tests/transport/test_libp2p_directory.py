@@ -1,55 +1,101 @@
-"""What the DHT accepts. That it works among real daemons is shown in tests/swarm."""
+"""What the directory makes of what the DHT finds. That it works among real daemons is shown in tests/swarm."""
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-import msgpack
 import pytest
 
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, PeerRole, sign_record
-from p2p_diloco.transport.libp2p_directory import _group_by_peer, directory_key, is_acceptable
+from p2p_diloco.transport import directory_shards
+from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.directory_shards import SHARDS, directory_keys, shard_of
+from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, _group_by_peer
+from p2p_diloco.transport.memory import MemoryNetwork
+from p2p_diloco.transport.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
 KEY = SigningKey(sha256(b"key"))
 OTHER = SigningKey(sha256(b"other"))
-ISSUED_AT = 1000.0
-RECORD = sign_record(KEY, run=RUN, addresses=(), can_be_dialled=False, role=PeerRole.LISTENER, issued_at=ISSUED_AT)
-PLACE = hashlib.sha1(directory_key(RUN)).digest()
-SUBKEY = msgpack.packb(KEY.peer)
-VALUE = msgpack.packb(RECORD.encode())
+RECORDS = {
+    key.peer: sign_record(key, run=RUN, addresses=(), can_be_dialled=False, role=PeerRole.LISTENER, issued_at=1000.0)
+    for key in (SigningKey(sha256(b"peer %d" % number)) for number in range(200))
+}
 
 
-def test_a_signed_record_in_its_place_is_accepted() -> None:
-    assert is_acceptable(PLACE, SUBKEY, VALUE, ISSUED_AT + 600)
+@dataclass
+class Found:
+    """One of hivemind's values with their time of expiry."""
+
+    value: Any
 
 
-@pytest.mark.parametrize(
-    ("place", "subkey", "value", "expires_at"),
-    [
-        (hashlib.sha1(directory_key(sha256(b"other run"))).digest(), SUBKEY, VALUE, ISSUED_AT),
-        (PLACE, msgpack.packb(OTHER.peer), VALUE, ISSUED_AT),
-        (PLACE, b"", VALUE, ISSUED_AT),
-        (PLACE, msgpack.packb(None), VALUE, ISSUED_AT),
-        (PLACE, SUBKEY, VALUE[:-1], ISSUED_AT),
-        (PLACE, SUBKEY, VALUE + b"\x00", ISSUED_AT),
-        (PLACE, SUBKEY, msgpack.packb(bytes(200)), ISSUED_AT),
-        (PLACE, SUBKEY, msgpack.packb([RECORD.encode()]), ISSUED_AT),
-        (PLACE, SUBKEY, b"\x91" * 300, ISSUED_AT),
-        (PLACE, SUBKEY, b"", ISSUED_AT),
-        (PLACE, SUBKEY, VALUE, ISSUED_AT + MAX_LIFETIME_SECONDS + 1),
-        (PLACE, SUBKEY, VALUE, float("inf")),
-        (PLACE, SUBKEY, VALUE, float("nan")),
-        (PLACE, SUBKEY, VALUE, "tomorrow"),
-        (PLACE, SUBKEY, None, ISSUED_AT),
-        (PLACE, SUBKEY, 7, ISSUED_AT),
-    ],
-)
-def test_anything_else_is_not(place: bytes, subkey: bytes, value: bytes, expires_at: float) -> None:
-    assert not is_acceptable(place, subkey, value, expires_at)
+@dataclass
+class FakeNode:
+    """The DHT of hivemind with `records` in it; searches for `stuck` shards never end, for `broken` ones they fail."""
+
+    records: Sequence[PeerRecord]
+    stuck: frozenset[int] = frozenset()
+    broken: frozenset[int] = frozenset()
+    searches: list[asyncio.Future[Found | None]] = field(default_factory=list)
+
+    async def get_many(self, keys: Sequence[bytes], **_: Any) -> dict[bytes, asyncio.Future[Found | None]]:
+        assert tuple(keys) == directory_keys(RUN)
+        self.searches = [asyncio.get_running_loop().create_future() for _ in keys]
+        for shard, search in enumerate(self.searches):
+            held = {r.peer: Found(r.encode()) for r in self.records if shard_of(r.peer) == shard}
+            if shard in self.broken:
+                search.set_exception(ValueError("not what was expected"))
+            elif shard not in self.stuck:
+                search.set_result(Found(held) if held else None)
+        return dict(zip(keys, self.searches, strict=True))
+
+
+async def peers_at(node: FakeNode) -> tuple[PeerRecord, ...]:
+    transport = MemoryNetwork(1).transport(OTHER.peer, run=RUN)
+    directory = Libp2pDirectory(cast(Any, transport))
+    directory._node = node
+    return await directory.peers()
+
+
+def test_records_of_all_shards_are_found_in_the_order_of_peers() -> None:
+    found = run_virtual(peers_at(FakeNode(tuple(RECORDS.values()))))
+    assert found == tuple(RECORDS[peer] for peer in sorted(RECORDS))
+    assert len({shard_of(record.peer) for record in found}) == SHARDS
+
+
+def test_an_empty_directory_has_no_peers() -> None:
+    assert run_virtual(peers_at(FakeNode(()))) == ()
+
+
+def test_shards_that_do_not_answer_or_fail_hide_no_others() -> None:
+    async def scene() -> None:
+        begun = asyncio.get_running_loop().time()
+        node = FakeNode(tuple(RECORDS.values()), stuck=frozenset({1, 4}), broken=frozenset({2}))
+        found = await peers_at(node)
+        assert {record.peer for record in found} == {peer for peer in RECORDS if shard_of(peer) not in (1, 2, 4)}
+        assert asyncio.get_running_loop().time() - begun <= 20.0
+        assert all(search.done() for search in node.searches), "nobody goes on searching for what nobody waits for"
+
+    run_virtual(scene())
+
+
+@pytest.mark.parametrize("fault", ["stuck", "broken"])
+def test_when_no_shard_answers_the_look_fails(fault: str) -> None:
+    node = FakeNode(tuple(RECORDS.values()), **cast(Any, {fault: frozenset(range(SHARDS))}))
+    with pytest.raises(PeerError, match="the directory did not answer in 20 s"):
+        run_virtual(peers_at(node))
+
+
+def test_no_more_than_so_many_are_taken_from_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_shards, "MOST_IN_SHARD", 1)
+    found = run_virtual(peers_at(FakeNode(tuple(RECORDS.values()))))
+    assert sorted(shard_of(record.peer) for record in found) == list(range(SHARDS))
 
 
 def test_initial_peers_are_gathered_by_peer_without_oneself() -> None:

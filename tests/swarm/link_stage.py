@@ -1,0 +1,108 @@
+"""Peers that are links and little else: one memory network, one noticeboard, and keepers with what they have said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.virtual_time import run_virtual
+
+RUN = sha256(b"the run")
+ANN, BEN, CLEO, DAN, EVE = (SigningKey(sha256(name)) for name in (b"ann", b"ben", b"cleo", b"dan", b"eve"))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Noticeboard(MemoryDirectory):
+    """A directory that remembers when it was looked at."""
+
+    def __init__(self) -> None:
+        super().__init__(now)
+        self.looks: list[float] = []
+
+    async def peers(self) -> tuple[PeerRecord, ...]:
+        self.looks.append(now())
+        return await super().peers()
+
+    def looks_since(self, begin: float) -> int:
+        return sum(at > begin for at in self.looks)
+
+
+class Scene:
+    """One network, one noticeboard, and keepers with what they have said."""
+
+    def __init__(self, exits: AsyncExitStack) -> None:
+        self.network = MemoryNetwork(1)
+        self.directory = Noticeboard()
+        self.heard: list[tuple[str, str]] = []
+        self.dials: list[tuple[float, PeerId]] = []
+        self._exits = exits
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def transport(self, key: SigningKey, *, dialable: bool = True) -> MemoryTransport:
+        transport = self.network.transport(key.peer, run=RUN, can_be_dialled=dialable)
+        return await self._exits.enter_async_context(transport)
+
+    def record(self, key: SigningKey, *, run: bytes = RUN, issued_at: float | None = None) -> PeerRecord:
+        addresses = self.network.transport(key.peer, run=RUN).listen_addresses()
+        issued = now() if issued_at is None else issued_at
+        return sign_record(
+            key, run=sha256(run) if run != RUN else RUN, addresses=addresses, can_be_dialled=True,
+            role=PeerRole.TRAINER, issued_at=issued,
+        )  # fmt: skip
+
+    async def keeper(
+        self,
+        key: SigningKey,
+        *,
+        dialable: bool = True,
+        known: Sequence[SigningKey] = (),
+        runs: bool = True,
+        wanted: Callable[[], frozenset[PeerId] | None] = lambda: None,
+    ) -> LinkKeeper:
+        transport = await self.transport(key, dialable=dialable)
+        dial = transport.dial
+
+        async def noted_dial(peer: PeerId, addresses: Sequence[str], deadline: float) -> None:
+            self.dials.append((now(), peer))
+            await dial(peer, addresses, deadline)
+
+        transport.dial = noted_dial  # type: ignore[method-assign]
+        keeper = LinkKeeper(
+            transport=transport,
+            directory=self.directory,
+            record=lambda: self.record(key),
+            known={other.peer: self.network.transport(other.peer, run=RUN).listen_addresses() for other in known},
+            unix_seconds=now,
+            hear=lambda topic, text: self.heard.append((topic, text)),
+            wanted=wanted,
+        )
+        if runs:
+            self._tasks.append(asyncio.ensure_future(keeper.run()))
+            self._exits.push_async_callback(self._end, self._tasks[-1])
+        return keeper
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.wait({task})
+
+    def linked(self, key: SigningKey) -> frozenset[PeerId]:
+        transport = self.network.find(key.peer)
+        return transport.linked_peers() if transport is not None else frozenset()
+
+
+def play(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with AsyncExitStack() as exits:
+            await act(Scene(exits))
+
+    run_virtual(whole())
