@@ -1,9 +1,11 @@
-# make demo    a swarm on this machine: bootstrap and volunteers, one killed, one late; then a table and a report
-# make test    all tests
-# make faults  real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
-# make repair  real processes and thin lines: killed all at once, damaged memory, joining on 1.5 times the rate of entries
-# make check   style and types
-# make clean   removes what the others made
+# make demo       a swarm on this machine: bootstrap and volunteers, one killed, one late; then a table and a report
+# make test       all tests
+# make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
+# make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
+# make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
+# make disasters  10,000 simulated swarms: an hour
+# make check      style and types
+# make clean      removes what the others made
 #
 # All but the last create .venv and install what pyproject.toml and constraints.txt name, once, and again only when
 # one of the two files has changed. Nothing is installed outside .venv.
@@ -28,7 +30,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair check format clean install
+.PHONY: demo test pure faults repair grid disasters check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -45,6 +47,12 @@ faults: $(STAMP)
 
 repair: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" $(REPAIR_TESTS) $(TEST_FLAGS)
+
+grid: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
+
+disasters: $(STAMP)
+	$(BIN)/p2p-diloco simulate swarm --peers 3..64 --seeds 10000 --faults all
 
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)

@@ -17,6 +17,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
+from p2p_diloco.cli.lab_commands import make_simulate
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.invite import SCHEME
 from p2p_diloco.settings import split_arguments
@@ -193,93 +194,8 @@ def make_app(around: Surroundings) -> App:
         )
         return run_demo(options, around)
 
-    app.command(_make_simulate())
+    app.command(make_simulate())
     return app
-
-
-def _make_simulate() -> App:
-    simulate = App(name="simulate", help="Play whole swarms on this machine, without a network and a model.")
-
-    @simulate.command
-    def swarm(
-        *,
-        peers: str = "3..64",
-        seeds: int = 200,
-        faults: str = "all",
-        seed: int | None = None,
-        json: str | None = None,
-        plant: str | None = None,
-    ) -> int:
-        """Play simulated disasters on the real protocol; ends with 1 when a promise of it was broken.
-
-        Parameters
-        ----------
-        peers
-            fewest and most in a swarm, like 3..64
-        seeds
-            how many swarms
-        faults
-            all, none, or some with commas between them: loss, delay, reorder, duplicate, links, partition, one-way,
-            stall, kill, wipe, leave, flip, clock, speed, disk
-        seed
-            play this one alone
-        json
-            file for the figures, or - for standard output
-        plant
-            the lab's own check: plant a mistake and see it caught
-        """
-        from p2p_diloco.cli.simulate import SimulateOptions, run_simulation
-
-        options = SimulateOptions(peers=peers, seeds=seeds, faults=faults, seed=seed, json=json, plant=plant)
-        return run_simulation(options)
-
-    @simulate.command
-    def scale(
-        *,
-        peers: str = "8,64,256,1024",
-        parameters: str = "100M",
-        dial_out_only: float = 0.0,
-        seed: int = 0,
-        json: str | None = None,
-    ) -> int:
-        """Measure what a round costs as a swarm grows; ends with 1 when replicas differ.
-
-        Parameters
-        ----------
-        peers
-            sizes, with commas between them
-        parameters
-            of the model whose bytes are counted
-        dial_out_only
-            share of peers that accept no connection
-        seed
-            another one draws other delays
-        json
-            file for the figures, or - for standard output
-        """
-        from p2p_diloco.cli.simulate_scale import ScaleOptions, run_scale
-
-        options = ScaleOptions(peers=peers, parameters=parameters, dial_out_only=dial_out_only, seed=seed, json=json)
-        return run_scale(options)
-
-    @simulate.command
-    def split(*, peers: int = 256, seed: int = 0, json: str | None = None) -> int:
-        """Cut a swarm in two, for a while and for long; ends with 1 when it does not heal as promised.
-
-        Parameters
-        ----------
-        peers
-            in the swarm
-        seed
-            another one draws other sides
-        json
-            file for the figures, or - for standard output
-        """
-        from p2p_diloco.cli.simulate_scale import run_split
-
-        return run_split(peers, seed, json)
-
-    return simulate
 
 
 def _invite_first(words: Sequence[str]) -> list[str]:

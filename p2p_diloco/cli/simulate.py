@@ -27,13 +27,14 @@ class SimulateOptions:
     Attributes:
         peers: `3..64`, or one number.
         faults: `all`, `none`, or words with commas.
-        seed: play this one alone, with its trace; None: the first `seeds`.
+        seed: play this one alone, with its trace; None: `seeds` of them from `first_seed` on.
         json: file for the figures, `-` for standard output.
         plant: a mistake to plant, or None.
     """
 
     peers: str
     seeds: int
+    first_seed: int
     faults: str
     seed: int | None
     json: str | None
@@ -51,8 +52,11 @@ def run_simulation(options: SimulateOptions) -> int:
     )
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; expected at least 1")
+    if options.first_seed < 0:
+        raise ConfigError(f"--first-seed is {options.first_seed}; expected 0 or more")
     check_target(options.json)
-    seeds: Sequence[int] = range(options.seeds) if options.seed is None else [options.seed]
+    first = options.first_seed
+    seeds: Sequence[int] = range(first, first + options.seeds) if options.seed is None else [options.seed]
     result = run_campaign(plan, seeds, processes=1 if options.seed is not None else None)
     quiet = options.json == STANDARD_OUTPUT
     for failing in result.failing[:MOST_SHOWN]:

@@ -47,3 +47,10 @@ def test_what_means_nothing_is_refused() -> None:
         mistake_named("typo")
     assert mistake_named(None) is None
     assert main([*SMALL, "--seeds", "0"]) == 2
+    assert main([*SMALL, "--first-seed", "-1"]) == 2
+
+
+def test_a_long_run_goes_on_where_another_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--faults", "none", "--plant", "double-count", "--first-seed", "7", "--seeds", "2", "--json", "-"]
+    assert main(words) == 1
+    assert json.loads(capsys.readouterr().out)["failing_seeds"][0] == 7
