@@ -15,7 +15,7 @@ from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, V
 from p2p_diloco.protocol.beacon import Beacon, Progress
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook, EntryFate
-from p2p_diloco.protocol.entry import Entry, EntryRules, included_places
+from p2p_diloco.protocol.entry import Entry, EntryRules
 from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
@@ -94,7 +94,6 @@ class PeerEngine:
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
-        self._last_included: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
         self._old_goodbye = recalled.goodbye
         self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
         self._recall(recalled)
@@ -316,7 +315,7 @@ class PeerEngine:
         actions: list[Action] = []
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
-            peers = self._included(entry)
+            peers = self.book.included_in(entry)
             self.membership.note_part(peers, entry.round)
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total += len(peers)
@@ -324,16 +323,6 @@ class PeerEngine:
             self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
         return actions + self._repair.pump(now)
-
-    def _included(self, entry: Entry) -> frozenset[PeerId]:
-        """Return whose contributions are in an entry; the spans of a round mostly include the same ones."""
-        key = (entry.roster, entry.included)
-        found = self._last_included.get(key)
-        if found is None:
-            roster, _ = self.book.folded[entry.roster]
-            found = frozenset(roster.members[place].peer for place in included_places(entry))
-            self._last_included = {key: found}
-        return found
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float
