@@ -34,6 +34,7 @@ from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
@@ -233,8 +234,8 @@ class PeerEngine:
                 return self.exchange.take(sender, message, now)
             case Promise():
                 return self.membership.take_promise(sender, message, now)
-            case Proposal():
-                return self._routes.routed(self.membership.take_proposal(sender, message, now))
+            case ProposalDelta() | CertifiedDelta():
+                return self._take_delta(sender, message, now)
             case Vote():
                 return self.membership.take_vote(sender, message, now)
             case Relay():
@@ -259,6 +260,14 @@ class PeerEngine:
             return self._routes.pass_on(relay, self._soon(now))
         word = self._routes.arrived(relay)
         return [word] if isinstance(word, Report) else self.receive(relay.source, word, now)
+
+    def _take_delta(self, sender: PeerId, word: ProposalDelta | CertifiedDelta, now: float) -> list[Action]:
+        whole = self.membership.rebuilt(sender, word, now)
+        if isinstance(whole, Proposal):
+            return self._routes.routed(self.membership.take_proposal(sender, whole, now))
+        if isinstance(whole, CertifiedRoster):
+            return self._take_rosters(sender, RosterReply(rosters=(whole,)), now)
+        return [whole]
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
