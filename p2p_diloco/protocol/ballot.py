@@ -96,7 +96,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A lead's request to vote for `roster` in `ballot`; signed, since others pass it on."""
+    """A lead's request to vote for `roster` in `ballot`; signed, since others pass it on, as a `ProposalDelta`."""
 
     ballot: int
     roster: Roster
@@ -127,7 +127,6 @@ PROMISE_LAYOUT: Layout = (
     ("voted", _VOTED),
     ("signature", SIGNATURE),
 )
-PROPOSAL_LAYOUT: Layout = (("ballot", U64), ("roster", record(Roster, ROSTER_LAYOUT)), ("signature", SIGNATURE))
 VOTE_LAYOUT: Layout = (("parent", DIGEST), ("roster", DIGEST), ("ballot", U64), ("signature", SIGNATURE))
 
 NO_BALLOTS = Ballots(parent=ZERO_DIGEST, bonds=())

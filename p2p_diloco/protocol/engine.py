@@ -15,7 +15,7 @@ from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, V
 from p2p_diloco.protocol.beacon import Beacon, Progress
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook, EntryFate
-from p2p_diloco.protocol.entry import Entry, EntryRules, included_places
+from p2p_diloco.protocol.entry import Entry, EntryRules
 from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.membership import Membership
@@ -25,6 +25,7 @@ from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
@@ -85,7 +86,6 @@ class PeerEngine:
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
-        self._last_included: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
         self._old_goodbye = recalled.goodbye
         self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
         self._recall(recalled)
@@ -224,8 +224,8 @@ class PeerEngine:
                 return self.exchange.take(sender, message, now)
             case Promise():
                 return self.membership.take_promise(sender, message, now)
-            case Proposal():
-                return self._routes.routed(self.membership.take_proposal(sender, message, now))
+            case ProposalDelta() | CertifiedDelta():
+                return self._take_delta(sender, message, now)
             case Vote():
                 return self.membership.take_vote(sender, message, now)
             case Relay():
@@ -250,6 +250,14 @@ class PeerEngine:
             return self._routes.pass_on(relay, self._soon(now))
         word = self._routes.arrived(relay)
         return [word] if isinstance(word, Report) else self.receive(relay.source, word, now)
+
+    def _take_delta(self, sender: PeerId, word: ProposalDelta | CertifiedDelta, now: float) -> list[Action]:
+        whole = self.membership.rebuilt(sender, word, now)
+        if isinstance(whole, Proposal):
+            return self._routes.routed(self.membership.take_proposal(sender, whole, now))
+        if isinstance(whole, CertifiedRoster):
+            return self._take_rosters(sender, RosterReply(rosters=(whole,)), now)
+        return [whole]
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
@@ -306,7 +314,7 @@ class PeerEngine:
         actions: list[Action] = []
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
-            peers = self._included(entry)
+            peers = self.book.included_in(entry)
             self.membership.note_part(peers, entry.round)
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total += len(peers)
@@ -314,16 +322,6 @@ class PeerEngine:
             self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
         return actions + self._repair.pump(now)
-
-    def _included(self, entry: Entry) -> frozenset[PeerId]:
-        """Return whose contributions are in an entry; the spans of a round mostly include the same ones."""
-        key = (entry.roster, entry.included)
-        found = self._last_included.get(key)
-        if found is None:
-            roster, _ = self.book.folded[entry.roster]
-            found = frozenset(roster.members[place].peer for place in included_places(entry))
-            self._last_included = {key: found}
-        return found
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float

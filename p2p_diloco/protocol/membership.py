@@ -6,6 +6,7 @@ that round is one lead's turn. A founder leads alone until roster 1 is certified
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
@@ -27,7 +28,7 @@ from p2p_diloco.protocol.ballot import (
     propose,
     vote,
 )
-from p2p_diloco.protocol.messages import RosterReply, RosterRequest
+from p2p_diloco.protocol.messages import Message, RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
 from p2p_diloco.protocol.roster import (
     MOST_LEVELS,
@@ -40,6 +41,14 @@ from p2p_diloco.protocol.roster import (
     vote_statement,
 )
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.roster_delta import (
+    CertifiedDelta,
+    ProposalDelta,
+    certified_delta,
+    proposal_delta,
+    rebuild_certified,
+    rebuild_proposal,
+)
 from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wish import View, wish_roster
@@ -121,6 +130,33 @@ class Membership(Attendance):
     def ask_rosters(self, to: PeerId, now: float) -> Send:
         """Ask a peer whose roster is not known here for what we lack."""
         return Send(to=to, message=RosterRequest(known=self.book.landmarks()), deadline=self._soon(now))
+
+    def spread(self, certified: CertifiedRoster, to: Collection[PeerId], deadline: float) -> list[Action]:
+        """Send a certified roster: to members of its parent as a difference, whole to others.
+
+        A member that does not know the parent after all asks for what it lacks (`rebuilt`).
+        """
+        parent, words = self.book.parent_of(certified.roster), dict[PeerId, Message]()
+        if parent is not None and (delta := certified_delta(certified, parent)) is not None:
+            words = dict.fromkeys(parent.peers(), delta)
+        whole = RosterReply(rosters=(certified,))
+        return [Send(to=peer, message=words.get(peer, whole), deadline=deadline) for peer in sorted(to)]
+
+    def rebuilt(
+        self, sender: PeerId, word: ProposalDelta | CertifiedDelta, now: float
+    ) -> Proposal | CertifiedRoster | Action:
+        """Return what a difference stands for; or what is to be done where its parent is not known or it is wrong."""
+        known = self.book.folded.get(word.delta.rest.parent)
+        if known is None:
+            return self.ask_rosters(sender, now)
+        parent, _ = known
+        try:
+            if isinstance(word, ProposalDelta):
+                return rebuild_proposal(word, parent)
+            return rebuild_certified(word, parent)
+        except PeerError as error:
+            name = short_peer_id(sender)
+            return Report(topic="roster-refused", text=f"{name} handed on a difference that does not hold: {error}")
 
     def _enter(self, before: Roster | None, after: Roster, now: float, actions: list[Action]) -> None:
         self.void_cycles = 0
@@ -220,10 +256,13 @@ class Membership(Attendance):
         proposal = self._candidacy.proposal
         if proposal is None:
             return []
-        deadline = self._soon(now)
-        others = sorted(self._first_to_hear(candidacy.parent))
-        actions: list[Action] = [Send(to=peer, message=proposal, deadline=deadline) for peer in others]
+        actions = self._hand_on(proposal, candidacy.parent, self._first_to_hear(candidacy.parent), now)
         return actions + self.take_proposal(self.me.peer, proposal, now)
+
+    def _hand_on(self, proposal: Proposal, parent: Roster, to: Collection[PeerId], now: float) -> list[Action]:
+        """Send a proposal to members of the roster in force; whoever could vote for it knows its parent."""
+        word = proposal_delta(proposal, parent)
+        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to)]
 
     def _lead_of(self, parent: Roster, ballot: int, now: float) -> PeerId | None:
         """Return whose ballot this is; None for one that is not near the present, which would bind us for long."""
@@ -263,7 +302,7 @@ class Membership(Attendance):
         if lead is None or not self._verify(lead, proposal.statement(), proposal.signature):
             return []
         to = hands_on_to(self.book.folded[roster.parent][1], sender, self.me.peer)
-        handed_on = [Send(to=peer, message=proposal, deadline=self._soon(now)) for peer in sorted(to)]
+        handed_on = self._hand_on(proposal, parent, to, now) if to else []
         return [*handed_on, *self._vote(lead, parent, proposal, now)]
 
     def _vote(self, lead: PeerId, parent: Roster, proposal: Proposal, now: float) -> list[Action]:
@@ -299,11 +338,8 @@ class Membership(Attendance):
         certified = certificate(self._candidacy)
         if certified is None:
             return []
-        to = self._first_to_hear(self._candidacy.parent) | self.alive(now).keys()
-        reply = RosterReply(rosters=(certified,))
-        deadline = self._soon(now)
-        sends = [Send(to=peer, message=reply, deadline=deadline) for peer in sorted(to - {self.me.peer})]
-        return [*self.take_rosters((certified,), now), *sends]
+        to = (self._first_to_hear(self._candidacy.parent) | self.alive(now).keys()) - {self.me.peer}
+        return [*self.take_rosters((certified,), now), *self.spread(certified, to, self._soon(now))]
 
     def _view(self, now: float) -> View:
         parent = self.book.in_force

@@ -11,12 +11,18 @@ from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, SpanHead, SpanId
-from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, PROPOSAL_LAYOUT, VOTE_LAYOUT, Promise, Proposal, Vote
+from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, VOTE_LAYOUT, Promise, Vote
 from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, Entry
 from p2p_diloco.protocol.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
 from p2p_diloco.protocol.overlay import RELAY_LAYOUT, Relay
 from p2p_diloco.protocol.presence import ROW_REPORT_LAYOUT, RowReport
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, MOST_MEMBERS, CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster_delta import (
+    CERTIFIED_DELTA_LAYOUT,
+    PROPOSAL_DELTA_LAYOUT,
+    CertifiedDelta,
+    ProposalDelta,
+)
 from p2p_diloco.protocol.wire import (
     DIGEST,
     F32,
@@ -226,6 +232,7 @@ class Refusal:
 _HEAD = record(SpanHead, HEAD_LAYOUT)
 _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
+_VECTOR = blob(MOST_PAYLOAD_BYTES)
 
 _ROW_MEAN_LAYOUT: Layout = (
     ("round", I64),
@@ -237,7 +244,7 @@ _ROW_MEAN_LAYOUT: Layout = (
     ("weights", many(F32, MOST_MEMBERS)),
     ("norms", many(F32, MOST_MEMBERS)),
     ("tokens", U64),
-    ("payload", blob(MOST_PAYLOAD_BYTES)),
+    ("payload", _VECTOR),
 )
 _OPENING_LAYOUT: Layout = (
     ("round", I64),
@@ -248,14 +255,6 @@ _OPENING_LAYOUT: Layout = (
     ("commitment", DIGEST),
     ("spans", many(_SPAN_OFFER, MOST_SPANS)),
 )
-_SPAN_REPLY_LAYOUT: Layout = (
-    ("span", SPAN),
-    ("head", _HEAD),
-    ("total_bytes", U64),
-    ("offset", U64),
-    ("piece", blob(MOST_PAYLOAD_BYTES)),
-)
-_SPAN_VECTOR_LAYOUT: Layout = (("round", I64), ("span", SPAN), ("payload", blob(MOST_PAYLOAD_BYTES)))
 
 _KINDS: dict[int, tuple[type[Any], Layout]] = {
     1: (Heartbeat, HEARTBEAT_LAYOUT),
@@ -265,7 +264,6 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     5: (RosterRequest, (("known", many(DIGEST, MOST_ROSTERS_IN_REPLY)),)),
     6: (RosterReply, (("rosters", _CERTIFIED),)),
     7: (Promise, PROMISE_LAYOUT),
-    8: (Proposal, PROPOSAL_LAYOUT),
     9: (Vote, VOTE_LAYOUT),
     10: (HeadsRequest, (("fragment", U16),)),
     11: (HeadsReply, (("fragment", U16), ("heads", many(_HEAD, MOST_SPANS)))),
@@ -277,21 +275,23 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     17: (ManifestRequest, (("nonce", U64),)),
     18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
     19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
+    20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
     21: (Relay, RELAY_LAYOUT),
     22: (RowReport, ROW_REPORT_LAYOUT),
-    20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
+    23: (ProposalDelta, PROPOSAL_DELTA_LAYOUT),
+    24: (CertifiedDelta, CERTIFIED_DELTA_LAYOUT),
     32: (Opening, _OPENING_LAYOUT),
-    33: (SpanVector, _SPAN_VECTOR_LAYOUT),
+    33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", _VECTOR))),
     34: (Entry, ENTRY_LAYOUT),
     35: (RowMean, _ROW_MEAN_LAYOUT),
-    36: (SpanReply, _SPAN_REPLY_LAYOUT),
+    36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _VECTOR))),
 }
 _FIRST_BULK_KIND = 32
 _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
 
 Message = (
-    Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | Promise | Proposal | Vote | HeadsRequest
-    | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
+    Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | CertifiedDelta | Promise | ProposalDelta | Vote
+    | HeadsRequest | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
     | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal
     | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip

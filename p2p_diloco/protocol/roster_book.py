@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
 from p2p_diloco.protocol.ballot import ballot_turn
+from p2p_diloco.protocol.entry import Entry, included_places
 from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
@@ -42,6 +43,7 @@ class RosterBook:
         self._places: dict[Digest, int] = {}
         self._tips: dict[Digest, Roster] = {}
         self._in_common: Digest | None = None
+        self._last_included: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._certified
@@ -105,6 +107,16 @@ class RosterBook:
                 return self.folded[digest]
             digest = certified.roster.parent
         return None
+
+    def included_in(self, entry: Entry) -> frozenset[PeerId]:
+        """Return whose contributions are in an entry of a known roster; most spans of a round include the same."""
+        key = (entry.roster, entry.included)
+        found = self._last_included.get(key)
+        if found is None:
+            roster, _ = self.folded[entry.roster]
+            found = frozenset(roster.members[place].peer for place in included_places(entry))
+            self._last_included = {key: found}
+        return found
 
     def parent_of(self, roster: Roster) -> Roster | None:
         """Return the parent of a known roster, None for the founding one."""

@@ -104,6 +104,9 @@ class Routes:
         if not learnt or not row or grid is None:
             return []
         listeners = {peer for peer in self._membership.alive(now) if peer not in grid.row_of}
+        if len(learnt) == 1:
+            return self._membership.spread(learnt[0], row | listeners, deadline)
+        # Several are what one asked for that was behind; its row may be too, and would ask for each of them.
         reply = RosterReply(rosters=learnt)
         return [Send(to=peer, message=reply, deadline=deadline) for peer in sorted(row | listeners)]
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 from fake_run import RUN, peer_id, run_rules, verify
 from founded_swarms import founded, goes_on
-from made import entry_on, founding, fragment_head, goodbye, head_of, heartbeat, ids, member, roster_1, self_of
+from made import (
+    certify,
+    child_of,
+    entry_on,
+    founding,
+    fragment_head,
+    goodbye,
+    head_of,
+    heartbeat,
+    ids,
+    member,
+    roster_1,
+    self_of,
+)
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import sha256
@@ -14,6 +27,7 @@ from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
 from p2p_diloco.protocol.messages import EntryRequest, Ping, Refusal, RosterReply, RosterRequest
 from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.roster_delta import certified_delta
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 
 
@@ -80,6 +94,21 @@ def test_rosters_are_given_to_those_who_lack_them() -> None:
     assert reply.message == RosterReply(rosters=(founding(), roster_1(2)))
     known = (roster_1(2).roster.digest(),)
     assert engine.receive(peer_id("bob"), RosterRequest(known=known), 0.0) == []
+
+
+def test_a_difference_to_a_known_roster_is_taken_and_to_an_unknown_one_asked_about() -> None:
+    ann, bob = ids(2)
+    parent = roster_1(2)
+    child = certify(child_of(parent.roster, [member(ann)], cycle=1), [ann, bob])
+    word = certified_delta(child, parent.roster)
+    assert word is not None
+    engine = engine_of("cat")
+    (ask,) = engine.receive(bob, word, 0.0)
+    assert isinstance(ask, Send)
+    assert isinstance(ask.message, RosterRequest)
+    with_roster(engine, parent)
+    engine.receive(bob, word, 0.0)
+    assert engine.book.in_force == child.roster
 
 
 @pytest.mark.parametrize("newer", [False, True])

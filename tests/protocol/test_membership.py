@@ -12,7 +12,9 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
 from p2p_diloco.protocol.ballot import Promise, Proposal, Vote, ballot_number
-from p2p_diloco.protocol.roster import MOST_LEVELS, lead_order
+from p2p_diloco.protocol.messages import RosterReply, RosterRequest
+from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, lead_order
+from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta, certified_delta
 
 A, B, C = ids(3)
 ROSTER = roster_1(3).roster
@@ -116,16 +118,61 @@ def promise_of(peer: bytes, **changes: object) -> Promise:
 
 def test_a_lead_takes_promises_proposes_and_spreads_the_certificate() -> None:
     lead = lead_that_hears_all()
-    assert sent(lead.tick(NOW), Proposal) == []
+    assert sent(lead.tick(NOW), ProposalDelta) == []
     actions = lead.take_promise(OTHER, promise_of(OTHER), NOW)
-    (asked, *_) = sent(actions, Proposal)
+    (asked, *_) = sent(actions, ProposalDelta)
     voter = member_of_three()
-    (ballot,) = sent(voter.take_proposal(LEAD, asked.message, NOW), Vote)  # type: ignore[arg-type]
+    whole = voter.rebuilt(LEAD, asked.message, NOW)  # type: ignore[arg-type]
+    assert isinstance(whole, Proposal)
+    (ballot,) = sent(voter.take_proposal(LEAD, whole, NOW), Vote)
     lead.take_vote(OTHER, ballot.message, NOW)  # type: ignore[arg-type]
     in_force = lead.book.in_force
     assert in_force is not None
     assert (in_force.k, in_force.peers()) == (2, frozenset(ids(3)))
     assert lead.take_vote(OTHER, ballot.message, NOW) == []  # type: ignore[arg-type]
+
+
+CHILD = certify(child_of(ROSTER, ROSTER.members, cycle=1), ids(3))
+
+
+def test_a_certified_roster_goes_to_members_of_its_parent_as_a_difference_and_whole_to_others() -> None:
+    here = member_of_three(A)
+    stranger = peer_id("stranger")
+    sends = {send.to: send for send in here.spread(CHILD, {B, C, stranger}, 9.0) if isinstance(send, Send)}
+    assert sends.keys() == {B, C, stranger}
+    assert sends[stranger].message == RosterReply(rosters=(CHILD,))
+    for peer in (B, C):
+        word = sends[peer].message
+        assert isinstance(word, CertifiedDelta)
+        assert member_of_three(peer).rebuilt(A, word, NOW) == CHILD
+
+
+@pytest.mark.parametrize("odd", [certify(CHILD.roster, [A, peer_id("stranger")]), founding()])
+def test_what_cannot_be_told_as_a_difference_goes_whole(odd: CertifiedRoster) -> None:
+    (send,) = member_of_three(A).spread(odd, {B}, 9.0)
+    assert isinstance(send, Send)
+    assert send.message == RosterReply(rosters=(odd,))
+
+
+def difference_of_child() -> CertifiedDelta:
+    word = certified_delta(CHILD, ROSTER)
+    assert word is not None
+    return word
+
+
+def test_who_does_not_know_the_parent_asks_for_whole_rosters() -> None:
+    ask = membership_of(B, founding()).rebuilt(A, difference_of_child(), NOW)
+    assert isinstance(ask, Send)
+    assert (ask.to, ask.message) == (A, RosterRequest(known=(founding().roster.digest(),)))
+
+
+def test_a_difference_that_does_not_hold_is_reported() -> None:
+    word = difference_of_child()
+    wrong = replace(word, delta=replace(word.delta, runs=((9, 1),)))
+    report = member_of_three().rebuilt(A, wrong, NOW)
+    assert isinstance(report, Report)
+    assert report.topic == "roster-refused"
+    assert "handed on a difference that does not hold: roster 2 comes as a difference that takes place" in report.text
 
 
 @pytest.mark.parametrize(

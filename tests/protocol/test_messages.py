@@ -8,11 +8,24 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import SPAN, entry_on, founding, fragment_head, goodbye, head_of, heartbeat, ids, member, roster_1, roster_of
+from made import (
+    SPAN,
+    child_of,
+    entry_on,
+    founding,
+    fragment_head,
+    goodbye,
+    head_of,
+    heartbeat,
+    ids,
+    member,
+    roster_1,
+    roster_of,
+)
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.ballot import Promise, Proposal, Vote
+from p2p_diloco.protocol.ballot import Promise, Vote
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import (
@@ -44,10 +57,12 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.overlay import Relay
 from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.roster import Goodbye
+from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta, difference
 
 A, B = ids(2)
 D = sha256(b"digest")
 ROSTER = roster_of(3)
+DELTA = difference(child_of(ROSTER, (*ROSTER.members[1:], member(B, incarnation=2)), goodbyes=(goodbye(A),)), ROSTER)
 MESSAGES: tuple[Message, ...] = (
     heartbeat(A, heads=(fragment_head(),), loss=1.5),
     Ping(nonce=7),
@@ -58,7 +73,8 @@ MESSAGES: tuple[Message, ...] = (
     Promise(parent=D, level=1, ballot=9, voted=(4, ROSTER), signature=bytes(64)),
     Relay(to=A, source=B, hops=1, frame=b"a word"),
     RowReport(roster=sha256(b"r"), row=3, present=b"\x05", coming=(member(A),), goodbyes=(goodbye(B),)),
-    Proposal(ballot=9, roster=ROSTER, signature=bytes(64)),
+    ProposalDelta(ballot=9, delta=DELTA, signature=bytes(64)),
+    CertifiedDelta(delta=DELTA, ballot=9, votes=((1, bytes(64)),)),
     Vote(parent=D, roster=D, ballot=9, signature=bytes(64)),
     HeadsRequest(fragment=1),
     HeadsReply(fragment=1, heads=(head_of(),)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake_run import ORGANISER, RUN, verify
-from made import book_with, certify, child_of, founding, ids, roster_1
+from made import book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import sha256
@@ -101,3 +101,11 @@ def test_who_knows_nothing_gets_the_chain_from_its_beginning() -> None:
     assert book.after(())[0] == founding()
     assert book.after((sha256(b"never heard of"),)) == book.after(())
     assert len(book.landmarks()) <= 64
+
+
+def test_whose_contributions_an_entry_includes_is_read_off_the_roster_that_it_names() -> None:
+    book = book_with(founding(), roster_1(3))
+    roster, owner = roster_1(3).roster, ids(1)[0]
+    for places in ((0, 2), (0, 2), (1,)):
+        entry = entry_on(head_of(), roster, owner, places=places)
+        assert book.included_in(entry) == {roster.members[place].peer for place in places}

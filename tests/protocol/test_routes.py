@@ -14,6 +14,7 @@ from p2p_diloco.protocol.grid import REGRID_ROSTERS, fold_roster, grid_order
 from p2p_diloco.protocol.messages import Ping, RosterReply, encode_message
 from p2p_diloco.protocol.overlay import MOST_HOPS, Relay
 from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.roster_delta import certified_delta
 from p2p_diloco.protocol.routes import Routes
 
 CERTIFIED = certify(roster_of(8), [peer_id("boot")])
@@ -102,6 +103,19 @@ def test_rosters_that_came_down_the_column_go_to_the_row_and_its_listeners() -> 
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED,)) for s in sends)
     assert routes.hand_on_rosters(GRID, SECOND, [], 0.0, 1.0) == []
     assert routes.hand_on_rosters(GRID, OTHER_1, [learnt], 0.0, 1.0) == [], "from the own row: they have it"
+
+
+def test_one_roster_is_handed_on_as_a_difference_and_several_whole() -> None:
+    child = certify(child_of(ROSTER, ROSTER.members), ROSTER.peers())
+    routes = routes_of(FIRST, CERTIFIED, child)
+    sends = routes.hand_on_rosters(GRID, SECOND, [KeepRoster(certified=child)], 0.0, 1.0)
+    words = {send.to: send.message for send in sends if isinstance(send, Send)}
+    assert {to for to, word in words.items() if word == certified_delta(child, ROSTER)} == {*GRID.rows[0]} - {FIRST}
+    assert {to for to, word in words.items() if word == RosterReply(rosters=(child,))} == words.keys() - ROSTER.peers()
+    learnt = [KeepRoster(certified=CERTIFIED), KeepRoster(certified=child)]
+    both = routes.hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
+    assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED, child)) for s in both)
+    assert len(both) == len(sends)
 
 
 def receivers(me: PeerId) -> set[PeerId]:
