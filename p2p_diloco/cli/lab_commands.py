@@ -94,3 +94,59 @@ def make_simulate() -> App:
         return run_split(peers, seed, json)
 
     return simulate
+
+
+def add_experiment(app: App) -> None:
+    """Add the command `experiment`."""
+
+    @app.command
+    def experiment(
+        name: str,
+        /,
+        *,
+        quick: bool = False,
+        size: str = "tiny",
+        islands: int = 4,
+        steps: int = 480,
+        sync_every: int = 32,
+        seeds: int | None = None,
+        data: str | None = None,
+        json: str | None = None,
+    ) -> int:
+        """Train many islands in one process, ours and what others do beside them, and print a table.
+
+        Parameters
+        ----------
+        name
+            parity, mixed, loss, bits, outer, merge, radial, sync, fragments, rate or topics
+        quick
+            two seeds
+        size
+            of the model: micro, tiny, small or base
+        islands
+            how many
+        steps
+            of each island
+        sync_every
+            steps from one exchange of a part to its next
+        seeds
+            trials of each row
+        data
+            a text; without it the source of Python's standard library
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.experiment import ExperimentOptions, run_named_experiment
+
+        options = ExperimentOptions(
+            name=name,
+            quick=quick,
+            size=size,
+            islands=islands,
+            steps=steps,
+            sync_every=sync_every,
+            seeds=seeds,
+            data=data,
+            json=json,
+        )
+        return run_named_experiment(options)

@@ -7,6 +7,7 @@ and one that restarts goes on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -74,6 +75,24 @@ class Corpus:
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return a copy of bytes `start` to `stop` of the whole text."""
         return self._files.read(start, stop)
+
+    def share(self, index: int, count: int) -> Corpus:
+        """Return one of `count` shares of the text to train on, each of neighbouring stretches; all else is the same.
+
+        Neighbours in a sorted folder are about the same thing.
+
+        Raises:
+            ConfigError: the text has fewer stretches than shares.
+        """
+        if len(self.train_parts) < count:
+            raise ConfigError(
+                f"a text of {self.num_bytes} bytes has {len(self.train_parts)} stretches, too few for {count} shares; "
+                f"name one of at least {count * _STRIDE_BYTES} bytes"
+            )
+        first, last = len(self.train_parts) * index // count, len(self.train_parts) * (index + 1) // count
+        own = copy(self)
+        own.train_parts = self.train_parts[first:last]
+        return own
 
     def held_out_bytes(self) -> int:
         """Return how many bytes are held out."""

@@ -26,7 +26,6 @@ from p2p_diloco.outer.advance import (
     prepare_contribution,
     record_contribution,
     replace_span,
-    shrink_contribution,
 )
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState
@@ -34,8 +33,8 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import TakeSnapshot
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.swarm.vector_work import encode_contribution
 
-MOST_SHRINKS = 16
 TOKENS_PER_STEP = 100
 STEP_SIZE = 0.02
 PULL = 0.01
@@ -201,13 +200,7 @@ class Island:
         in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
         known = NOTHING_IN_FLIGHT if self.leaves_out_in_flight else in_flight
         prepared = prepare_contribution(state, known, local_N, round_index=round_index)
-        payload = codec.encode(prepared.delta_N)
-        for _ in range(MOST_SHRINKS):
-            shrunk = shrink_contribution(prepared, maths.norm(codec, payload))
-            if shrunk is prepared:
-                break
-            prepared = shrunk
-            payload = codec.encode(prepared.delta_N)
+        prepared, payload = encode_contribution(codec, prepared, lambda encoded: maths.norm(codec, encoded))
         decoded_N = maths.decode(codec, payload)
         advance = record_contribution(state, in_flight, local_N, round_index=round_index, decoded_N=decoded_N)
         self._keep(span, advance)

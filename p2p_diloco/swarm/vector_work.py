@@ -6,7 +6,7 @@ Plain functions for the one worker thread; the event loop never touches a whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,13 @@ import numpy as np
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
+from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 
+MOST_SHRINKS = 16
 _NORM_SLACK = 1.0 + 1e-6
 """Sender and reducer multiply the same two float32 numbers, but the sender's shrinking may end a rounding too high."""
 
@@ -46,6 +48,26 @@ class Reduced:
     payload: bytes
     norm: float
     dropped: tuple[tuple[PeerId, str], ...]
+
+
+def encode_contribution(
+    codec: Codec, prepared: PreparedContribution, norm: Callable[[bytes], float] | None = None
+) -> tuple[PreparedContribution, bytes]:
+    """Encode a contribution so that what it decodes to is within its limit.
+
+    Args:
+        norm: exact norm of an encoded vector, for whoever keeps them; computed unless given.
+    Returns:
+        The contribution as it was encoded, shrunk if rounding had made it too long, and its encoding.
+    """
+    norm = norm if norm is not None else lambda payload: payload_norm(codec, payload, len(prepared.delta_N))
+    for _ in range(MOST_SHRINKS):
+        payload = codec.encode(prepared.delta_N)
+        shrunk = shrink_contribution(prepared, norm(payload))
+        if shrunk is prepared:
+            return prepared, payload
+        prepared = shrunk
+    return prepared, codec.encode(prepared.delta_N)
 
 
 def payload_norm(codec: Codec, payload: bytes, elements: int) -> float:

@@ -27,7 +27,6 @@ from p2p_diloco.outer.advance import (
     prepare_contribution,
     record_contribution,
     replace_span,
-    shrink_contribution,
 )
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState, absorb
@@ -35,10 +34,10 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.swarm.replica import Answer, SpanUpdate
+from p2p_diloco.swarm.vector_work import encode_contribution
 from p2p_diloco.trainer.run_plan import RunPlan
 
 IDLE_SECONDS = 0.05
-MOST_SHRINKS = 16
 LOSS_SMOOTHING = 0.95
 
 
@@ -283,13 +282,7 @@ class IslandThread:
         local_N = self._parameters.read(span.fragment, place.start, place.stop)
         kappa = plan.manifest.limits.kappa
         prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index, kappa=kappa)
-        payload = codec.encode(prepared.delta_N)
-        for _ in range(MOST_SHRINKS):
-            shrunk = shrink_contribution(prepared, codec.squared_norm(payload, elements) ** 0.5)
-            if shrunk is prepared:
-                break
-            prepared = shrunk
-            payload = codec.encode(prepared.delta_N)
+        prepared, payload = encode_contribution(codec, prepared)
         advance = record_contribution(
             state,
             in_flight,

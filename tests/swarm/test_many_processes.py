@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.swarm.process_swarm import FRAGMENTS, ProcessSwarm
-from tests.swarm.test_faults import end_together
+from tests.swarm.test_faults import check_nobody_was_held, check_only_own_spans_were_void, end_together, most_owned
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(2400)]
 
@@ -43,6 +43,30 @@ def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_a
         seconds = time.time() - killed
         heads = {swarm.peers[name].status.head for name in names}
         print(f"whole again {seconds:.0f} s after the kill, rounds {height} and on; {len(heads)} heads in status files")
+        end_together(swarm, names)
+
+
+def test_whoever_freezes_in_a_grid_holds_nobody_and_costs_only_its_column() -> None:
+    values = {"membership": {"heartbeat_seconds": 0.5, "void_cycles": 4, "group_size": 3}}
+    names = ["ada", "ben", "cleo", "dora", "emil", "fay"]
+    with ProcessSwarm(values, patience_seconds=180.0, round_seconds=3.0) as swarm:
+        for place, name in enumerate(names):
+            swarm.start(name, founds=place == 0, dial_out_only=name == "fay")
+        swarm.wait_for_whole_round(names, len(names), since=0.0, lasting=True)
+        assert {tuple(swarm.peers[name].status.grid) for name in names} == {(3, 3)}
+
+        for place, victim in enumerate(names):
+            others = [name for name in names if name != victim]
+            swarm.sleep_to((0.05, 0.3, 0.55, 0.8)[place % 4])
+            frozen = swarm.freeze(victim, with_daemon=place % 2 == 0)
+            swarm.sleep_rounds(3.5)
+            woken = swarm.wake(victim)
+            # Half of the members is not more than half: without its reducer a row lacks its spans, and the other alone
+            # cannot make them entries. Columns are two, since one of six accepts no connection.
+            for other in others:
+                check_only_own_spans_were_void(swarm, other, frozen - 3.0, woken, most_owned(2))
+            check_nobody_was_held(swarm, others, frozen - 3.0, woken)
+            swarm.wait_for_whole_round(names, len(names), since=woken, lasting=True)
         end_together(swarm, names)
 
 

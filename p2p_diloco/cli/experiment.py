@@ -1,0 +1,105 @@
+"""`p2p-diloco experiment`: plays a question of learning on many islands in one process and prints its table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TextIO
+
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.learning.experiments import Scope, experiment_named
+from p2p_diloco.lab.learning.learners import shape_named
+from p2p_diloco.lab.learning.setting import Outcome
+from p2p_diloco.lab.learning.table import run_experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentOptions:
+    """As typed.
+
+    Attributes:
+        name: of the experiment.
+        quick: few seeds.
+        size, islands, steps, sync_every: how large it is.
+        seeds: of each row; None: as many as the experiment wants.
+        data: path of a text; None: the standard library's source.
+        json: file for the figures, `-` for standard output.
+    """
+
+    name: str
+    quick: bool
+    size: str
+    islands: int
+    steps: int
+    sync_every: int
+    seeds: int | None
+    data: str | None
+    json: str | None
+
+
+def run_named_experiment(options: ExperimentOptions) -> int:
+    """Run, print, and return the exit code, 0.
+
+    Raises:
+        ConfigError: an option that means nothing.
+    """
+    _check(options)
+    scope = Scope(
+        size=options.size,
+        islands=options.islands,
+        ticks=options.steps,
+        sync_every=options.sync_every,
+        seeds=options.seeds,
+        is_quick=options.quick,
+    )
+    experiment = experiment_named(options.name, scope)
+    check_target(options.json)
+    quiet = options.json == STANDARD_OUTPUT
+    progress = _Progress(sys.stderr)
+    table = run_experiment(experiment, text=options.data, heard=progress.heard)
+    progress.clear()
+    write_figures(options.json, table.figures())
+    if not quiet:
+        print("\n".join(table.lines()))
+    return 0
+
+
+def _check(options: ExperimentOptions) -> None:
+    shape_named(options.size)
+    for flag, value, least in (
+        ("--islands", options.islands, 2),
+        ("--steps", options.steps, options.sync_every),
+        ("--sync-every", options.sync_every, 8),
+        ("--seeds", options.seeds if options.seeds is not None else 1, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"{flag} is {value}; expected at least {least}")
+    if options.steps % options.sync_every or options.sync_every % 8:
+        raise ConfigError(
+            f"--steps is {options.steps} and --sync-every {options.sync_every}; expected multiples of "
+            f"{options.sync_every} and of 8"
+        )
+
+
+class _Progress:
+    """One line on a terminal that says how far it is; nothing elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._began = time.monotonic()
+        self._done = 0
+
+    def heard(self, outcome: Outcome, left: int) -> None:
+        """Note a trial."""
+        self._done += 1
+        if self._stream is not None:
+            seconds = (time.monotonic() - self._began) / self._done * left
+            line = f"{outcome.name}: {outcome.loss:.4f}; {left} trials left, about {seconds:.0f} s"
+            print(f"\r\033[K{line}", end="", file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        """Wipe the line."""
+        if self._stream is not None:
+            print("\r\033[K", end="", file=self._stream, flush=True)

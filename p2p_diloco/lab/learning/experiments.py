@@ -1,0 +1,237 @@
+"""The questions that the bench answers by name, each a table of settings that differ in one thing.
+
+Every baseline has the figures that suit it best, found by `tune` (docs/lab-log.md): a table in which only ours was
+tuned would say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.learning.setting import OURS, Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A table.
+
+    Attributes:
+        question: for people, one line.
+        settings: one per row; the first is what the others are compared with.
+        seeds: trials of each row.
+    """
+
+    question: str
+    settings: tuple[Setting, ...]
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How large an experiment is.
+
+    Attributes:
+        size: of the model.
+        islands: learners.
+        ticks: inner steps of an island.
+        sync_every: H.
+        seeds: trials of each row; None: as many as the experiment wants.
+        is_quick: few seeds and rows.
+    """
+
+    size: str = "tiny"
+    islands: int = 4
+    ticks: int = 480
+    sync_every: int = 32
+    seeds: int | None = None
+    is_quick: bool = False
+
+    def ours(self, **changes: object) -> Setting:
+        """Return p2p_diloco as a manifest has it by default."""
+        base = Setting(
+            name=OURS, size=self.size, islands=self.islands, ticks=self.ticks, sync_every=self.sync_every, delay=4
+        )
+        return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def baselines(scope: Scope) -> tuple[Setting, ...]:
+    """Return all that others do, each with the figures that suited it best."""
+    ours = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
+    return (
+        replace(ours, name="data-parallel", system="data-parallel"),
+        replace(ours, name="textbook-diloco", system="textbook-diloco", outer_rate=1.0, momentum=0.5),
+        replace(
+            ours, name="streaming-diloco", system="streaming-diloco", fragments=4, delay=4, alpha=0.5, outer_rate=1.0,
+            momentum=0.5,
+        ),
+        replace(
+            ours, name="decoupled-diloco", system="decoupled-diloco", fragments=4, delay=2, is_radial=True,
+            outer_rate=0.7, momentum=0.5, weights_by_tokens=True,
+        ),
+        replace(ours, name="noloco", system="noloco", outer_rate=0.7, momentum=0.5),
+        replace(ours, name="delta-only-groups", system="delta-only-groups", outer_rate=1.0, momentum=0.5),
+        replace(ours, name="opendiloco", system="opendiloco", outer_rate=1.0, momentum=0.5),
+    )  # fmt: skip
+
+
+def _parity(scope: Scope) -> Experiment:
+    return Experiment(
+        question="does it learn as well as one machine, and as well as what others do?",
+        settings=(scope.ours(), *baselines(scope)),
+        seeds=8,
+    )
+
+
+def _mixed(scope: Scope) -> Experiment:
+    even = scope.ours()
+    mixed = replace(even, slow=scope.islands // 2)
+    return Experiment(
+        question="what does it cost when half of the islands are four times slower, at equal tokens?",
+        settings=(
+            replace(mixed.with_tokens_of_all_fast(), name="half-slow"),
+            replace(even, name="all-fast"),
+            replace(mixed.with_tokens_of_all_fast(), name="half-slow-equal-weights", weights_by_tokens=False),
+        ),
+        seeds=8,
+    )
+
+
+def _loss(scope: Scope) -> Experiment:
+    shares = (0.25, 0.5)
+    lossy = [scope.ours(name=f"{round(100 * share)}%-lost", lost_share=share) for share in shares]
+    kept = scope.ours(name="25%-lost-late-keep", lost_share=0.25, late="keep")
+    return Experiment(
+        question="what does it cost when contributions are lost?",
+        settings=(lossy[0], scope.ours(name="none-lost"), lossy[1], kept),
+        seeds=8,
+    )
+
+
+def _bits(scope: Scope) -> Experiment:
+    plain = scope.ours(name="float32", contribution="float32", entry="float32")
+    return Experiment(
+        question="how few bits lose nothing?",
+        settings=(
+            scope.ours(name="int4"),
+            plain,
+            replace(plain, name="int8", contribution="int8", entry="int8"),
+            replace(plain, name="int4-up-float32-down", contribution="int4"),
+            scope.ours(name="int4-residual-dropped", merge="overwrite"),
+        ),
+        seeds=8,
+    )
+
+
+def _outer(scope: Scope) -> Experiment:
+    pairs = ((1.0, 0.5), (0.7, 0.5), (1.0, 0.3), (0.7, 0.7), (0.7, 0.9), (1.0, 0.7), (1.3, 0.3), (1.0, 0.0))
+    return Experiment(
+        question="which outer rate and momentum?",
+        settings=tuple(
+            scope.ours(name=f"rate-{rate}-momentum-{momentum}", outer_rate=rate, momentum=momentum)
+            for rate, momentum in pairs
+        ),
+        seeds=2,
+    )
+
+
+def _merge(scope: Scope) -> Experiment:
+    delays = (0, 4, 16)
+    rules = (("keep", 0.0), ("overwrite", 0.0), ("blend", 0.5))
+    return Experiment(
+        question="how should local parameters follow an entry, the later it comes?",
+        settings=tuple(
+            scope.ours(name=f"{kind}-delay-{delay}", merge=kind, alpha=alpha, delay=delay)
+            for delay in delays
+            for kind, alpha in rules
+        ),
+        seeds=2,
+    )
+
+
+def _radial(scope: Scope) -> Experiment:
+    return Experiment(
+        question="plain or radial mean?",
+        settings=tuple(
+            scope.ours(name=f"{kind}-rate-{rate}", is_radial=kind == "radial", outer_rate=rate)
+            for kind in ("plain", "radial")
+            for rate in (1.0, 0.7, 0.5)
+        ),
+        seeds=2,
+    )
+
+
+def _sync(scope: Scope) -> Experiment:
+    return Experiment(
+        question="how often should islands exchange?",
+        settings=tuple(
+            scope.ours(name=f"every-{steps}", sync_every=steps, delay=steps // 8)
+            for steps in (32, 8, 16, 64, 128)
+            if steps <= scope.ticks
+        ),
+        seeds=2,
+    )
+
+
+def _fragments(scope: Scope) -> Experiment:
+    return Experiment(
+        question="in how many parts?",
+        settings=tuple(scope.ours(name=f"{parts}-fragments", fragments=parts) for parts in (4, 1, 2, 8)),
+        seeds=2,
+    )
+
+
+def _rate(scope: Scope) -> Experiment:
+    rates = (2e-3, 5e-4, 1e-3, 4e-3, 8e-3)
+    systems = (scope.ours(), *baselines(scope)[:2])
+    return Experiment(
+        question="which inner rate suits whom?",
+        settings=tuple(
+            replace(setting, name=f"{setting.name}-{rate:g}", learning_rate=rate)
+            for rate in rates
+            for setting in systems
+        ),
+        seeds=1,
+    )
+
+
+def _topics(scope: Scope) -> Experiment:
+    return Experiment(
+        question="what does it cost when each island has text of its own kind?",
+        settings=(
+            scope.ours(name="by-topic", by_topic=True),
+            scope.ours(name="mixed-text"),
+            replace(baselines(scope)[1], name="textbook-by-topic", by_topic=True),
+        ),
+        seeds=4,
+    )
+
+
+EXPERIMENTS: dict[str, Callable[[Scope], Experiment]] = {
+    "parity": _parity,
+    "mixed": _mixed,
+    "loss": _loss,
+    "bits": _bits,
+    "outer": _outer,
+    "merge": _merge,
+    "radial": _radial,
+    "sync": _sync,
+    "fragments": _fragments,
+    "rate": _rate,
+    "topics": _topics,
+}
+
+
+def experiment_named(name: str, scope: Scope) -> Experiment:
+    """Return an experiment.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"no experiment is called {name!r}; known are {', '.join(EXPERIMENTS)}")
+    experiment = EXPERIMENTS[name](scope)
+    if scope.seeds is not None:
+        return replace(experiment, seeds=scope.seeds)
+    return replace(experiment, seeds=min(2, experiment.seeds)) if scope.is_quick else experiment

@@ -1,0 +1,243 @@
+"""p2p_diloco itself in the bench: contributions, entries and merges by the code that real peers run.
+
+One span per fragment, one row, a reducer that nobody distrusts; rounds are counted in ticks. Who is lost, slow or away
+is the experiment's business.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
+from p2p_diloco.lab.learning.algorithm import Algorithm, Model, radial_mean
+from p2p_diloco.lab.learning.learners import Learners
+from p2p_diloco.lab.maths import absorbed_entry
+from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.mean import clip_weight, contribution_weight
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import SpanState, absorb, genesis_state
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.inclusion import Inclusion, build_entry
+from p2p_diloco.protocol.roster import Member, Roster
+from p2p_diloco.protocol.round import rounding_seed
+from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_parts
+
+RUN = sha256(b"a run on the bench of learning")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurRule:
+    """How the swarm exchanges.
+
+    Attributes:
+        sync_every: ticks of a cycle.
+        delay: ticks from the begin of a round to the border at which its entry is absorbed.
+        outer, merge, codecs: as in a manifest.
+        weights_by_tokens: False weighs all alike.
+        is_radial: merge directions and norms apart.
+        lost_share: contributions that never reach their reducer.
+        radius_factor: κ.
+        weight_clip: largest weight, in last medians.
+    """
+
+    sync_every: int
+    delay: int
+    outer: OuterRule
+    merge: MergeRule
+    codecs: Codecs
+    weights_by_tokens: bool = True
+    is_radial: bool = False
+    lost_share: float = 0.0
+    radius_factor: float = 2.0
+    weight_clip: float = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sent:
+    """A learner's contribution to one round."""
+
+    payload: bytes
+    norm: float
+    tokens: int
+    steps: int
+    is_lost: bool
+
+
+class OurSwarm(Algorithm):
+    """All peers of one run; they hold the same bytes, so φ and m are kept once."""
+
+    def __init__(self, learners: Learners, rule: OurRule, *, seed: int) -> None:
+        super().__init__(learners)
+        num_fragments = len(learners.fragments)
+        if rule.sync_every % num_fragments:
+            raise ConfigError(f"a cycle of {rule.sync_every} steps does not divide into {num_fragments} rounds")
+        self._rule = rule
+        self._ticks = rule.sync_every // num_fragments
+        if not 0 <= rule.delay < rule.sync_every:
+            raise ConfigError(f"a delay of {rule.delay} steps does not fit into a cycle of {rule.sync_every}")
+        self._clock = RoundClock(start_seconds=0.0, round_seconds=float(self._ticks), num_fragments=num_fragments)
+        self._rng = random.Random(seed)
+        self._roster = _roster(len(learners))
+        start = [genesis_state(learners.read(0, f), self._roster.digest()) for f in range(num_fragments)]
+        self._states: list[SpanState] = start
+        self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
+        self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
+        self._under_way: list[tuple[int, Entry, frozenset[int]]] = []
+        self.entries: list[Entry] = []
+        self.num_void = 0
+
+    def border(self, tick: int) -> None:
+        """Absorb the entries that are due, then contribute if a round begins."""
+        self._absorb_due(tick)
+        if tick % self._ticks == 0:
+            self._begin_round(tick // self._ticks, tick)
+            self._absorb_due(tick)
+
+    def settle(self, tick: int) -> None:
+        """Play one more cycle of rounds, without steps."""
+        for later in range(tick + 1, tick + self._rule.sync_every + self._rule.delay + 1):
+            self.border(later)
+
+    def models(self) -> list[Model]:
+        """Return φ."""
+        return [tuple(state.anchor_N for state in self._states)]
+
+    # -- a round
+
+    def _begin_round(self, round_index: int, tick: int) -> None:
+        fragment = self._clock.fragment(round_index)
+        sent = {}
+        for learner in range(len(self.learners)):
+            contribution = self._contribute(learner, fragment, round_index)
+            if contribution is not None:
+                sent[learner] = contribution
+        arrived = {learner: one for learner, one in sent.items() if not one.is_lost}
+        entry = self._reduce(fragment, round_index, arrived)
+        if entry is None:
+            self.num_void += 1
+            return
+        self.entries.append(entry)
+        self._under_way.append((tick + self._rule.delay, entry, frozenset(arrived)))
+        others = 1.0 - 1.0 / len(self.learners)
+        self.sent_bytes += others * (sum(len(one.payload) for one in sent.values()) / len(self.learners))
+        self.sent_bytes += others * len(entry.payload)
+
+    def _contribute(self, learner: int, fragment: int, round_index: int) -> _Sent | None:
+        rule, learners, state = self._rule, self.learners, self._states[fragment]
+        tokens, steps = learners.tokens(learner), learners.steps(learner)
+        told_tokens, told_steps = self._told[learner][fragment]
+        if steps == told_steps:
+            return None
+        in_flight, local_N = self._in_flight[learner][fragment], learners.read(learner, fragment)
+        codec = rule.codecs.contribution
+        try:
+            prepared = prepare_contribution(
+                state, in_flight, local_N, round_index=round_index, kappa=rule.radius_factor
+            )
+        except (RoundError, NonFiniteUpdate):
+            return None
+        prepared, payload = encode_contribution(codec, prepared)
+        decoded_N = codec.decode(payload, len(local_N))
+        advance = record_contribution(state, in_flight, local_N, round_index=round_index, decoded_N=decoded_N)
+        self._in_flight[learner][fragment] = advance.in_flight
+        if advance.local_N is not local_N:
+            learners.write(learner, fragment, advance.local_N)
+        self._told[learner][fragment] = (tokens, steps)
+        return _Sent(
+            payload=payload,
+            norm=prepared.norm,
+            tokens=tokens - told_tokens,
+            steps=steps - told_steps,
+            is_lost=self._rng.random() < rule.lost_share,
+        )
+
+    def _reduce(self, fragment: int, round_index: int, arrived: dict[int, _Sent]) -> Entry | None:
+        rule, head, span = self._rule, self._states[fragment].head, SpanId(fragment, 0)
+        members = self._roster.members
+        parts = tuple(
+            Part(peer=members[learner].peer, payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
+            for learner, one in arrived.items()
+        )
+        limit = rule.radius_factor * head.radius if head.radius > 0 else float("inf")
+        seed = rounding_seed(RUN, round_index, span)
+        action = ReduceSpan(
+            round=round_index, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=limit, rounding_seed=seed
+        )
+        reduced = reduce_parts(action, rule.codecs, self.elements(fragment))
+        if isinstance(reduced, str):
+            return None
+        payload = self._radial(fragment, parts, seed) if rule.is_radial else reduced.payload
+        inclusion = Inclusion(
+            places=tuple(arrived),
+            weights=tuple(part.weight for part in parts),
+            norms=tuple(part.norm for part in parts),
+            tokens=sum(one.tokens for one in arrived.values()),
+        )
+        entry = build_entry(
+            self._roster, self._roster.digest(), round_index, span, head.digest, head.height, inclusion, payload
+        )
+        return entry if isinstance(entry, Entry) else None
+
+    def _weigh(self, sent: _Sent, fragment: int) -> float:
+        if not self._rule.weights_by_tokens:
+            return 1.0
+        weight = contribution_weight(sent.tokens, sent.steps)
+        return clip_weight(weight, self._states[fragment].head.median_weight, self._rule.weight_clip)
+
+    def _radial(self, fragment: int, parts: tuple[Part, ...], seed: bytes) -> bytes:
+        codecs, elements = self._rule.codecs, self.elements(fragment)
+        vectors = [codecs.contribution.decode(part.payload, elements) for part in parts]
+        mean_N = radial_mean(vectors, [part.weight for part in parts], self.tensors_of(fragment))
+        return codecs.entry.encode(mean_N, rounding_seed=seed if codecs.rounds_stochastically else None)
+
+    def _absorb_due(self, tick: int) -> None:
+        while self._under_way and self._under_way[0][0] <= tick:
+            _, entry, included = self._under_way.pop(0)
+            self._absorb(entry, included)
+
+    def _absorb(self, entry: Entry, included: frozenset[int]) -> None:
+        fragment, rule = entry.span.fragment, self._rule
+        before = self._states[fragment]
+        update_N: Vector = rule.codecs.entry.decode(entry.payload, before.elements)
+        after = absorb(before, entry=absorbed_entry(entry), update_N=update_N, rule=rule.outer)
+        self._states[fragment] = after
+        for learner in range(len(self.learners)):
+            advance = follow_entry(
+                before,
+                self._in_flight[learner][fragment],
+                self.learners.read(learner, fragment),
+                advanced=after,
+                own_included=learner in included,
+                merge_rule=rule.merge,
+            )
+            self._in_flight[learner][fragment] = advance.in_flight
+            self.learners.write(learner, fragment, advance.local_N)
+
+
+def _roster(num_learners: int) -> Roster:
+    """Return a roster of that many members; nobody votes on it."""
+    members = tuple(
+        Member(peer=PeerId(sha256(b"learner", place.to_bytes(4, "little"))), incarnation=1, can_be_dialled=True)
+        for place in range(num_learners)
+    )
+    return Roster(
+        run=RUN,
+        genesis=ZERO_DIGEST,
+        parent=ZERO_DIGEST,
+        k=1,
+        epoch=0,
+        level=0,
+        cycle=0,
+        regrid=0,
+        members=members,
+        helper=None,
+        goodbyes=(),
+        included_total=0,
+    )

@@ -1,0 +1,247 @@
+"""One cell of an experiment: which algorithm, on how many islands, with which figures; and its run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.data import Corpus, open_corpus
+from p2p_diloco.island.inner_loop import InnerRule
+from p2p_diloco.lab.learning import baselines
+from p2p_diloco.lab.learning.algorithm import Algorithm
+from p2p_diloco.lab.learning.baselines import (
+    CentralDiloco,
+    CentralRule,
+    DataParallel,
+    DeltaOnlyGroups,
+    GossipRule,
+    NoLoCo,
+)
+from p2p_diloco.lab.learning.learners import Judge, TextLearners, shape_named
+from p2p_diloco.lab.learning.ours import OurRule, OurSwarm
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.swarm.vector_work import Codecs
+
+OURS = "p2p-diloco"
+SLOWNESS = 4
+WARMUP_SHARE = 0.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """All that determines a trial but its seed and its text.
+
+    Attributes:
+        name: of the row in the table.
+        system: which algorithm, see `SYSTEMS`.
+        size: of the model.
+        islands: learners; data-parallel has one with the batch of all.
+        ticks: inner steps of an island at full speed.
+        batch: windows of a step.
+        learning_rate: inner; cosine to a tenth of it, warm-up over the first twelfth.
+        sync_every: H, ticks of a cycle.
+        fragments: P.
+        delay: τ, ticks.
+        outer_rate, momentum: η, μ.
+        merge, alpha, late: how θ follows; for others than ours `alpha` is the local share.
+        contribution, entry: codecs, of ours.
+        is_radial: merge directions and norms apart.
+        weights_by_tokens: quantity times quality.
+        slow: islands that make one step in `SLOWNESS` ticks.
+        lost_share: contributions that never arrive.
+        group: learners in a group, of those that gossip.
+        by_topic: each island has a stretch of the text of its own.
+    """
+
+    name: str
+    system: str = OURS
+    size: str = "tiny"
+    islands: int = 4
+    ticks: int = 480
+    batch: int = 4
+    learning_rate: float = 2e-3
+    sync_every: int = 32
+    fragments: int = 4
+    delay: int = 4
+    outer_rate: float = 1.0
+    momentum: float = 0.5
+    merge: Literal["keep", "blend", "overwrite"] = "keep"
+    alpha: float = 0.0
+    late: Literal["drop", "keep"] = "drop"
+    contribution: str = "int4"
+    entry: str = "int4"
+    is_radial: bool = False
+    weights_by_tokens: bool = True
+    slow: int = 0
+    lost_share: float = 0.0
+    group: int = 2
+    by_topic: bool = False
+
+    def with_tokens_of_all_fast(self) -> Setting:
+        """Return this with so many more ticks that slow islands cost no tokens."""
+        speed = (self.islands - self.slow) + self.slow / SLOWNESS
+        cycles = round(self.ticks / self.sync_every * self.islands / speed)
+        return replace(self, ticks=cycles * self.sync_every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one trial.
+
+    Attributes:
+        loss: held-out, nats per byte; the mean where replicas differ.
+        tokens: trained on by all islands together.
+        bytes_sent_per_parameter: in the whole run, per island.
+        seconds: of CPU.
+    """
+
+    name: str
+    seed: int
+    loss: float
+    tokens: int
+    bytes_sent_per_parameter: float
+    seconds: float
+
+
+def run_trial(setting: Setting, seed: int, text: str | None = None) -> Outcome:
+    """Train and judge; the same on every machine that rounds alike, whatever else runs.
+
+    Args:
+        text: path of a text; None: the standard library's source.
+    """
+    torch.set_num_threads(1)
+    began, corpus = time.process_time(), open_corpus(text)
+    learners = _learners(setting, seed, corpus)
+    algorithm = make_algorithm(setting, learners, seed)
+    for tick in range(1, setting.ticks + 1):
+        learners.progress((tick - 1) / setting.ticks)
+        for learner in range(len(learners)):
+            if learner >= setting.slow or tick % SLOWNESS == 0:
+                learners.step(learner)
+        algorithm.border(tick)
+    algorithm.settle(setting.ticks)
+    judge = Judge(shape_named(setting.size), corpus, _fragments(setting))
+    losses = [judge.loss(model) for model in algorithm.models()]
+    return Outcome(
+        name=setting.name,
+        seed=seed,
+        loss=sum(losses) / len(losses),
+        tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
+        bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
+        seconds=time.process_time() - began,
+    )
+
+
+def _learners(setting: Setting, seed: int, corpus: Corpus) -> TextLearners:
+    is_one = setting.system == "data-parallel"
+    rule = InnerRule(
+        learning_rate=setting.learning_rate, schedule="cosine", warmup_steps=max(1, int(WARMUP_SHARE * setting.ticks))
+    )
+    return TextLearners(
+        shape=shape_named(setting.size),
+        corpus=corpus,
+        rule=rule,
+        num_learners=1 if is_one else setting.islands,
+        windows=setting.batch * (setting.islands if is_one else 1),
+        num_fragments=_fragments(setting),
+        seed=seed,
+        by_topic=setting.by_topic and not is_one,
+    )
+
+
+def _fragments(setting: Setting) -> int:
+    return setting.fragments if setting.system in (OURS, "streaming-diloco", "decoupled-diloco") else 1
+
+
+def make_algorithm(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
+    """Return the algorithm that a setting names.
+
+    Raises:
+        ConfigError: there is none of that name, or its figures do not fit together.
+    """
+    if setting.system not in SYSTEMS:
+        raise ConfigError(f"no algorithm is called {setting.system!r}; known are {', '.join(SYSTEMS)}")
+    return SYSTEMS[setting.system](setting, learners, seed)
+
+
+def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
+    codecs = Codecs(
+        contribution=codec_named(setting.contribution),
+        row_mean=codec_named("int8"),
+        entry=codec_named(setting.entry),
+        rounds_stochastically=setting.entry not in ("float32", "bfloat16"),
+    )
+    rule = OurRule(
+        sync_every=setting.sync_every,
+        delay=setting.delay,
+        outer=OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
+        merge=MergeRule(kind=setting.merge, alpha=setting.alpha, late=setting.late),
+        codecs=codecs,
+        weights_by_tokens=setting.weights_by_tokens,
+        is_radial=setting.is_radial,
+        lost_share=setting.lost_share,
+    )
+    return OurSwarm(learners, rule, seed=seed)
+
+
+def _central(
+    setting: Setting, learners: TextLearners, quantise: Callable[[Vector], Vector], up: float, down: float
+) -> Algorithm:
+    return CentralDiloco(
+        learners,
+        CentralRule(
+            sync_every=setting.sync_every,
+            delay=setting.delay,
+            local_share=setting.alpha,
+            outer=OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
+            quantise=quantise,
+            bytes_up=up,
+            bytes_down=down,
+            weights_by_tokens=setting.weights_by_tokens,
+            is_radial=setting.is_radial,
+        ),
+    )
+
+
+def _ring(setting: Setting) -> float:
+    """Return how often each parameter is sent by an island, in each of the two halves of a ring all-reduce."""
+    return 1.0 - 1.0 / setting.islands
+
+
+SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
+    OURS: _ours,
+    "data-parallel": lambda setting, learners, seed: DataParallel(learners, setting.islands),
+    "textbook-diloco": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_float32, 4 * _ring(setting), 4 * _ring(setting)
+    ),
+    "opendiloco": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_float16, 2 * _ring(setting), 2 * _ring(setting)
+    ),
+    "streaming-diloco": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_e3m0, 0.5 * _ring(setting), 0.5 * _ring(setting)
+    ),
+    "decoupled-diloco": lambda setting, learners, seed: _central(setting, learners, baselines.as_float32, 4.0, 4.0),
+    "noloco": lambda setting, learners, seed: NoLoCo(
+        learners,
+        GossipRule(sync_every=setting.sync_every, group=2),
+        seed=seed,
+        alpha=setting.momentum,
+        beta=setting.outer_rate,
+        gamma=setting.outer_rate,
+    ),
+    "delta-only-groups": lambda setting, learners, seed: DeltaOnlyGroups(
+        learners,
+        GossipRule(sync_every=setting.sync_every, group=setting.group),
+        OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
+        seed=seed,
+    ),
+}
+"""Algorithms by the names of their rows."""

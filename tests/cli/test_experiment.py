@@ -1,0 +1,61 @@
+"""`p2p-diloco experiment`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli import experiment
+from p2p_diloco.cli.app import main
+from p2p_diloco.lab.learning.setting import Outcome
+
+TEXT = "".join(f"line {number} of a text\n" for number in range(4000))
+SMALL = ["--size", "micro", "--islands", "2", "--steps", "8", "--sync-every", "8", "--seeds", "1"]
+
+
+def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    words = ["experiment", "loss", *SMALL, "--data", str(text)]
+    assert main([*words, "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in figures["rows"]] == ["25%-lost", "none-lost", "50%-lost", "25%-lost-late-keep"]
+    assert set(figures["gaps"]) == {"none-lost", "50%-lost", "25%-lost-late-keep"}
+    to = tmp_path / "figures.json"
+    assert main([*words, "--json", str(to)]) == 0
+    assert json.loads(to.read_text()) == figures
+    assert "what does it cost when contributions are lost?" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["luck"], "no experiment is called 'luck'"),
+        (["parity", "--size", "huge"], "--size is 'huge'"),
+        (["parity", "--islands", "1"], "--islands is 1; expected at least 2"),
+        (["parity", "--steps", "100"], "expected multiples of 32"),
+        (["parity", "--sync-every", "12", "--steps", "24"], "and of 8"),
+        (["parity", "--seeds", "0"], "--seeds is 0"),
+    ],
+)
+def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", *words]) == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_progress_is_for_terminals() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    outcome = Outcome(name="row", seed=0, loss=1.5, tokens=1, bytes_sent_per_parameter=1.0, seconds=1.0)
+    screen, pipe = Terminal(), io.StringIO()
+    for stream in (screen, pipe):
+        progress = experiment._Progress(stream)
+        progress.heard(outcome, 3)
+        progress.clear()
+    assert "row: 1.5000; 3 trials left" in screen.getvalue()
+    assert pipe.getvalue() == ""

@@ -1,0 +1,43 @@
+"""Experiments: their rows have names of their own, and parity holds what it must hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.learning.experiments import EXPERIMENTS, Scope, experiment_named
+from p2p_diloco.lab.learning.setting import SYSTEMS
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_rows_have_names_of_their_own_and_figures_that_fit(name: str) -> None:
+    experiment = experiment_named(name, Scope())
+    names = [setting.name for setting in experiment.settings]
+    assert len(set(names)) == len(names) > 1
+    assert experiment.question.endswith("?")
+    for setting in experiment.settings:
+        assert setting.system in SYSTEMS
+        assert setting.sync_every % setting.fragments == 0
+        assert 0 <= setting.delay < setting.sync_every
+
+
+def test_parity_compares_with_all_that_others_do() -> None:
+    rows = [setting.name for setting in experiment_named("parity", Scope()).settings]
+    assert rows == [
+        "p2p-diloco", "data-parallel", "textbook-diloco", "streaming-diloco", "decoupled-diloco", "noloco",
+        "delta-only-groups", "opendiloco",
+    ]  # fmt: skip
+
+
+def test_half_slow_means_equal_tokens() -> None:
+    slow, fast, _ = experiment_named("mixed", Scope(islands=4, ticks=480)).settings
+    assert slow.slow == 2
+    assert (2 + 2 / 4) * slow.ticks == fast.islands * fast.ticks
+
+
+def test_seeds_are_those_asked_for() -> None:
+    assert experiment_named("parity", Scope()).seeds == 8
+    assert experiment_named("parity", Scope(is_quick=True)).seeds == 2
+    assert experiment_named("parity", Scope(seeds=3)).seeds == 3
+    with pytest.raises(ConfigError, match="no experiment is called 'luck'; known are parity"):
+        experiment_named("luck", Scope())

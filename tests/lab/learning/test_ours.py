@@ -1,0 +1,107 @@
+"""p2p_diloco on the bench: by hand where it equals the textbook, and by what it promises where it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scripted_learners import ScriptedLearners
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.learning.ours import OurRule, OurSwarm
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.swarm.vector_work import Codecs
+
+FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
+
+
+def swarm(learners: ScriptedLearners, *, codec: str = "float32", merge: str = "keep", **changes: object) -> OurSwarm:
+    wire = codec_named(codec)
+    values: dict[str, object] = {
+        "sync_every": 2, "delay": 0, "outer": OuterRule(learning_rate=1.0, momentum=0.5),
+        "merge": MergeRule(kind=merge, alpha=0.0, late="drop"),  # type: ignore[arg-type]
+        "codecs": Codecs(contribution=wire, row_mean=FLOAT32, entry=wire, rounds_stochastically=False),
+        "radius_factor": 100.0,
+    }  # fmt: skip
+    return OurSwarm(learners, OurRule(**(values | changes)), seed=0)  # type: ignore[arg-type]
+
+
+def anchor(ours: OurSwarm) -> list[float]:
+    return [float(part_N[0]) for part_N in ours.models()[0]]
+
+
+def test_without_delay_and_rounding_it_is_the_textbook() -> None:
+    for merge in ("overwrite", "keep"):
+        learners = ScriptedLearners([-1.0, -3.0])
+        ours = swarm(learners, merge=merge)
+        learners.play(ours.border, range(1, 3))
+        assert anchor(ours) == [-6.0]
+        assert learners.local[:, 0].tolist() == [-6.0, -6.0]
+        learners.play(ours.border, range(3, 5))
+        assert anchor(ours) == [-13.0]
+
+
+def test_steps_made_while_an_entry_is_under_way_are_kept_and_sent_next_time() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(learners, delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 4))
+    assert anchor(ours) == [-4.0]
+    assert learners.local[:, 0].tolist() == [-5.0, -7.0]  # φ plus the one step since the snapshot
+    learners.play(ours.border, range(4, 6))
+    assert anchor(ours) == [-8.0]
+
+
+def test_all_that_was_learnt_is_in_the_anchor_in_the_end() -> None:
+    learners = ScriptedLearners([-1.0, -3.0], lengths=(2, 2))
+    ours = swarm(learners, sync_every=4, delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 13))
+    ours.settle(12)
+    assert anchor(ours) == [-24.0, -24.0]
+    assert ours.num_void == 1  # the round at the very end of the settling has nothing new
+    assert len(ours.entries) == 7
+
+
+def test_a_contribution_that_is_lost_is_not_counted_and_not_sent_again() -> None:
+    learners = ScriptedLearners([-1.0] * 8)
+    ours = swarm(learners, lost_share=0.4, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 41))
+    included = [sum(bin(byte).count("1") for byte in entry.included) for entry in ours.entries]
+    assert len(ours.entries) + ours.num_void == 20
+    assert min(included) > 4  # more than half, or void
+    assert min(included) < 8
+    # What is lost in a round with an entry is made good by the others; what a void round holds is sent next time.
+    assert anchor(ours)[0] == pytest.approx(-2.0 * 20 if ours.num_void == 0 else anchor(ours)[0])
+    assert np.ptp(learners.local[:, 0]) == 0.0
+
+
+def test_fewer_tokens_weigh_less_and_four_bits_cost_an_eighth() -> None:
+    learners = ScriptedLearners([-1.0, -1.0], lengths=(256,))
+    ours = swarm(learners, codec="int4", sync_every=4, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    for tick in range(1, 5):
+        learners.step(0)
+        if tick == 4:
+            learners.step(1)
+        ours.border(tick)
+    entry = ours.entries[0]
+    assert entry.weights == (400.0, 100.0)
+    assert anchor(ours)[0] == pytest.approx(-(400 * 4 + 100 * 1) / 500, rel=0.1)
+    assert ours.sent_bytes == pytest.approx(2 * 0.5 * INT4.encoded_bytes(256))
+    alike = ScriptedLearners([-1.0, -1.0])
+    even = swarm(alike, weights_by_tokens=False)
+    alike.play(even.border, range(1, 3))
+    assert even.entries[0].weights == (1.0, 1.0)
+
+
+def test_a_radial_mean_goes_through_the_same_wire() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    radial = swarm(learners, is_radial=True)
+    learners.play(radial.border, range(1, 3))
+    assert anchor(radial) == pytest.approx([-6.0])  # parallel vectors: the mean of their norms is the norm of the mean
+
+
+def test_what_does_not_fit_a_cycle_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not divide into 2 rounds"):
+        swarm(ScriptedLearners([-1.0], lengths=(1, 1)), sync_every=3)
+    with pytest.raises(ConfigError, match="does not fit into a cycle"):
+        swarm(ScriptedLearners([-1.0]), delay=2)

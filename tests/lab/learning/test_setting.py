@@ -1,0 +1,43 @@
+"""Trials: every algorithm runs on real models, and the same trial gives the same figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.learning.setting import SYSTEMS, Setting, run_trial
+
+SMALL = Setting(name="row", size="micro", islands=2, ticks=16, sync_every=8, fragments=2, delay=1, batch=1)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_algorithm_learns_and_is_the_same_again(system: str, text: str) -> None:
+    setting = replace(SMALL, system=system)
+    outcome = run_trial(setting, 0, text)
+    assert outcome.loss < 5.4  # ln 256 is 5.55
+    assert outcome.tokens == 2 * 16 * 64
+    assert outcome.bytes_sent_per_parameter > 0
+    assert run_trial(setting, 0, text).loss == outcome.loss
+    assert run_trial(setting, 1, text).loss != outcome.loss
+
+
+def test_slow_islands_make_a_quarter_of_the_steps_and_get_the_time_for_all_tokens(text: str) -> None:
+    slow = replace(SMALL, slow=1)
+    assert run_trial(slow, 0, text).tokens == (16 + 4) * 64
+    longer = replace(slow, ticks=40).with_tokens_of_all_fast()
+    assert longer.ticks == 64
+    assert run_trial(longer, 0, text).tokens == 2 * 40 * 64
+
+
+def test_four_bits_cost_less_than_float32(text: str) -> None:
+    wide = replace(SMALL, contribution="float32", entry="float32")
+    four_bits, float32 = run_trial(SMALL, 0, text), run_trial(wide, 0, text)
+    assert four_bits.bytes_sent_per_parameter < 0.14 * float32.bytes_sent_per_parameter
+    assert four_bits.loss == pytest.approx(float32.loss, rel=0.05)
+
+
+def test_an_algorithm_that_nobody_wrote_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no algorithm is called 'magic'"):
+        run_trial(replace(SMALL, system="magic"), 0, text)
