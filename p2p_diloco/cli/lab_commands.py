@@ -150,3 +150,50 @@ def add_experiment(app: App) -> None:
             json=json,
         )
         return run_named_experiment(options)
+
+
+def add_plan(app: App) -> None:
+    """Add the command `plan`."""
+
+    @app.command
+    def plan(
+        *,
+        parameters: str,
+        islands: int,
+        uplink: str,
+        step_seconds: float = 1.0,
+        cores: int = 1,
+        group_size: int = 16,
+        json: str | None = None,
+    ) -> int:
+        """Work out what a run would need before anybody starts one: bytes, length of a cycle, speed kept.
+
+        Parameters
+        ----------
+        parameters
+            of the model, like 12B
+        islands
+            that train
+        uplink
+            of the slowest island, like 20mbit or 2gbit
+        step_seconds
+            that an inner step takes
+        cores
+            that share the outer work of an island; one process, as islands are today, uses one
+        group_size
+            peers that average in one row
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.plan import PlanOptions, print_plan
+
+        options = PlanOptions(
+            parameters=parameters,
+            islands=islands,
+            uplink=uplink,
+            step_seconds=step_seconds,
+            cores=cores,
+            group_size=group_size,
+            json=json,
+        )
+        return print_plan(options)

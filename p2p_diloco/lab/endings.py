@@ -15,7 +15,8 @@ I1  A peer whose memory failed holds the true bytes again within two scrub perio
     its bytes when they restart: nobody is left who could tell.)
 I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree vouch for nobody.
 The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
-remember what they voted; where they are no majority, after the void cycles that their share asks for.
+remember what they voted, and one of them holds the state, in memory or on disk; where they are no majority, after the
+    void cycles that their share asks for.
 I9  No table of an engine is larger than the swarm explains.
 """
 
@@ -116,7 +117,7 @@ def fragment_heights(swarm: Swarm) -> list[int]:
 def cycles_until_it_goes_on(swarm: Swarm) -> int | None:
     """Return after how many cycles entries must be made again; None where nothing is promised in a useful time."""
     roster = senior_roster(swarm)
-    if roster is None or not swarm.running():
+    if roster is None or not any(_can_give_state(swarm, machine) for machine in swarm.running()):
         return None
     voters = [m for m in roster.members if _can_vote(swarm, roster, m.peer)]
     cycles = CYCLES_TO_GO_ON
@@ -126,6 +127,11 @@ def cycles_until_it_goes_on(swarm: Swarm) -> int | None:
         # Below a majority it may be for those whom nobody can dial to lead, and they draw lots for one turn in a cycle.
         cycles += swarm.rules.void_cycles * 2**level + 1 + 4 * len(roster.members)
     return None
+
+
+def _can_give_state(swarm: Swarm, machine: Machine) -> bool:
+    """Tell whether all spans are here or on this disk; a state that nobody holds is lost for good."""
+    return len(swarm.spans) in (len(machine.vectors.states), len(machine.disk.checkpoint))
 
 
 def senior_roster(swarm: Swarm) -> Roster | None:

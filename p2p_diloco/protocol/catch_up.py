@@ -8,7 +8,6 @@ something it may take its time with the rest; one that does not is left for anot
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.scrub import Scrub
-from p2p_diloco.protocol.window import Transfer, Window
+from p2p_diloco.protocol.window import Asked, Transfer, Window
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
@@ -33,6 +32,8 @@ MOST_ASKED_PER_DONOR = 8
 MOST_ASKED = 64
 MOST_RENEWALS = 4
 """A donor that answers other requests may take so many times as long for one as a silent donor may."""
+LONGEST_PATIENCE = 4.0
+"""Answers may come to be given this many times as long as at first."""
 SHUN_SECONDS = 60.0
 WITNESSES = 2
 MOST_LACKING = 2
@@ -44,15 +45,6 @@ class Want(enum.Enum):
 
     ENTRY = "entry"
     SPAN = "span"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request under way; it may be renewed up to `last`."""
-
-    donor: PeerId
-    until: float
-    last: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +86,11 @@ class CatchUp:
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._shunned: dict[PeerId, float] = {}
         self._sources: dict[SpanId, PeerId] = {}
-        self._first_asked: dict[SpanId, float] = {}
+        self._once_asked: dict[SpanId, float | None] = {}
         self._servers: dict[SpanId, set[PeerId]] = {}
         self._windows = {
-            Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0, most=MOST_ASKED),
-            Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds, most=MOST_ASKED),
+            Want.ENTRY: _window(rules.entry_seconds, rules.entry_seconds / 2.0),
+            Want.SPAN: _window(rules.piece_seconds, rules.piece_target_seconds),
         }
         self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._lacking: dict[SpanId, set[PeerId]] = {}
@@ -121,7 +113,7 @@ class CatchUp:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
-        for asked in (self._servers, self._first_asked, self._sources):
+        for asked in (self._servers, self._once_asked, self._sources):
             asked.clear()
         self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
@@ -183,7 +175,7 @@ class CatchUp:
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         seconds = self._windows[want].seconds
         self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds)
-        self._first_asked.setdefault(span, now)
+        self._once_asked[span] = None if span in self._once_asked else now
         if want is Want.SPAN:
             self._servers.setdefault(span, set()).add(donor)
         return self._request(span, want, donor, now)
@@ -266,8 +258,7 @@ class CatchUp:
         self._lacking.pop(span, None)
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
-        if span in self._first_asked:
-            self._windows[Want.ENTRY].answered(now - self._first_asked[span])
+        self._answered(span, Want.ENTRY, now)
         donor = self._wanted[span][1]
         self._drop(span)
         if self._is_behind(span):
@@ -331,7 +322,7 @@ class CatchUp:
         if is_asked:
             del self._asked[span]
         if reply.offset == received:
-            self._windows[Want.SPAN].answered(now - self._first_asked.pop(span, now))
+            self._answered(span, Want.SPAN, now)
             transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
             self._transfers[span] = transfer
         if transfer.received_bytes == expected:
@@ -375,16 +366,29 @@ class CatchUp:
             del self._head_accusers[span]
             self.want_transfer(span, peer)
 
+    def _answered(self, span: SpanId, want: Want, now: float) -> None:
+        """Learn how long an answer takes, if the question was asked once."""
+        asked_at = self._once_asked.pop(span, None)
+        if asked_at is not None:
+            self._windows[want].answered(now - asked_at)
+
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
-        self._asked = {span: asked for span, asked in self._asked.items() if asked.donor != donor}
+        for span in [span for span, asked in self._asked.items() if asked.donor == donor]:
+            del self._asked[span]
+            self._once_asked.pop(span, None)
 
     def _drop(self, span: SpanId) -> None:
         self._wanted.pop(span, None)
         self._asked.pop(span, None)
         self._transfers.pop(span, None)
         self._servers.pop(span, None)
-        self._first_asked.pop(span, None)
+        self._once_asked.pop(span, None)
+
+
+def _window(seconds: float, target_seconds: float) -> Window:
+    longest = LONGEST_PATIENCE * seconds
+    return Window(seconds=seconds, longest_seconds=longest, target_seconds=target_seconds, most=MOST_ASKED)
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:

@@ -300,6 +300,9 @@ class PeerEngine:
             self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
             return self._repair.pump(now)
         if verdict.fate is EntryFate.LACKS_ROSTER:
+            if self._repair.is_past_branch(sender, entry):
+                self.catch_up.entry_absent(sender, entry.span, entry.parent)
+                return self._repair.pump(now)
             waiting = self._lacking_roster.setdefault(entry.roster, [])
             if len(self._lacking_roster) > MOST_UNKNOWN_ROSTERS or len(waiting) >= max(self.rules.num_spans):
                 self._lacking_roster.clear()

@@ -15,6 +15,7 @@ from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, Serve
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp, CatchUpRules
 from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
@@ -82,6 +83,15 @@ class Repair:
         if beat.ready and not self._membership.has_said_goodbye(sender, beat.incarnation):
             return bool(beat.heads) and sender in self._linked
         return sender in self.donors(now)
+
+    def is_past_branch(self, sender: PeerId, entry: Entry) -> bool:
+        """Tell whether the unknown roster of an entry is one that nobody will tell us of any more.
+
+        A peer that goes by our very roster may hold entries of a branch of rosters that was given up since: its log
+        went on where nobody else had one. It cannot show that they are valid; the span itself it can give.
+        """
+        heard = self._membership.heard.get(sender)
+        return heard is not None and heard.heartbeat.roster == self._membership.book.in_force_digest
 
     # -- finding out
 

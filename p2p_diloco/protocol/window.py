@@ -6,9 +6,10 @@ line carries everything twice.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from p2p_diloco.ids import SpanHead
+from p2p_diloco.ids import PeerId, SpanHead
 
 SHORTEST_WINDOW = 2.0
 """One at a time leaves the line idle while the next question is on its way."""
@@ -24,12 +25,14 @@ class Window:
 
     Args:
         seconds: how long an answer may take; longer once answers are known to take longer here.
+        longest_seconds: but never longer than this: a question may have been lost.
         target_seconds: what answers should take: what waits in a line holds up all that comes behind it.
         most: requests under way at once, at most.
     """
 
-    def __init__(self, *, seconds: float, target_seconds: float, most: int) -> None:
+    def __init__(self, *, seconds: float, longest_seconds: float, target_seconds: float, most: int) -> None:
         self._seconds = seconds
+        self._longest_seconds = longest_seconds
         self._target_seconds = target_seconds
         self._most = most
         self._size = FIRST_WINDOW
@@ -43,10 +46,14 @@ class Window:
     @property
     def seconds(self) -> float:
         """How long an answer may take."""
-        return max(self._seconds, PATIENCE * self._usual_seconds)
+        return min(max(self._seconds, PATIENCE * self._usual_seconds), self._longest_seconds)
 
     def answered(self, took_seconds: float) -> None:
-        """Learn from an answer: quick ones make room for more requests, slow ones for fewer."""
+        """Learn from an answer: quick ones make room for more requests, slow ones for fewer.
+
+        Only from questions that were asked once: of another it cannot be told which asking was answered (Karn and
+        Partridge, SIGCOMM 1987).
+        """
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
         if took_seconds < self._target_seconds:
             self._size = min(self._size + 1.0, float(self._most))
@@ -54,8 +61,18 @@ class Window:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:
-        """Learn from a request that nobody answered."""
+        """Learn from a request that nobody answered: ask for less at once, and wait twice as long."""
+        self._usual_seconds = max(self._usual_seconds, 2.0 * self.seconds / PATIENCE)
         self._size = max(self._size / 2.0, SHORTEST_WINDOW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request under way; it may be renewed up to `last`."""
+
+    donor: PeerId
+    until: float
+    last: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

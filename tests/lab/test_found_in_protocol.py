@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from p2p_diloco.lab.endings import cycles_until_it_goes_on
+from p2p_diloco.lab.faults import FaultKind
+from p2p_diloco.lab.scenario import draw_scenario
 from p2p_diloco.lab.swarm import Swarm, swarm_of
+from p2p_diloco.lab.trial import play
 
 CYCLE_SECONDS = 8.0
 
@@ -83,3 +89,22 @@ def test_a_joiner_whose_donor_speaks_once_in_a_round_becomes_ready() -> None:
         swarm.add(f"p{place}", dialable=False)
         swarm.run(1.0)
     swarm.run_until(lambda: all(machine.running.ready for machine in swarm.running()), 32.0)
+
+
+@pytest.mark.parametrize("seed", [280, 419])
+def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
+    """280: its donor's next entry named a roster of a branch given up since, which it asked for again and again. 419: a
+    question was lost; others, asked anew over lost links, had taught it that answers take a minute."""
+    assert play(draw_scenario(seed, (3, 64), frozenset(FaultKind))).invariant is None
+
+
+def test_a_state_whose_last_holders_lost_their_disks_is_not_promised_to_go_on() -> None:
+    swarm = one_fragment(2)
+    swarm.run(20.0)
+    for name in ("p0", "p1"):
+        swarm.kill(name)
+    for name in ("p0", "p1"):
+        swarm.start(name, keep_disk=False)
+    swarm.run(10 * CYCLE_SECONDS)
+    assert cycles_until_it_goes_on(swarm) is None
+    assert not any(machine.running.ready for machine in swarm.running()), "a fresh start is never the truth"

@@ -112,7 +112,7 @@ def test_who_stops_serving_is_left_with_a_sentence_and_asked_again_when_nobody_e
     assert "served nothing of fragment 0 span 0 for 2 s" in report.text
     assert isinstance(again, Send)
     assert again.to == A
-    (again,) = fetch.pump([A], 6.0)
+    (again,) = fetch.pump([A], 7.1)
     assert isinstance(again, Send), "what was said is not said again"
 
 
@@ -381,3 +381,27 @@ def test_an_entry_that_comes_by_itself_is_not_asked_for_any_more() -> None:
     fetch.want_entry(SPAN, A)
     fetch.entry_absorbed(SPAN, 0.1)
     assert fetch.pump([A], 0.2) == []
+
+
+def test_how_long_answers_take_is_learnt_from_questions_that_were_asked_once() -> None:
+    """One that was lost, or whose link was, would say that answers take minutes, and the next loss would cost those."""
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.pump([A], 2.5)  # not answered, asked again, with twice the patience
+    fetch.take_span(A, piece(body=b"1234"), 100.0)
+    assert fetch.pump([A], 103.9) == [], "the second piece is waited for twice as long as at first"
+    (again,) = asked(fetch.pump([A], 104.1))
+    assert again == SpanRequest(span=SPAN, version=NEW.digest, offset=4)
+    fetch.lose(A)
+    fetch.pump([A], 300.0)
+    fetch.take_span(A, piece(4, b"5678"), 300.5)
+    assert chains.heads[SPAN] == NEW
+    fetch.want_entry(SPAN, A)
+    fetch.pump([A], 400.0)
+    fetch.lose(A)
+    fetch.pump([A], 500.0)
+    fetch.entry_absorbed(SPAN, 500.1)
+    fetch.want_entry(SPAN, A)
+    fetch.pump([A], 600.0)
+    assert asked(fetch.pump([A], 602.1)) == [EntryRequest(span=SPAN, parent=NEW.digest)]

@@ -6,7 +6,7 @@ from p2p_diloco.protocol.window import Window
 
 
 def window() -> Window:
-    return Window(seconds=8.0, target_seconds=2.0, most=6)
+    return Window(seconds=8.0, longest_seconds=40.0, target_seconds=2.0, most=6)
 
 
 def test_quick_answers_make_room_for_more_up_to_the_most() -> None:
@@ -38,3 +38,13 @@ def test_patience_grows_with_what_answers_take() -> None:
     for _ in range(30):
         line.answered(20.0)
     assert 39.0 < line.seconds <= 40.0
+
+
+def test_patience_doubles_when_nobody_answers_but_not_for_ever() -> None:
+    line = window()
+    for expected in (16.0, 32.0, 40.0, 40.0):
+        line.unanswered()
+        assert line.seconds == expected
+    for _ in range(30):
+        line.answered(1.0)
+    assert line.seconds == 8.0

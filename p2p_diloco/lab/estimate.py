@@ -1,0 +1,186 @@
+"""What a run would need, worked out before anybody starts one: bytes, length of a cycle, speed kept.
+
+Bytes follow from the codecs and the grid (`lab/scale.py` measures the same swarm and comes to 3 % more, for
+headers). How long the outer work takes on a core is measured by whoever asks, see `measure_outer_work`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
+from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
+from p2p_diloco.swarm.vector_work import encode_contribution
+
+LARGEST_FRAGMENT = 500_000_000
+"""Parameters of a fragment, at most, where the number of fragments allows it."""
+FEWEST_FRAGMENTS, MOST_FRAGMENTS = 4, 24
+LARGEST_SPAN = 4_000_000
+SHARE_OF_LINE = 0.5
+"""A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
+BFLOAT16_BYTES = 2
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is known of a run.
+
+    Attributes:
+        parameters: of the model.
+        islands: that train.
+        uplink_bits: per second, of the slowest island.
+        step_seconds: an inner step.
+        group_size: peers that average in one row.
+        contribution, row_mean, entry: codecs.
+        cores: that share an island's outer work; a process uses one.
+        core_nanoseconds: of one core for each parameter and cycle.
+        fewest_steps: of a cycle, whatever the line would carry; more often than that gains nothing.
+    """
+
+    parameters: int
+    islands: int
+    uplink_bits: float
+    step_seconds: float
+    group_size: int = 16
+    contribution: str = "int4"
+    row_mean: str = "int8"
+    entry: str = "int4"
+    cores: int = 1
+    core_nanoseconds: float = 40.0
+    fewest_steps: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in (("parameters", 1_000_000), ("islands", 1), ("group_size", 1), ("cores", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
+        for name in ("uplink_bits", "step_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name.replace('_', '-')} is {value}; expected a finite number above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What follows.
+
+    Attributes:
+        bytes_per_parameter: sent by an island in a cycle; as much comes in.
+        transfer_seconds: of a cycle's bytes on an empty line.
+        cycle_seconds: recommended.
+        steps: inner steps in a cycle.
+        fragments, spans_per_fragment: of the manifest.
+        round_seconds: a fragment's share of the cycle.
+        utilisation: share of the time that goes into inner steps.
+        data_parallel_step_seconds: of bfloat16 gradients in a ring over the same line, nothing hidden.
+        host_bytes: beyond training: anchor, momentum, and a fragment on its way.
+    """
+
+    bytes_per_parameter: float
+    transfer_seconds: float
+    cycle_seconds: float
+    steps: int
+    fragments: int
+    spans_per_fragment: int
+    round_seconds: float
+    utilisation: float
+    data_parallel_step_seconds: float
+    host_bytes: int
+
+
+def make_plan(question: Question) -> Plan:
+    """Work out what a run needs."""
+    size = question.parameters
+    per_parameter = bytes_per_parameter(question)
+    transfer = 8.0 * size * per_parameter / question.uplink_bits
+    cycle = max(transfer / SHARE_OF_LINE, question.fewest_steps * question.step_seconds)
+    steps = math.ceil(cycle / question.step_seconds)
+    cycle = steps * question.step_seconds
+    fragments = min(max(math.ceil(size / LARGEST_FRAGMENT), FEWEST_FRAGMENTS), MOST_FRAGMENTS)
+    columns = min(question.group_size, question.islands)
+    spans = max(2 * columns, math.ceil(size / fragments / LARGEST_SPAN))
+    border = size * question.core_nanoseconds * 1e-9 / question.cores
+    ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
+    return Plan(
+        bytes_per_parameter=per_parameter,
+        transfer_seconds=transfer,
+        cycle_seconds=cycle,
+        steps=steps,
+        fragments=fragments,
+        spans_per_fragment=spans,
+        round_seconds=cycle / fragments,
+        utilisation=cycle / (cycle + border),
+        data_parallel_step_seconds=question.step_seconds + ring,
+        host_bytes=8 * size + math.ceil(size / fragments) * 8,
+    )
+
+
+def bytes_per_parameter(question: Question) -> float:
+    """Return what an island sends in a cycle for each parameter, the mean over all islands.
+
+    In one row: its contribution to the owners of all spans but its own, and its own entries to all others. In a grid
+    of R rows and C columns also its share of a row's means, of the entries to the reducers of the other rows, and of
+    its column's entries to its row.
+    """
+    contribution, row_mean, entry = (
+        _bytes_of(name) for name in (question.contribution, question.row_mean, question.entry)
+    )
+    islands = question.islands
+    width = max(question.group_size, math.isqrt(max(islands - 1, 0)) + 1)
+    rows = math.ceil(islands / width)
+    if rows == 1:
+        others = 1.0 - 1.0 / islands
+        return others * (contribution + entry)
+    columns = islands / rows
+    others = 1.0 - 1.0 / columns
+    up = others * contribution + (1.0 - 1.0 / rows) * row_mean / columns
+    down = (rows - 1) * entry / islands + others * entry
+    return up + down
+
+
+def _bytes_of(codec_name: str) -> float:
+    elements = 1 << 20
+    return codec_named(codec_name).encoded_bytes(elements) / elements
+
+
+def measure_outer_work(elements: int = 1 << 21, repeats: int = 3) -> float:
+    """Return how many nanoseconds of one core a parameter costs in a cycle: contribute, reduce, absorb, merge.
+
+    The best of a few runs, here and now; a busy machine says more.
+    """
+    codec = codec_named("int4")
+    state = genesis_state(np.zeros(elements, np.float32), ZERO_DIGEST)
+    rng = np.random.Generator(np.random.Philox(key=1))
+    local_N = rng.standard_normal(elements, dtype=np.float32)
+    best = math.inf
+    for _ in range(repeats):
+        began = time.process_time()
+        prepared = prepare_contribution(state, InFlight(), local_N, round_index=0)
+        prepared, payload = encode_contribution(codec, prepared)
+        decoded_N = codec.decode(payload, elements)
+        sent = record_contribution(state, InFlight(), local_N, round_index=0, decoded_N=decoded_N)
+        entry = AbsorbedEntry(
+            digest=sha256(b"entry"), round=0, roster=Digest(ZERO_DIGEST), radius=prepared.norm, median_weight=1.0
+        )
+        advance_span(
+            state,
+            sent.in_flight,
+            sent.local_N,
+            entry=entry,
+            update_N=codec.decode(payload, elements),
+            own_included=True,
+            outer_rule=OuterRule(),
+            merge_rule=MergeRule(kind="keep", alpha=0.0, late="drop"),
+        )
+        best = min(best, time.process_time() - began)
+    return 1e9 * best / elements

@@ -1,0 +1,60 @@
+"""`p2p-diloco plan`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from p2p_diloco.cli import plan
+from p2p_diloco.cli.app import main
+from p2p_diloco.cli.plan import rate_named
+from p2p_diloco.errors import ConfigError
+
+PAPER = ["plan", "--parameters", "12B", "--islands", "4", "--uplink", "2gbit"]
+
+
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "measure_outer_work", lambda: 10.0)
+
+
+def test_it_says_what_the_line_and_the_manifest_need(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PAPER, "--cores", "64"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "12,000,000,000 parameters, 4 islands, 2 Gbit/s up",
+        "0.797 bytes per parameter and cycle each way, 9.56 GB",
+        "77 s, 77 steps",
+        "fragments = 24",
+        "data-parallel over the same line: 2.42 min a step",
+    ):
+        assert text in printed
+
+
+def test_figures_are_there_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PAPER, "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["question"]["uplink_bits"] == 2e9
+    assert figures["plan"]["steps"] == 77
+
+
+def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--parameters", "1M", "--islands", "2", "--uplink", "64kbit", "--step-seconds", "900"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "64 kbit/s" in printed
+    assert "8 h" in printed
+    assert "MB" in printed
+
+
+@pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit"])
+def test_a_rate_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--uplink is"):
+        rate_named(text)
+
+
+def test_rates_are_read_in_bits() -> None:
+    assert rate_named("20mbit") == rate_named("20Mbit/s") == 20e6
+    assert rate_named("500kbit") == 500e3
+    assert rate_named("1000") == rate_named("1kbit") == 1000.0

@@ -1,0 +1,71 @@
+"""What a run needs, against figures that were measured and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work
+from p2p_diloco.outer.fragments import plan_fragments, plan_spans
+
+PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_seconds=1.0)
+
+
+@pytest.mark.parametrize(("islands", "measured"), [(8, 0.930), (64, 1.070), (256, 1.089), (1024, 1.082)])
+def test_bytes_are_those_that_the_lab_measures_but_for_headers(islands: int, measured: float) -> None:
+    """`p2p-diloco simulate scale`, docs/lab-log.md."""
+    estimate = bytes_per_parameter(dataclasses.replace(PAPER, islands=islands))
+    assert 0.96 * measured < estimate < measured
+
+
+def test_one_alone_sends_nothing_and_a_wide_codec_more() -> None:
+    assert bytes_per_parameter(dataclasses.replace(PAPER, islands=1)) == 0.0
+    wide = dataclasses.replace(PAPER, contribution="float32", entry="float32")
+    assert bytes_per_parameter(wide) == pytest.approx(0.75 * 8)
+
+
+def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> None:
+    plan = make_plan(PAPER)
+    assert plan.transfer_seconds == pytest.approx(12e9 * plan.bytes_per_parameter * 8 / 2e9)
+    assert plan.cycle_seconds == plan.steps * 1.0
+    assert plan.transfer_seconds / plan.cycle_seconds <= 0.5
+    assert plan.round_seconds * plan.fragments == pytest.approx(plan.cycle_seconds)
+    # A ring of bfloat16 gradients: 2 · ¾ · 2 bytes.
+    assert plan.data_parallel_step_seconds == pytest.approx(1.0 + 3.0 * 12e9 * 8 / 2e9)
+
+
+def test_a_fast_line_is_not_filled_for_its_own_sake() -> None:
+    plan = make_plan(dataclasses.replace(PAPER, uplink_bits=1e12))
+    assert plan.steps == 32
+
+
+def test_speed_follows_from_the_outer_work_and_who_shares_it() -> None:
+    one = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0))
+    many = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0, cores=64))
+    assert one.utilisation == pytest.approx(one.cycle_seconds / (one.cycle_seconds + 120.0))
+    assert many.utilisation > 0.97
+
+
+def test_beyond_two_to_the_31_elements_the_parts_still_fit_together() -> None:
+    plan = make_plan(PAPER)
+    tensors = [(f"layer{index}", 250_000_000) for index in range(46)] + [("embedding", 2**31 + 5), ("norm", 7)]
+    fragments = plan_fragments(tensors, plan.fragments)
+    assert sum(fragment.elements for fragment in fragments) == 46 * 250_000_000 + 2**31 + 12
+    largest = max(fragments, key=lambda fragment: fragment.elements)
+    assert largest.elements > 2**31
+    spans = plan_spans(largest.elements, plan.spans_per_fragment, 128)
+    assert (spans[0][0], spans[-1][1]) == (0, largest.elements)
+    assert all(before[1] == after[0] for before, after in pairwise(spans))
+
+
+def test_the_outer_work_is_measured_here_and_now() -> None:
+    assert 1.0 < measure_outer_work(elements=1 << 14, repeats=1) < 100_000.0
+
+
+def test_what_means_nothing_is_refused() -> None:
+    for changes in ({"parameters": 10}, {"islands": 0}, {"cores": 0}, {"uplink_bits": 0.0}, {"step_seconds": -1.0}):
+        with pytest.raises(ConfigError, match="expected"):
+            dataclasses.replace(PAPER, **changes)  # type: ignore[arg-type]
