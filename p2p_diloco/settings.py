@@ -27,7 +27,7 @@ IDENTITY_FILE = "identity.key"
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
-_SWITCHES = frozenset({"dial_out_only"})
+_SWITCHES = frozenset({"dial_out_only", "keep_diary"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
 
@@ -58,6 +58,7 @@ class PeerSettings(BaseModel):
     announce_maddrs: tuple[str, ...] = Field((), description="addresses to tell others, instead of those listened on")
     initial_peers: tuple[str, ...] = Field((), description="further peers to ask first, beside those of the invite")
     dial_out_only: bool = Field(False, description="accept no connection; only dial others")
+    keep_diary: bool = Field(False, description="write down each step of the exchange, for `p2p-diloco replay`")
 
     @field_validator("device")
     @classmethod

@@ -36,6 +36,7 @@ class SettingsFlags:
     announce_maddrs: Annotated[tuple[str, ...] | None, _setting("announce_maddrs", many=True)] = None
     initial_peers: Annotated[tuple[str, ...] | None, _setting("initial_peers", many=True)] = None
     dial_out_only: Annotated[bool | None, _setting("dial_out_only")] = None
+    keep_diary: Annotated[bool | None, _setting("keep_diary")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the flags that were typed."""

@@ -162,6 +162,7 @@ def _mend_one(swarm: Swarm, fault: Strike, name: str) -> None:
             machine.offset_seconds -= fault.amount
         case FaultKind.SPEED:
             machine.step_seconds /= SLOWED
+            swarm.quicken(machine)
         case FaultKind.DISK:
             machine.disk.is_full = False
         case FaultKind.LEAVE if machine.runs and machine.running.membership.leaving:

@@ -30,10 +30,9 @@ Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 MOST_ASKED_PER_DONOR = 8
 """Requests of a kind, entries or pieces, under way at one donor."""
 MOST_ASKED = 64
-MOST_RENEWALS = 4
-"""A donor that answers other requests may take so many times as long for one as a silent donor may."""
 LONGEST_PATIENCE = 4.0
-"""Answers may come to be given this many times as long as at first."""
+"""Answers may come to be given this many times as long as at first, and so may those of a donor that answers other
+requests meanwhile; then the question counts as lost."""
 SHUN_SECONDS = 60.0
 WITNESSES = 2
 MOST_LACKING = 2
@@ -173,8 +172,8 @@ class CatchUp:
         return 0 if want is Want.ENTRY else 1 if span in self._transfers else 2
 
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
-        seconds = self._windows[want].seconds
-        self._asked[span] = Asked(donor=donor, until=now + seconds, last=now + MOST_RENEWALS * seconds)
+        window = self._windows[want]
+        self._asked[span] = Asked(donor=donor, until=now + window.seconds, last=now + window.longest_seconds)
         self._once_asked[span] = None if span in self._once_asked else now
         if want is Want.SPAN:
             self._servers.setdefault(span, set()).add(donor)

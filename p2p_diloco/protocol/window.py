@@ -32,7 +32,7 @@ class Window:
 
     def __init__(self, *, seconds: float, longest_seconds: float, target_seconds: float, most: int) -> None:
         self._seconds = seconds
-        self._longest_seconds = longest_seconds
+        self.longest_seconds = longest_seconds
         self._target_seconds = target_seconds
         self._most = most
         self._size = FIRST_WINDOW
@@ -46,7 +46,7 @@ class Window:
     @property
     def seconds(self) -> float:
         """How long an answer may take."""
-        return min(max(self._seconds, PATIENCE * self._usual_seconds), self._longest_seconds)
+        return min(max(self._seconds, PATIENCE * self._usual_seconds), self.longest_seconds)
 
     def answered(self, took_seconds: float) -> None:
         """Learn from an answer: quick ones make room for more requests, slow ones for fewer.

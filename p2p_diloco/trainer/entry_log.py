@@ -170,6 +170,15 @@ class EntryLog:
         entry = _entry_in(body) if body is not None else None
         return entry if entry is not None and entry.parent == parent else None
 
+    def kept(self) -> Iterator[Entry]:
+        """Yield all entries that are kept and whole, span by span."""
+        with self._lock:
+            wanted = [(span, parent) for span, places in self._places.items() for parent in places]
+        for span, parent in wanted:
+            entry = self.entry_after(span, parent)
+            if entry is not None:
+                yield entry
+
     def num_entries(self) -> int:
         """Return how many entries are kept."""
         with self._lock:

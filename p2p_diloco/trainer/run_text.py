@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.data import Corpus, open_corpus
+from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.manifest import DataSection
+from p2p_diloco.trainer.run_plan import RunPlan
 
 STANDARD_LIBRARY = "stdlib"
+STARTS = 1 << 24
+WINDOWS_OF_ONE_START = 1 << 40
+"""Each start of a peer draws from places of its own: one that restarts often must not learn the same by heart."""
 
 
 def open_run_text(data: DataSection, own_copy: str | None) -> Corpus:
@@ -27,3 +32,13 @@ def open_run_text(data: DataSection, own_copy: str | None) -> Corpus:
             f"run wants {data.fingerprint[:16]}…; get the text that the organiser names"
         )
     return corpus
+
+
+def open_stream(corpus: Corpus, plan: RunPlan, run: Digest, peer: PeerId, incarnation: int) -> BatchStream:
+    """Return a peer's own windows of the text, from where this start of it draws."""
+    return open_own_stream(corpus, plan, run, peer, (incarnation - 1) % STARTS * WINDOWS_OF_ONE_START)
+
+
+def open_own_stream(corpus: Corpus, plan: RunPlan, run: Digest, peer: PeerId, position: int) -> BatchStream:
+    """Return a peer's windows of the text from a position on."""
+    return BatchStream(corpus, run, peer, batch=plan.inner.batch, context=plan.shape.context, position=position)

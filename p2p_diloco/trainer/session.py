@@ -14,7 +14,7 @@ import torch
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.island.data import BatchStream, Corpus
+from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.inner_loop import choose_device
 from p2p_diloco.island.model import build_model
 from p2p_diloco.manifest import RunManifest, SignedManifest
@@ -27,6 +27,7 @@ from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
@@ -34,7 +35,7 @@ from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
-from p2p_diloco.trainer.run_text import open_run_text
+from p2p_diloco.trainer.run_text import open_run_text, open_stream
 from p2p_diloco.trainer.saving import Saver, pause_between_checkpoints
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
@@ -44,9 +45,6 @@ from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign
 from p2p_diloco.transport.link import SilentListener, Transport
 
 STATUS_SECONDS = 1.0
-STARTS = 1 << 24
-WINDOWS_OF_ONE_START = 1 << 40
-"""Each start of a peer draws from places of its own: one that restarts often must not learn the same by heart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +162,8 @@ class PeerSession:
 
     def _make_island(self, corpus: Corpus) -> IslandThread:
         plan = self._plan
-        stream = BatchStream(
-            corpus,
-            self._parts.run,
-            self._parts.key.peer,
-            batch=plan.inner.batch,
-            context=plan.shape.context,
-            position=(self._engine.me.incarnation - 1) % STARTS * WINDOWS_OF_ONE_START,
-        )
+        parts = self._parts
+        stream = open_stream(corpus, plan, parts.run, parts.key.peer, self._engine.me.incarnation)
         return IslandThread(
             plan=plan,
             model=build_model(plan.shape, plan.manifest.model.seed),
@@ -180,6 +172,7 @@ class PeerSession:
             now=self._clock.now,
             in_loop=self._in_loop,
             died=self._fail,
+            diary=Diary(self._parts.folder.path) if self._parts.settings.keep_diary else None,
         )
 
     def _in_loop(self, call: Callable[[], None]) -> None:

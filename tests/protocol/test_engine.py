@@ -21,11 +21,19 @@ from made import (
 )
 from swarm_driver import Swarm
 
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import ZERO_DIGEST, sha256
 from p2p_diloco.protocol.actions import KeepGoodbye, ReduceSpan, Report, Send, Stage
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
-from p2p_diloco.protocol.messages import EntryRequest, Ping, Refusal, RosterReply, RosterRequest
+from p2p_diloco.protocol.messages import (
+    EntryRequest,
+    HeadsReply,
+    Ping,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    SpanRequest,
+)
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.roster_delta import certified_delta
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
@@ -174,6 +182,27 @@ def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
     parent = next_head(start, entry_on(start, certified.roster, ann, span=span))
     asked = engine.entry_checked(ann, entry_on(parent, certified.roster, ann, span=span), 1.0, 0.0)
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
+
+
+def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() -> None:
+    """Its roster lies on no chain that anybody would tell us of; we asked for it again and again."""
+    certified, given_up = roster_1(1), roster_1(1, included_total=7).roster
+    (ann,) = ids(1)
+    engine = with_roster(engine_of("cat"), certified)
+    span, start = next(iter(engine.rules.span_elements)), head_of()
+    engine.hold_state(dict.fromkeys(engine.rules.span_elements, start))
+    engine.link_up(ann)
+    beat = heartbeat(ann, roster=certified.roster.digest(), heads=(fragment_head(-2),))
+    engine.receive(ann, beat, 0.0)
+    following = entry_on(start, given_up, ann, span=span)
+    heads = [start] * engine.rules.num_spans[span.fragment]
+    heads[span.index] = next_head(start, following)
+    asked = engine.receive(ann, HeadsReply(fragment=span.fragment, heads=tuple(heads)), 0.1)
+    assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
+    instead = engine.entry_checked(ann, following, 1.0, 0.2)
+    assert [a.message for a in instead if isinstance(a, Send)] == [
+        SpanRequest(span=span, version=ZERO_DIGEST, offset=0)
+    ]
 
 
 def test_a_mean_that_does_not_hold_before_its_owner_is_told_to_nobody() -> None:

@@ -50,8 +50,8 @@ class LoopIsland(IslandThread):
     def _reach_border(self) -> None:
         try:
             self._settle()
-            if self._training and self._load_local():
-                self._note(self._loop.step(), 1.0)
+            if self._training and self.island.load():
+                self._note(self.island.step(), 1.0)
         except Exception as error:
             self._died(error)
             return

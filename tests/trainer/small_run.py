@@ -96,8 +96,8 @@ class HandDrivenIsland:
     def step(self, num_steps: int) -> None:
         """Train."""
         for _ in range(num_steps):
-            assert self.thread._load_local(), "not all spans are held"
-            self.thread._note(self.thread._loop.step(), 1.0)
+            assert self.thread.island.load(), "not all spans are held"
+            self.thread._note(self.thread.island.step(), 1.0)
 
     def contribute(self, round_index: int, fragment: int = 0, deadline: float = float("inf")) -> Any:
         """Return the answer to a snapshot."""
@@ -109,7 +109,7 @@ class HandDrivenIsland:
 
     def local(self, span: SpanId) -> Vector:
         place = self.plan.places[span]
-        return self.thread._parameters.read(span.fragment, place.start, place.stop)
+        return self.thread.island.parameters.read(span.fragment, place.start, place.stop)
 
     def residual(self, span: SpanId) -> Vector:
         """Return φ − θ − Σ in flight."""
@@ -121,7 +121,7 @@ class HandDrivenIsland:
         return rest_N
 
     def in_flight(self, span: SpanId) -> tuple[Vector, ...]:
-        held = self.thread._in_flight.get(span)
+        held = self.thread.island._in_flight.get(span)
         return tuple(held.vectors) if held is not None else ()
 
 

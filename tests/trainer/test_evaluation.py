@@ -37,9 +37,9 @@ def measured(folder: Path, num_steps: int) -> HeldOutLoss:
 def test_an_untrained_model_knows_nothing(tmp_path: Path) -> None:
     island = HandDrivenIsland(PLAN, small_corpus(tmp_path))
     island.hold(start_states(PLAN))
-    assert island.thread._load_local()
+    assert island.thread.island.load()
     evaluation = AnchorEvaluation(PLAN.shape, PLAN.fragments, small_corpus(tmp_path))
-    loss = evaluation.loss(island.thread._parameters.read_all())
+    loss = evaluation.loss(island.thread.island.parameters.read_all())
     assert loss == pytest.approx(math.log(256), abs=1e-3)
 
 

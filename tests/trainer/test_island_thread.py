@@ -107,10 +107,10 @@ def test_before_all_spans_are_held_there_is_nothing_to_contribute(corpus: Corpus
     states = start_states(PLAN)
     missing = states.pop(SpanId(1, 0))
     island.hold(states)
-    assert not island.thread._load_local()
+    assert not island.thread.island.load()
     assert island.contribute(round_index=0) is None
     island.hold({SpanId(1, 0): missing})
-    assert island.thread._load_local()
+    assert island.thread.island.load()
 
 
 def test_after_the_deadline_there_is_nothing_to_contribute(corpus: Corpus) -> None:
@@ -165,7 +165,9 @@ def test_a_diverged_island_contributes_nothing_of_the_broken_span(corpus: Corpus
     island = island_at_start(corpus)
     island.step(1)
     place = PLAN.places[SPAN]
-    island.thread._parameters.write(0, place.start, place.stop, np.full(place.stop - place.start, np.nan, np.float32))
+    island.thread.island.parameters.write(
+        0, place.start, place.stop, np.full(place.stop - place.start, np.nan, np.float32)
+    )
     assert SPAN not in {part.span for part in island.contribute(round_index=0).spans}
 
 
@@ -218,7 +220,7 @@ def test_progress_of_the_run_reaches_the_inner_schedule(corpus: Corpus) -> None:
     for round_index in (0, 1):
         absorb_alone(island, island.contribute(round_index, fragment=round_index))
         island.step(1)
-    assert island.thread._loop.learning_rate < plan.inner.learning_rate / 100
+    assert island.thread.island.loop.learning_rate < plan.inner.learning_rate / 100
 
 
 def test_a_replaced_span_counts_what_is_in_flight_as_included(corpus: Corpus) -> None:
@@ -244,7 +246,7 @@ def test_local_parameters_begin_at_the_anchor(corpus: Corpus) -> None:
         for span, s in start_states(PLAN).items()
     }
     island.hold(states)
-    assert island.thread._load_local()
+    assert island.thread.island.load()
     assert all(np.array_equal(island.local(span), state.anchor_N) for span, state in states.items())
 
 
@@ -279,7 +281,7 @@ def test_a_step_that_was_not_applied_leaves_progress_as_it_was(corpus: Corpus) -
     island = island_at_start(corpus)
     island.step(1)
     before = island.thread.progress()
-    island.thread._loop.model.norm.gain.data.fill_(float("nan"))
+    island.thread.island.loop.model.norm.gain.data.fill_(float("nan"))
     island.step(1)
     assert island.thread.progress() == before
 

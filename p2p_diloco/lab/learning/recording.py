@@ -1,0 +1,100 @@
+"""What the peers of a run left on their disks: diaries, entries, rosters; as a twin needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.entry import Entry, next_head
+from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.trainer.archive import ENTRIES_FOLDER
+from p2p_diloco.trainer.diary import DIARY_FILE, read_diary
+from p2p_diloco.trainer.entry_log import EntryLog
+from p2p_diloco.trainer.peer import MANIFEST_FILE
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.run_plan import RunPlan, plan_run
+
+KEPT_CYCLES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A run.
+
+    Attributes:
+        lives: by peer, each start's lines of its diary.
+        entries: by digest, from whoever kept them.
+        rosters: by digest.
+        founding: roster 0.
+    """
+
+    plan: RunPlan
+    lives: dict[PeerId, list[list[dict[str, Any]]]]
+    entries: dict[Digest, Entry]
+    rosters: dict[Digest, Roster]
+    founding: Roster
+
+    def chain(self, start: Mapping[SpanId, SpanState]) -> Iterator[Entry]:
+        """Yield the entries of all spans that follow the start, without a gap, span by span."""
+        following = {(entry.span, entry.parent): entry for entry in self.entries.values()}
+        for span, state in start.items():
+            head = state.head
+            while (entry := following.get((span, head.digest))) is not None:
+                yield entry
+                head = next_head(head, entry)
+
+
+def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
+    """Read the run folders of some peers of one run.
+
+    Args:
+        folders: where each peer keeps its states; one run in each.
+    Raises:
+        StateError: a folder holds no run, or no diary; they are of several runs; or nobody knows roster 0.
+    """
+    runs = {peer: _run_folder(folder) for peer, folder in folders.items()}
+    manifests = {path.joinpath(MANIFEST_FILE).read_bytes() for path in runs.values()}
+    if len(manifests) != 1:
+        raise StateError(f"the folders hold {len(manifests)} runs; expected one run, of several peers")
+    plan = plan_run(decode_signed_manifest(manifests.pop()).manifest)
+    rosters: dict[Digest, Roster] = {}
+    entries: dict[Digest, Entry] = {}
+    for folder, path in zip(folders.values(), runs.values(), strict=True):
+        for certified in RunFolder(folder, plan.rules.run).recall_rosters():
+            rosters[certified.roster.digest()] = certified.roster
+        log = EntryLog(path / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=KEPT_CYCLES)
+        entries |= {entry.digest(): entry for entry in log.kept()}
+    founding = [roster for roster in rosters.values() if roster.k == 0]
+    if len(founding) != 1:
+        raise StateError(f"the folders know {len(founding)} founding rosters; expected one")
+    return Recording(
+        plan=plan,
+        lives={peer: _lives(list(read_diary(path))) for peer, path in runs.items()},
+        entries=entries,
+        rosters=rosters,
+        founding=founding[0],
+    )
+
+
+def _run_folder(folder: Path) -> Path:
+    found = [path.parent for path in sorted(folder.glob(f"*/{DIARY_FILE}"))]
+    if len(found) != 1:
+        raise StateError(f"{folder} holds the diaries of {len(found)} runs; expected one, kept with keep_diary")
+    return found[0]
+
+
+def _lives(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    lives: list[list[dict[str, Any]]] = []
+    for line in lines:
+        if line["what"] == "began":
+            lives.append([])
+        elif not lives:
+            raise StateError("a diary begins in the middle")
+        lives[-1].append(line)
+    return lives

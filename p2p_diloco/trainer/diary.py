@@ -1,0 +1,72 @@
+"""What an island did and after which of its steps, line by line, so that a twin can do the same again.
+
+Off unless asked for (`keep_diary`). A line is written at once: a process that is killed keeps all but the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, SpanId
+
+DIARY_FILE = "diary.jsonl"
+
+
+class Diary:
+    """Appends to a file in `folder`; every call raises StateError when the disk refuses."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / DIARY_FILE
+
+    def began(self, position: int) -> None:
+        """An island begins anew, with nothing, at this position of its stream of windows."""
+        self._write("began", position=position)
+
+    def loaded(self, heads: Mapping[SpanId, Digest]) -> None:
+        """θ := φ, where the spans stand at these chain digests."""
+        self._write("loaded", heads=[[*span, digest.hex()] for span, digest in sorted(heads.items())])
+
+    def contributed(self, steps: int, round_index: int, fragment: int) -> None:
+        """A snapshot was taken after so many steps."""
+        self._write("contributed", steps=steps, round=round_index, fragment=fragment)
+
+    def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
+        """An entry was absorbed."""
+        self._write("absorbed", steps=steps, span=[*span], entry=entry.hex(), own=own_included)
+
+    def took(self, steps: int, span: SpanId, head: Digest) -> None:
+        """A span was replaced by one that stands at this chain digest."""
+        self._write("took", steps=steps, span=[*span], head=head.hex())
+
+    def _write(self, what: str, **figures: Any) -> None:
+        try:
+            with self._path.open("a", encoding="ascii") as file:
+                file.write(json.dumps({"what": what, **figures}, separators=(",", ":")) + "\n")
+        except OSError as error:
+            text = f"cannot write {self._path}: {error.strerror}; free some space or leave keep_diary out"
+            raise StateError(text) from None
+
+
+def read_diary(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a diary; a torn last one is left out.
+
+    Raises:
+        StateError: there is none, or a line in the middle is no line of a diary.
+    """
+    path = folder / DIARY_FILE
+    try:
+        lines = path.read_text(encoding="ascii").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"cannot read {path} ({error}); was the peer started with keep_diary?") from None
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "what" not in found:
+            raise StateError(f"line {number} of {path} is none of a diary")
+        yield found

@@ -1,0 +1,175 @@
+"""One island: θ, what it has in flight, its copy of φ and m, and what each event of the swarm does to them.
+
+Knows no thread and no clock: the training thread plays it in a swarm, a twin plays it again from a diary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from p2p_diloco.errors import NonFiniteUpdate, RoundError
+from p2p_diloco.ids import SpanId
+from p2p_diloco.island.data import BatchStream
+from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
+from p2p_diloco.island.model import DecoderModel
+from p2p_diloco.island.parameters import LocalParameters
+from p2p_diloco.outer.advance import (
+    SpanAdvance,
+    advance_span,
+    prepare_contribution,
+    record_contribution,
+    replace_span,
+)
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.swarm.replica import SpanUpdate
+from p2p_diloco.swarm.vector_work import encode_contribution
+from p2p_diloco.trainer.diary import Diary
+from p2p_diloco.trainer.run_plan import RunPlan
+
+
+@dataclass(slots=True)
+class _Since:
+    """Tokens and steps of an island when a fragment was last contributed."""
+
+    tokens: int = 0
+    steps: int = 0
+
+
+class Island:
+    """What an island is between two steps. One thread calls it.
+
+    Attributes:
+        states: spans as agreed; may be read by others, for they are frozen.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: RunPlan,
+        model: DecoderModel,
+        stream: BatchStream,
+        device: torch.device,
+        diary: Diary | None = None,
+    ) -> None:
+        self.states: dict[SpanId, SpanState] = {}
+        self.loop = InnerLoop(model, stream, plan.inner, device)
+        self.parameters = LocalParameters(model, plan.fragments)
+        self._plan = plan
+        self._diary = diary
+        self._in_flight: dict[SpanId, InFlight] = {}
+        self._since = [_Since() for _ in plan.fragments]
+        self._is_loaded = False
+        if diary is not None:
+            diary.began(stream.position)
+
+    def load(self) -> bool:
+        """Begin with θ := φ once all spans are there; tell whether they are."""
+        if not self._is_loaded and len(self.states) == len(self._plan.places):
+            for span, place in self._plan.places.items():
+                self.parameters.write(span.fragment, place.start, place.stop, self.states[span].anchor_N)
+            self._is_loaded = True
+            if self._diary is not None:
+                self._diary.loaded({span: state.head.digest for span, state in self.states.items()})
+        return self._is_loaded
+
+    def step(self) -> InnerStep:
+        """Make one inner step."""
+        return self.loop.step()
+
+    def absorb(self, update: SpanUpdate) -> None:
+        """Follow an entry: outer step, then merge."""
+        span, plan = update.span, self._plan
+        state, place = self.states[span], plan.places[span]
+        update_N = plan.codecs.entry.decode(update.payload, place.stop - place.start)
+        if not self._is_loaded:
+            self.states[span] = absorb(state, entry=update.absorbed, update_N=update_N, rule=plan.outer)
+            return
+        advance = advance_span(
+            state,
+            self._in_flight.get(span, InFlight()),
+            self.parameters.read(span.fragment, place.start, place.stop),
+            entry=update.absorbed,
+            update_N=update_N,
+            own_included=update.own_included,
+            outer_rule=plan.outer,
+            merge_rule=plan.merge,
+        )
+        self._keep(span, advance)
+        heights = sum(state.head.height for state in self.states.values())
+        self.loop.set_progress(heights / len(self.states) / plan.manifest.rounds.planned_cycles)
+        if self._diary is not None:
+            self._diary.absorbed(self.loop.steps, span, update.absorbed.digest, update.own_included)
+
+    def take(self, span: SpanId, state: SpanState) -> None:
+        """Take a span as it was transferred or mended."""
+        place = self._plan.places[span]
+        if not self._is_loaded:
+            self.states[span] = state
+            return
+        self._keep(
+            span,
+            replace_span(
+                self.states[span],
+                self._in_flight.get(span, InFlight()),
+                self.parameters.read(span.fragment, place.start, place.stop),
+                replacement=state,
+                merge_rule=self._plan.merge,
+            ),
+        )
+        if self._diary is not None:
+            self._diary.took(self.loop.steps, span, state.head.digest)
+
+    def contribute(self, round_index: int, fragment: int) -> FragmentContribution | None:
+        """Contribute a fragment to a round; None when there is nothing new."""
+        since = self._since[fragment]
+        tokens, steps = self.loop.tokens - since.tokens, self.loop.steps - since.steps
+        if steps == 0 or not self._is_loaded:
+            return None
+        spans = []
+        for span in self._plan.spans_of(fragment):
+            try:
+                spans.append(self._contribute_span(span, round_index))
+            except (RoundError, NonFiniteUpdate):
+                continue
+        since.tokens, since.steps = self.loop.tokens, self.loop.steps
+        if self._diary is not None:
+            self._diary.contributed(self.loop.steps, round_index, fragment)
+        return FragmentContribution(
+            round=round_index, fragment=fragment, tokens=tokens, steps=steps, spans=tuple(spans)
+        )
+
+    def look(self) -> tuple[Vector, ...]:
+        """Return a copy of θ, fragment by fragment."""
+        return self.parameters.read_all()
+
+    def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
+        place = self._plan.places[span]
+        self.states[span] = advance.state
+        self._in_flight[span] = advance.in_flight
+        self.parameters.write(span.fragment, place.start, place.stop, advance.local_N)
+
+    def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
+        plan, state, place = self._plan, self.states[span], self._plan.places[span]
+        codec, elements = plan.codecs.contribution, place.stop - place.start
+        in_flight = self._in_flight.get(span, InFlight())
+        local_N = self.parameters.read(span.fragment, place.start, place.stop)
+        kappa = plan.manifest.limits.kappa
+        prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index, kappa=kappa)
+        prepared, payload = encode_contribution(codec, prepared)
+        advance = record_contribution(
+            state,
+            in_flight,
+            local_N,
+            round_index=round_index,
+            decoded_N=codec.decode(payload, elements),
+            max_in_flight=plan.manifest.limits.in_flight,
+        )
+        self._in_flight[span] = advance.in_flight
+        if advance.local_N is not local_N:
+            self.parameters.write(span.fragment, place.start, place.stop, advance.local_N)
+        return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)

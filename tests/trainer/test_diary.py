@@ -1,0 +1,55 @@
+"""Diaries: what is written is read again, a torn end is left out, a disk that refuses is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.trainer.diary import DIARY_FILE, Diary, read_diary
+
+SPAN, ENTRY = SpanId(1, 2), Digest(b"\1" * 32)
+
+
+def test_what_was_written_is_read_again_over_two_starts(tmp_path: Path) -> None:
+    first = Diary(tmp_path)
+    first.began(0)
+    first.loaded({SPAN: ENTRY})
+    first.contributed(3, 7, 1)
+    second = Diary(tmp_path)
+    second.began(1 << 40)
+    second.absorbed(5, SPAN, ENTRY, True)
+    second.took(6, SPAN, ENTRY)
+    assert list(read_diary(tmp_path)) == [
+        {"what": "began", "position": 0},
+        {"what": "loaded", "heads": [[1, 2, ENTRY.hex()]]},
+        {"what": "contributed", "steps": 3, "round": 7, "fragment": 1},
+        {"what": "began", "position": 1 << 40},
+        {"what": "absorbed", "steps": 5, "span": [1, 2], "entry": ENTRY.hex(), "own": True},
+        {"what": "took", "steps": 6, "span": [1, 2], "head": ENTRY.hex()},
+    ]
+
+
+def test_a_torn_end_is_left_out_and_a_torn_middle_refused(tmp_path: Path) -> None:
+    Diary(tmp_path).began(0)
+    path = tmp_path / DIARY_FILE
+    whole = path.read_text()
+    path.write_text(whole + '{"what":"abso')
+    assert len(list(read_diary(tmp_path))) == 1
+    path.write_text('{"what":"abso\n' + whole)
+    with pytest.raises(StateError, match=r"line 1 of .* is none of a diary"):
+        list(read_diary(tmp_path))
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="was the peer started with keep_diary"):
+        list(read_diary(tmp_path))
+    with pytest.raises(StateError, match=r"cannot write .*; free some space"):
+        Diary(tmp_path / "missing").began(0)
+    if Path("/dev/full").exists() and os.access("/dev/full", os.W_OK):
+        (tmp_path / DIARY_FILE).symlink_to("/dev/full")
+        with pytest.raises(StateError, match="free some space or leave keep_diary out"):
+            Diary(tmp_path).began(0)
