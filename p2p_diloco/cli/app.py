@@ -17,7 +17,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.lab_commands import add_experiment, add_plan, make_simulate
+from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay, make_simulate
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.invite import SCHEME
 from p2p_diloco.settings import split_arguments
@@ -197,6 +197,7 @@ def make_app(around: Surroundings) -> App:
     app.command(make_simulate())
     add_experiment(app)
     add_plan(app)
+    add_replay(app)
     return app
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cyclopts import App
 
 
@@ -197,3 +199,27 @@ def add_plan(app: App) -> None:
             json=json,
         )
         return print_plan(options)
+
+
+def add_replay(app: App) -> None:
+    """Add the command `replay`."""
+
+    @app.command
+    def replay(*folders: Path, data: str | None = None, data_parallel: bool = False, json: str | None = None) -> int:
+        """Make a run again from the diaries of its peers, and say how close the twin comes to the real one.
+
+        Parameters
+        ----------
+        folders
+            state directories of the peers, each started with --keep-diary
+        data
+            this machine's copy of the run's text
+        data_parallel
+            train one machine on as many tokens beside it
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.replay import ReplayOptions
+        from p2p_diloco.cli.replay import replay as run
+
+        return run(ReplayOptions(folders=folders, data=data, with_data_parallel=data_parallel, json=json))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import sha256
 from p2p_diloco.lab.endings import (
+    ASKED_AGAIN_SECONDS,
     SETTLE_SECONDS,
     check_agreement,
     check_memory,
@@ -16,7 +17,7 @@ from p2p_diloco.lab.endings import (
     cycles_until_it_goes_on,
     fragment_heights,
 )
-from p2p_diloco.lab.faults import is_for_good, mend, strike
+from p2p_diloco.lab.faults import FaultKind, is_for_good, mend, strike
 from p2p_diloco.lab.mistakes import Mistake, planted_in_rules
 from p2p_diloco.lab.network import Weather
 from p2p_diloco.lab.scenario import FOUNDER, Scenario
@@ -140,7 +141,9 @@ class Trial:
 
     def _quiet(self) -> None:
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
-        end = swarm.now + SETTLE_SECONDS + (QUIET_CYCLES + 1) * cycle
+        loses = self.scenario.weather.loss > 0 or any(s.kind is FaultKind.ONE_WAY for s in self.scenario.strikes)
+        settle = ASKED_AGAIN_SECONDS if loses else SETTLE_SECONDS
+        end = swarm.now + settle + (QUIET_CYCLES + 1) * cycle
         self._run_to_end_of_cycle(end)
         check_agreement(swarm)
         self._goes_on()

@@ -117,7 +117,8 @@ class Routes:
         """
         roster, grid = self._membership.book.folded[entry.roster]
         clock = self._rules.clock
-        if entry.round != clock.round_at(now) or self._me not in grid.column(entry.span):
+        # A lone member at home reduces by itself, and the hub is all that it sees: listeners are the hub's to serve.
+        if entry.round != clock.round_at(now) or self._me not in {*grid.column(entry.span), roster.hub()}:
             return []
         alive = self._membership.alive(now).items()
         ready = {peer for peer, beat in alive if beat.ready and beat.trains and peer not in grid.row_of}

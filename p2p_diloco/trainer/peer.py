@@ -15,7 +15,7 @@ from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
-from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import PeerObserver, Tally
@@ -24,7 +24,6 @@ from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 
 START_SECONDS = 60.0
-MANIFEST_FILE = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

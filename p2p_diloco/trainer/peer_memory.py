@@ -17,6 +17,7 @@ from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, Certifi
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
 from p2p_diloco.trainer.whole_file import append_to_file, replace_file
 
+MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
 BALLOTS_FILE = "ballots.bin"
 GOODBYE_FILE = "goodbye.bin"

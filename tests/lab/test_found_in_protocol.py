@@ -98,6 +98,19 @@ def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     assert play(draw_scenario(seed, (3, 64), frozenset(FaultKind))).invariant is None
 
 
+def test_who_listens_behind_a_hub_gets_the_entries_of_a_lone_member_within_the_round() -> None:
+    """The member saw the hub only, and the hub handed on nothing, for it does not reduce for one: a round late."""
+    swarm = swarm_of(num_spans=(2,), seed=1)
+    swarm.add("boot", trains=False, found=True)
+    swarm.add("alone", dialable=False)
+    swarm.run_until(swarm.all_members, 60.0)
+    swarm.add("late", dialable=False)
+    swarm.run_until(lambda: swarm.machines["late"].running.ready, 4 * CYCLE_SECONDS)
+    clock = swarm.rules.clock
+    swarm.run_to(clock.begin(clock.round_at(swarm.now) + 1) + 0.9 * clock.round_seconds)
+    assert swarm.agreed(["alone", "late"])
+
+
 def test_a_state_whose_last_holders_lost_their_disks_is_not_promised_to_go_on() -> None:
     swarm = one_fragment(2)
     swarm.run(20.0)

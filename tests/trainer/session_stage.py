@@ -106,7 +106,7 @@ class SessionStage:
         self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
         self._directory = MemoryDirectory(self.now)
         self._folder = folder
-        self._text = write_text(folder)
+        self.text = write_text(folder)
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -137,6 +137,7 @@ class SessionStage:
         evaluate_seconds: float = 0.0,
         data: str | None = None,
         known: dict[PeerId, tuple[str, ...]] | None = None,
+        keep_diary: bool = False,
     ) -> None:
         """Be a peer until the end."""
         run = self.manifest.digest()
@@ -145,7 +146,11 @@ class SessionStage:
         async with transport:
             parts = SessionParts(
                 settings=PeerSettings(
-                    state_directory=self.folder(name), data=data or str(self._text), device="cpu", threads=1
+                    state_directory=self.folder(name),
+                    data=data or str(self.text),
+                    device="cpu",
+                    threads=1,
+                    keep_diary=keep_diary,
                 ),
                 key=peer_key(name),
                 organiser_key=ORGANISER if founds else None,

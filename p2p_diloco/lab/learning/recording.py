@@ -16,8 +16,7 @@ from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.trainer.archive import ENTRIES_FOLDER
 from p2p_diloco.trainer.diary import DIARY_FILE, read_diary
 from p2p_diloco.trainer.entry_log import EntryLog
-from p2p_diloco.trainer.peer import MANIFEST_FILE
-from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 KEPT_CYCLES = 1 << 30
@@ -59,9 +58,10 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
         StateError: a folder holds no run, or no diary; they are of several runs; or nobody knows roster 0.
     """
     runs = {peer: _run_folder(folder) for peer, folder in folders.items()}
-    manifests = {path.joinpath(MANIFEST_FILE).read_bytes() for path in runs.values()}
+    files = [path / MANIFEST_FILE for path in runs.values()]  # who founds keeps none
+    manifests = {file.read_bytes() for file in files if file.is_file()}
     if len(manifests) != 1:
-        raise StateError(f"the folders hold {len(manifests)} runs; expected one run, of several peers")
+        raise StateError(f"the folders hold manifests of {len(manifests)} runs; expected several peers of one")
     plan = plan_run(decode_signed_manifest(manifests.pop()).manifest)
     rosters: dict[Digest, Roster] = {}
     entries: dict[Digest, Entry] = {}

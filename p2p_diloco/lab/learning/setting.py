@@ -13,6 +13,7 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.data import Corpus, open_corpus
 from p2p_diloco.island.inner_loop import InnerRule
+from p2p_diloco.island.model import ModelShape
 from p2p_diloco.lab.learning import baselines
 from p2p_diloco.lab.learning.algorithm import Algorithm
 from p2p_diloco.lab.learning.baselines import (
@@ -111,15 +112,33 @@ class Outcome:
     seconds: float
 
 
-def run_trial(setting: Setting, seed: int, text: str | None = None) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What a run's manifest says, where a trial stands beside a run.
+
+    Attributes:
+        shape: instead of the one that the setting names.
+        rule: of the inner steps, as it is.
+        corpus: already open.
+    """
+
+    shape: ModelShape
+    rule: InnerRule
+    corpus: Corpus
+
+
+def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: Circumstances | None = None) -> Outcome:
     """Train and judge; the same on every machine that rounds alike, whatever else runs.
 
     Args:
         text: path of a text; None: the standard library's source.
+        within: instead of what the setting and `text` say.
     """
     torch.set_num_threads(1)
-    began, corpus = time.process_time(), open_corpus(text)
-    learners = _learners(setting, seed, corpus)
+    began = time.process_time()
+    if within is None:
+        within = Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=open_corpus(text))
+    learners = _learners(setting, seed, within)
     algorithm = make_algorithm(setting, learners, seed)
     for tick in range(1, setting.ticks + 1):
         learners.progress((tick - 1) / setting.ticks)
@@ -128,7 +147,7 @@ def run_trial(setting: Setting, seed: int, text: str | None = None) -> Outcome:
                 learners.step(learner)
         algorithm.border(tick)
     algorithm.settle(setting.ticks)
-    judge = Judge(shape_named(setting.size), corpus, _fragments(setting))
+    judge = Judge(within.shape, within.corpus, _fragments(setting))
     losses = [judge.loss(model) for model in algorithm.models()]
     return Outcome(
         name=setting.name,
@@ -140,15 +159,17 @@ def run_trial(setting: Setting, seed: int, text: str | None = None) -> Outcome:
     )
 
 
-def _learners(setting: Setting, seed: int, corpus: Corpus) -> TextLearners:
+def _rule(setting: Setting) -> InnerRule:
+    warmup = max(1, int(WARMUP_SHARE * setting.ticks))
+    return InnerRule(learning_rate=setting.learning_rate, schedule="cosine", warmup_steps=warmup)
+
+
+def _learners(setting: Setting, seed: int, within: Circumstances) -> TextLearners:
     is_one = setting.system == "data-parallel"
-    rule = InnerRule(
-        learning_rate=setting.learning_rate, schedule="cosine", warmup_steps=max(1, int(WARMUP_SHARE * setting.ticks))
-    )
     return TextLearners(
-        shape=shape_named(setting.size),
-        corpus=corpus,
-        rule=rule,
+        shape=within.shape,
+        corpus=within.corpus,
+        rule=within.rule,
         num_learners=1 if is_one else setting.islands,
         windows=setting.batch * (setting.islands if is_one else 1),
         num_fragments=_fragments(setting),

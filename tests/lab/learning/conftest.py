@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the scripted learners that stand beside them."""
+"""Lets the tests of this folder import the learners that stand beside them and the sessions of the trainer's tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "trainer"))
 
 
 @pytest.fixture(scope="session")

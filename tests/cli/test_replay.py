@@ -1,0 +1,42 @@
+"""`p2p-diloco replay`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "lab" / "learning"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
+
+from recorded_run import TRAINERS, record
+from small_run import peer_key
+
+from p2p_diloco.cli.app import main
+from p2p_diloco.key_file import write_key_file
+from p2p_diloco.settings import IDENTITY_FILE
+
+
+def test_a_run_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = record(tmp_path, monkeypatch)
+    for name in TRAINERS:
+        write_key_file(stage.folder(name) / IDENTITY_FILE, peer_key(name))
+    words = ["replay", *(str(stage.folder(name)) for name in TRAINERS), "--data", str(stage.text)]
+    assert main([*words, "--json", "-", "--data-parallel"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["gap"] == 0.0
+    assert figures["equal_entries"] == figures["entries"] > 0
+    assert figures["data_parallel_loss"] < 5.6
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "+0.000 %" in printed
+    assert "entries equal, byte for byte" in printed
+
+
+def test_a_folder_that_is_no_peers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "is no state directory of a peer" in " ".join(capsys.readouterr().err.split())
