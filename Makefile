@@ -3,6 +3,7 @@
 # make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
 # make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
+# make twin       a swarm of real processes, recorded, and made again in one process: two minutes
 # make disasters  10,000 simulated swarms: an hour
 # make check      style and types
 # make clean      removes what the others made
@@ -30,7 +31,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair grid disasters check format clean install
+.PHONY: demo test pure faults repair grid twin disasters check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -50,6 +51,9 @@ repair: $(STAMP)
 
 grid: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
+
+twin: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/p2p-diloco simulate swarm --peers 3..64 --seeds 10000 --faults all

@@ -122,17 +122,19 @@ class ProcessSwarm:
         *,
         patience_seconds: float = PATIENCE_SECONDS,
         round_seconds: float = ROUND_SECONDS,
+        keep_diaries: bool = False,
     ) -> None:
+        self._keep_diaries = keep_diaries
         self.patience_seconds = patience_seconds
         self.round_seconds = round_seconds
         self.manifest = tiny_manifest(values, round_seconds)
         self.peers: dict[str, PeerProcess] = {}
         # A short path: the daemons' sockets lie within.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
-        self._text = self._root / "text.txt"
+        self.text = self._root / "text.txt"
         letters = random.Random(7)
         words = ["".join(letters.choices("etaoinshrdlu", k=letters.randint(1, 8))) for _ in range(300)]
-        self._text.write_text(" ".join(letters.choices(words, k=20_000)))
+        self.text.write_text(" ".join(letters.choices(words, k=20_000)))
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +173,7 @@ class ProcessSwarm:
         peer.folder.mkdir(exist_ok=True)
         order = {
             "folder": str(peer.folder),
-            "text": str(self._text),
+            "text": str(self.text),
             "trains": trains,
             "dial_out_only": dial_out_only,
             "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,
@@ -179,6 +181,7 @@ class ProcessSwarm:
             "invite": None if founds else self._invite(),
             "serves_slowly": serves_slowly,
             "host": host,
+            "keep_diary": self._keep_diaries and trains,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))

@@ -65,6 +65,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
             data=order["text"],
             device="cpu",
             threads=1,
+            keep_diary=order.get("keep_diary", False),
         ),
         invite=None if founding else parse_invite(order["invite"]),
         signed_manifest=decode_signed_manifest(bytes.fromhex(order["manifest"])) if founding else None,
