@@ -3,7 +3,7 @@
 # make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
 # make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
-# make twin       a swarm of real processes, recorded, and made again in one process: two minutes
+# make twin       a swarm of real processes, recorded, and made again in one process: five minutes
 # make disasters  10,000 simulated swarms: an hour
 # make check      style and types
 # make clean      removes what the others made
