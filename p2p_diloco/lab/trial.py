@@ -141,12 +141,13 @@ class Trial:
 
     def _quiet(self) -> None:
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
-        loses = self.scenario.weather.loss > 0 or any(s.kind is FaultKind.ONE_WAY for s in self.scenario.strikes)
-        settle = ASKED_AGAIN_SECONDS if loses else SETTLE_SECONDS
-        end = swarm.now + settle + (QUIET_CYCLES + 1) * cycle
-        self._run_to_end_of_cycle(end)
+        swarm.run(ASKED_AGAIN_SECONDS if self._may_wait_for_what_was_lost() else SETTLE_SECONDS)
+        self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
         check_agreement(swarm)
-        self._goes_on()
+        before = fragment_heights(swarm)
+        self._run_to_end_of_cycle(swarm.now + cycle)
+        check_agreement(swarm)
+        self._goes_on(before)
         check_tables(swarm)
         for _ in range(2 * self.scenario.scrub_cycles + 2):
             if not swarm.inspector.differing:
@@ -154,24 +155,32 @@ class Trial:
             self._run_to_end_of_cycle(swarm.now + cycle)
         check_memory(swarm)
 
+    def _may_wait_for_what_was_lost(self) -> bool:
+        scenario = self.scenario
+        loses = scenario.weather.loss > 0 or any(s.kind is FaultKind.ONE_WAY for s in scenario.strikes)
+        return loses and any(not machine.running.catch_up.is_complete() for machine in self.swarm.running())
+
     def _run_to_end_of_cycle(self, earliest: float) -> None:
         clock = self.swarm.rules.clock
         cycle = clock.cycle(clock.round_at(earliest))
         self.swarm.run_to(clock.begin((cycle + 1) * clock.num_fragments) - BEFORE_THE_BORDER_SECONDS)
 
-    def _goes_on(self) -> None:
-        """Wait until entries are made for every fragment, all agree, and all are ready."""
+    def _goes_on(self, before: list[int]) -> None:
+        """Wait until entries are made for every fragment, all agree, and all are ready.
+
+        Args:
+            before: entries of each fragment a cycle ago.
+        """
         swarm = self.swarm
         cycles = cycles_until_it_goes_on(swarm)
         if cycles is None:
             return
-        before = fragment_heights(swarm)
         for _ in range(cycles):
-            self._run_to_end_of_cycle(swarm.now + self.scenario.cycle_seconds)
-            check_agreement(swarm)
             moves = all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True))
             if moves and all(machine.running.ready for machine in swarm.running()):
                 return
+            self._run_to_end_of_cycle(swarm.now + self.scenario.cycle_seconds)
+            check_agreement(swarm)
         if not all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True)):
             raise Violated("I6", f"the run does not go on within {cycles} quiet cycles; {swarm.describe()}")
         if not swarm.inspector.differing:  # two witnesses that differ make nobody ready before they are mended

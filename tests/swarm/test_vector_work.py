@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.swarm.vector_work import (
+    MOST_SHRINKS,
     Codecs,
     Reduced,
     content_digests,
+    encode_contribution,
     is_finite_piece,
     payload_norm,
     reduce_parts,
@@ -140,3 +145,25 @@ def test_content_digests_pair_the_chain_with_the_bytes() -> None:
     assert chain == same_chain == one.head.digest
     assert content == content_digest(one.anchor_N, one.momentum_N, one.head.digest)
     assert content != other_content
+
+
+def test_a_contribution_that_rounding_made_too_long_is_encoded_again_within_its_limit() -> None:
+    codec = codec_named("int4")
+    delta_N = np.array([1.0, 0.55] * 64, np.float32)
+    norm = float(np.linalg.norm(delta_N))
+    free = PreparedContribution(round=1, delta_N=delta_N, norm=norm, limit=float("inf"))
+    same, payload = encode_contribution(codec, free)
+    assert same is free
+    assert payload == codec.encode(delta_N)
+    tight = dataclasses.replace(free, limit=0.9 * payload_norm(codec, payload, len(delta_N)))
+    shrunk, shorter = encode_contribution(codec, tight)
+    assert payload_norm(codec, shorter, len(delta_N)) <= tight.limit
+    assert shorter == codec.encode(shrunk.delta_N)
+    asked: list[bytes] = []
+
+    def too_long(encoded: bytes) -> float:
+        asked.append(encoded)
+        return 2.0 * tight.limit
+
+    encode_contribution(codec, tight, too_long)
+    assert len(asked) == MOST_SHRINKS, "it gives up in the end"
