@@ -85,7 +85,7 @@ class CatchUp:
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._shunned: dict[PeerId, float] = {}
         self._sources: dict[SpanId, PeerId] = {}
-        self._once_asked: dict[SpanId, float | None] = {}
+        self._first_asked: dict[SpanId, float] = {}
         self._servers: dict[SpanId, set[PeerId]] = {}
         self._windows = {
             Want.ENTRY: _window(rules.entry_seconds, rules.entry_seconds / 2.0),
@@ -112,7 +112,7 @@ class CatchUp:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
-        for asked in (self._servers, self._once_asked, self._sources):
+        for asked in (self._servers, self._first_asked, self._sources):
             asked.clear()
         self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
@@ -174,7 +174,7 @@ class CatchUp:
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         window = self._windows[want]
         self._asked[span] = Asked(donor=donor, until=now + window.seconds, last=now + window.longest_seconds)
-        self._once_asked[span] = None if span in self._once_asked else now
+        self._first_asked.setdefault(span, now)
         if want is Want.SPAN:
             self._servers.setdefault(span, set()).add(donor)
         return self._request(span, want, donor, now)
@@ -366,23 +366,22 @@ class CatchUp:
             self.want_transfer(span, peer)
 
     def _answered(self, span: SpanId, want: Want, now: float) -> None:
-        """Learn how long an answer takes, if the question was asked once."""
-        asked_at = self._once_asked.pop(span, None)
-        if asked_at is not None:
-            self._windows[want].answered(now - asked_at)
+        """Learn how long an answer took, from the first time that the question was asked."""
+        if span in self._first_asked:
+            self._windows[want].answered(now - self._first_asked.pop(span))
 
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
         for span in [span for span, asked in self._asked.items() if asked.donor == donor]:
             del self._asked[span]
-            self._once_asked.pop(span, None)
+            self._first_asked.pop(span, None)
 
     def _drop(self, span: SpanId) -> None:
         self._wanted.pop(span, None)
         self._asked.pop(span, None)
         self._transfers.pop(span, None)
         self._servers.pop(span, None)
-        self._once_asked.pop(span, None)
+        self._first_asked.pop(span, None)
 
 
 def _window(seconds: float, target_seconds: float) -> Window:

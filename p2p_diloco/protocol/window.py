@@ -51,9 +51,9 @@ class Window:
     def answered(self, took_seconds: float) -> None:
         """Learn from an answer: quick ones make room for more requests, slow ones for fewer.
 
-        Only from questions that were asked once: of another it cannot be told which asking was answered (Karn and
-        Partridge, SIGCOMM 1987).
+        One that took longer than any may was lost on the way, and says no more than that.
         """
+        took_seconds = min(took_seconds, self.longest_seconds)
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
         if took_seconds < self._target_seconds:
             self._size = min(self._size + 1.0, float(self._most))
@@ -61,8 +61,7 @@ class Window:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:
-        """Learn from a request that nobody answered: ask for less at once, and wait twice as long."""
-        self._usual_seconds = max(self._usual_seconds, 2.0 * self.seconds / PATIENCE)
+        """Learn from a request that nobody answered."""
         self._size = max(self._size / 2.0, SHORTEST_WINDOW)
 
 

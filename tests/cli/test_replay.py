@@ -19,13 +19,11 @@ from p2p_diloco.key_file import write_key_file
 from p2p_diloco.settings import IDENTITY_FILE
 
 
-def test_a_run_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = record(tmp_path, monkeypatch)
+def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = record(tmp_path)
     for name in TRAINERS:
-        write_key_file(stage.folder(name) / IDENTITY_FILE, peer_key(name))
-    words = ["replay", *(str(stage.folder(name)) for name in TRAINERS), "--data", str(stage.text)]
+        write_key_file((stage.folder / name) / IDENTITY_FILE, peer_key(name))
+    words = ["replay", *(str(stage.folder / name) for name in TRAINERS), "--data", str(stage.text)]
     assert main([*words, "--json", "-", "--data-parallel"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["gap"] == 0.0

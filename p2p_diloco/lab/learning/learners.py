@@ -157,9 +157,11 @@ class TextLearners:
 class Judge:
     """Says how good a vector of parameters is: its loss on held-out text, always the same windows."""
 
-    def __init__(self, shape: ModelShape, corpus: Corpus, num_fragments: int) -> None:
+    def __init__(
+        self, shape: ModelShape, corpus: Corpus, num_fragments: int, num_tokens: int = EVALUATION_TOKENS
+    ) -> None:
         self._plan = _plan(shape, num_fragments)
-        self._evaluation = AnchorEvaluation(shape, self._plan, corpus, num_tokens=EVALUATION_TOKENS)
+        self._evaluation = AnchorEvaluation(shape, self._plan, corpus, num_tokens=num_tokens)
 
     def loss(self, fragments: Sequence[Vector]) -> float:
         """Return the held-out loss in nats per byte."""

@@ -24,7 +24,7 @@ from p2p_diloco.lab.learning.baselines import (
     GossipRule,
     NoLoCo,
 )
-from p2p_diloco.lab.learning.learners import Judge, TextLearners, shape_named
+from p2p_diloco.lab.learning.learners import EVALUATION_TOKENS, Judge, TextLearners, shape_named
 from p2p_diloco.lab.learning.ours import OurRule, OurSwarm
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -60,6 +60,7 @@ class Setting:
         lost_share: contributions that never arrive.
         group: learners in a group, of those that gossip.
         by_topic: each island has a stretch of the text of its own.
+        judged_tokens: of held-out text that the result is judged by.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Setting:
     lost_share: float = 0.0
     group: int = 2
     by_topic: bool = False
+    judged_tokens: int = EVALUATION_TOKENS
 
     def with_tokens_of_all_fast(self) -> Setting:
         """Return this with so many more ticks that slow islands cost no tokens."""
@@ -147,7 +149,7 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
                 learners.step(learner)
         algorithm.border(tick)
     algorithm.settle(setting.ticks)
-    judge = Judge(within.shape, within.corpus, _fragments(setting))
+    judge = Judge(within.shape, within.corpus, _fragments(setting), setting.judged_tokens)
     losses = [judge.loss(model) for model in algorithm.models()]
     return Outcome(
         name=setting.name,

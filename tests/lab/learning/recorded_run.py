@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
-from collections.abc import Mapping
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from session_stage import SessionStage, Watcher, run_stage
 from small_run import ORGANISER, peer_key
 
-from p2p_diloco.ids import PeerId
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE
+from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 
-LAST_ROUND = 20
+LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")
 
 
-def record(folder: Path, monkeypatch: pytest.MonkeyPatch, values: Mapping[str, Any] | None = None) -> SessionStage:
-    """Play it and return the stage, whose folders hold what a twin needs."""
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Where a run lies."""
+
+    folder: Path
+    run: Digest
+
+    @property
+    def text(self) -> Path:
+        return self.folder / "words.txt"
+
+    def run_folder(self, name: str) -> RunFolder:
+        return RunFolder(self.folder / name, self.run)
+
+    def folders(self) -> dict[PeerId, Path]:
+        return {peer_key(name).peer: self.folder / name for name in TRAINERS}
+
+
+def record(folder: Path) -> Recorded:
+    """Play it; the folders hold what a twin needs. Played once in a process, and copied after that."""
+    if not _played:
+        _played.append(_play(Path(tempfile.mkdtemp(prefix="recorded-"))))
+    shutil.copytree(_played[0].folder, folder / "run")
+    return Recorded(folder=folder / "run", run=_played[0].run)
+
+
+def _play(folder: Path) -> Recorded:
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     stages: list[SessionStage] = []
 
     async def scene() -> None:
-        stage = SessionStage(folder, **(values or {}))
+        stage = SessionStage(folder)
         stages.append(stage)
 
         async def play(name: str, *, founds: bool = False, trains: bool = True) -> None:
@@ -36,23 +64,23 @@ def record(folder: Path, monkeypatch: pytest.MonkeyPatch, values: Mapping[str, A
         async def come_go_and_come_again() -> None:
             await stage.sleep_to(4)
             first = asyncio.ensure_future(play("cleo"))
-            await stage.sleep_to(11, 3.0)
+            await stage.sleep_to(9, 3.0)
             first.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await first
-            await stage.sleep_to(13)
+            await stage.sleep_to(11)
             await play("cleo")
 
         await asyncio.gather(
             play("boot", founds=True, trains=False), play("ada"), play("ben"), come_go_and_come_again()
         )
 
-    run_stage(monkeypatch, scene)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_stage(monkeypatch, scene)
     (stage,) = stages
     for name in TRAINERS:
         stage.run_folder(name).write(MANIFEST_FILE, stage.manifest.sign(ORGANISER).encode())
-    return stage
+    return Recorded(folder=folder, run=stage.manifest.digest())
 
 
-def folders_of(stage: SessionStage) -> dict[PeerId, Path]:
-    return {peer_key(name).peer: stage.folder(name) for name in TRAINERS}
+_played: list[Recorded] = []

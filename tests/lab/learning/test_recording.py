@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recorded_run import TRAINERS, folders_of, record
+from recorded_run import TRAINERS, record
 from small_run import ORGANISER, peer_key, small_manifest
 
 from p2p_diloco.errors import StateError
@@ -15,9 +15,9 @@ from p2p_diloco.trainer.founding import genesis_states, make_start
 from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, ROSTERS_FILE
 
 
-def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = record(tmp_path, monkeypatch)
-    run = read_recording(folders_of(stage))
+def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
+    stage = record(tmp_path)
+    run = read_recording(stage.folders())
     assert [len(lives) for lives in run.lives.values()] == [1, 1, 2]
     assert run.founding.k == 0
     start = genesis_states(make_start(run.plan), run.founding)
@@ -27,14 +27,14 @@ def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path, monkeypatc
     other = small_manifest({"model.seed": 1}).sign(ORGANISER).encode()
     stage.run_folder("ada").write(MANIFEST_FILE, other)
     with pytest.raises(StateError, match="manifests of 2 runs"):
-        read_recording(folders_of(stage))
+        read_recording(stage.folders())
 
 
-def test_folders_that_lack_something_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_lack_something_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="holds the diaries of 0 runs"):
         read_recording({peer_key("ada").peer: tmp_path})
-    stage = record(tmp_path, monkeypatch)
-    folders = folders_of(stage)
+    stage = record(tmp_path)
+    folders = stage.folders()
     diary = stage.run_folder("ada").path / DIARY_FILE
     whole = diary.read_text()
     diary.write_text("".join(whole.splitlines(keepends=True)[1:]))

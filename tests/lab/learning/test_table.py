@@ -44,7 +44,9 @@ def test_a_table_is_written_for_people_and_for_programs() -> None:
 
 
 def test_an_experiment_is_the_same_in_one_process_and_in_two(text: str) -> None:
-    row = Setting(name="ours", size="micro", islands=2, ticks=8, sync_every=8, fragments=2, delay=1, batch=1)
+    row = Setting(
+        name="ours", size="micro", islands=2, ticks=8, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
+    )
     small = Experiment(question="?", settings=(row, replace(row, name="late", delay=3)), seeds=2)
     heard: list[int] = []
     alone = run_experiment(small, text=text, processes=1, heard=lambda _, left: heard.append(left))
