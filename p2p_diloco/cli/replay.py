@@ -49,6 +49,8 @@ def replay(options: ReplayOptions) -> int:
     recording = read_recording(dict(_peer_of(folder) for folder in options.folders))
     corpus = open_run_text(recording.plan.manifest.data, options.data)
     result = Twin(recording, corpus).play(_progress(sys.stderr))
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     figures = dataclasses.asdict(result)
     if options.with_data_parallel:
         figures["data_parallel_loss"] = _data_parallel(recording, corpus, result)

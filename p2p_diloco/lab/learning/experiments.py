@@ -1,7 +1,7 @@
 """The questions that the bench answers by name, each a table of settings that differ in one thing.
 
-Every baseline has the figures that suit it best, found by `tune` (docs/lab-log.md): a table in which only ours was
-tuned would say nothing.
+The figures of the baselines below are first guesses near their papers' and ours, not yet tuned: `rate` and `outer` are
+there to tune them, and until that is done and logged (docs/lab-log.md) a gap to a baseline says little.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Scope:
 
 
 def baselines(scope: Scope) -> tuple[Setting, ...]:
-    """Return all that others do, each with the figures that suited it best."""
+    """Return all that others do, with figures that are not tuned yet."""
     ours = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
     return (
         replace(ours, name="data-parallel", system="data-parallel"),
