@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from p2p_diloco.lab.cores import usable_cores
 from p2p_diloco.lab.faults import FaultKind
 from p2p_diloco.lab.mistakes import Mistake
 from p2p_diloco.lab.scenario import draw_scenario
@@ -60,7 +60,7 @@ def run_campaign(plan: CampaignPlan, seeds: Sequence[int], *, processes: int | N
     """Play all seeds.
 
     Args:
-        processes: as many at once; one for each core unless given. 1: in this process.
+        processes: as many at once; one for each core it may use unless given. 1: in this process.
     """
     began = time.monotonic()
     failing = sorted((r for r in _results(plan, seeds, processes) if r.invariant is not None), key=lambda r: r.seed)
@@ -68,7 +68,7 @@ def run_campaign(plan: CampaignPlan, seeds: Sequence[int], *, processes: int | N
 
 
 def _results(plan: CampaignPlan, seeds: Sequence[int], processes: int | None) -> Iterator[TrialResult]:
-    processes = processes if processes is not None else os.cpu_count() or 1
+    processes = processes if processes is not None else usable_cores()
     tasks = [tuple(seeds[at : at + SEEDS_OF_ONE_TASK]) for at in range(0, len(seeds), SEEDS_OF_ONE_TASK)]
     if processes == 1:
         for task in tasks:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from p2p_diloco.lab.cores import usable_cores
 from p2p_diloco.lab.learning.experiments import Experiment
 from p2p_diloco.lab.learning.setting import Outcome, Setting, run_trial
 
@@ -90,7 +90,7 @@ def run_experiment(
     """
     trials = [(setting, seed) for seed in range(experiment.seeds) for setting in experiment.settings]
     found: dict[tuple[str, int], Outcome] = {}
-    for outcome in _outcomes(trials, text, processes if processes is not None else os.cpu_count() or 1):
+    for outcome in _outcomes(trials, text, processes if processes is not None else usable_cores()):
         found[outcome.name, outcome.seed] = outcome
         heard(outcome, len(trials) - len(found))
     return Table(
