@@ -95,8 +95,9 @@ class DataSection(Section):
 
 
 class InnerSection(Section):
-    """AdamW inside an island."""
+    """The steps inside an island."""
 
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="adamw | muon for the matrices of the blocks")
     learning_rate: Positive = Field(1e-3, description="of matrices, after warm-up")
     embedding_rate: Positive = Field(8.0, description="factor on it for the input embedding")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="of matrices")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
@@ -25,6 +26,7 @@ class ExperimentOptions:
         size, islands, steps, sync_every: how large it is.
         seeds: of each row; None: as many as the experiment wants.
         data: path of a text; None: the standard library's source.
+        keep: file of outcomes, read first and written after each trial.
         json: file for the figures, `-` for standard output.
     """
 
@@ -36,6 +38,7 @@ class ExperimentOptions:
     sync_every: int
     seeds: int | None
     data: str | None
+    keep: str | None
     json: str | None
 
 
@@ -56,9 +59,12 @@ def run_named_experiment(options: ExperimentOptions) -> int:
     )
     experiment = experiment_named(options.name, scope)
     check_target(options.json)
+    keep = Path(options.keep) if options.keep is not None else None
+    if keep is not None and not keep.parent.is_dir():
+        raise ConfigError(f"there is no folder {keep.parent} for --keep")
     quiet = options.json == STANDARD_OUTPUT
     progress = _Progress(sys.stderr)
-    table = run_experiment(experiment, text=options.data, heard=progress.heard)
+    table = run_experiment(experiment, text=options.data, keep=keep, heard=progress.heard)
     progress.clear()
     write_figures(options.json, table.figures())
     if not quiet:

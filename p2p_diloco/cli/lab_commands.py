@@ -113,6 +113,7 @@ def add_experiment(app: App) -> None:
         sync_every: int = 32,
         seeds: int | None = None,
         data: str | None = None,
+        keep: str | None = None,
         json: str | None = None,
     ) -> int:
         """Train many islands in one process, ours and what others do beside them, and print a table.
@@ -120,7 +121,7 @@ def add_experiment(app: App) -> None:
         Parameters
         ----------
         name
-            parity, mixed, loss, bits, outer, merge, radial, sync, fragments, rate or topics
+            parity, mixed, loss, bits, outer, merge, radial, sync, fragments, rate, tune or topics
         quick
             two seeds
         size
@@ -135,6 +136,8 @@ def add_experiment(app: App) -> None:
             trials of each row
         data
             a text; without it the source of Python's standard library
+        keep
+            file of outcomes, one line each: trials that stand there are not played again, new ones are added
         json
             file for the figures, or - for standard output
         """
@@ -149,6 +152,7 @@ def add_experiment(app: App) -> None:
             sync_every=sync_every,
             seeds=seeds,
             data=data,
+            keep=keep,
             json=json,
         )
         return run_named_experiment(options)

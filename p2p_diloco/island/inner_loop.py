@@ -1,4 +1,4 @@
-"""The inner loop: AdamW steps on θ, one after the other, that know nothing of a network.
+"""The inner loop: AdamW or Muon steps on θ, one after the other, that know nothing of a network.
 
 Called from the island's training thread. PyTorch releases the interpreter lock inside its kernels, so that the event
 loop of the same process runs on. Momentum stays through merges: a merge moves θ a little, it does not change where it
@@ -18,6 +18,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.data import BatchStream
 from p2p_diloco.island.model import DecoderModel
 
+OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["constant", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -27,6 +28,7 @@ class InnerRule:
     """How an island trains; agreed by the run.
 
     Attributes:
+        optimizer: "adamw", or "muon" for the matrices of the blocks and AdamW for all else.
         learning_rate: of the matrices, after warm-up.
         embedding_rate: factor on it for the input embedding, whose rows see a gradient only when their byte occurs.
         weight_decay: decoupled, of the matrices only.
@@ -42,6 +44,7 @@ class InnerRule:
         ConfigError: a figure is out of its range.
     """
 
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = 1e-3
     embedding_rate: float = 8.0
     weight_decay: float = 0.1
@@ -56,6 +59,7 @@ class InnerRule:
 
     def __post_init__(self) -> None:
         checks = {
+            "optimizer": self.optimizer in ("adamw", "muon"),
             "learning_rate": self.learning_rate > 0.0,
             "embedding_rate": self.embedding_rate > 0.0,
             "weight_decay": self.weight_decay >= 0.0,
@@ -123,7 +127,7 @@ class InnerLoop:
         self.steps = 0
         self.tokens = 0
         self._progress = 0.0
-        self._optimizer = _optimizer(self.model, rule)
+        self._optimizers = _optimizers(self.model, rule)
         self._optimizer_steps = 0
 
     def step(self) -> InnerStep:
@@ -144,13 +148,15 @@ class InnerLoop:
         )
         if step.applied:
             self._apply(step)
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
         return step
 
     def _apply(self, step: InnerStep) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = step.learning_rate * group["rate"]
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = step.learning_rate * group["rate"]
+            optimizer.step()
         self._optimizer_steps += 1
         self.steps += 1
         self.tokens += step.tokens
@@ -171,7 +177,7 @@ class InnerLoop:
 
     def restart_optimizer(self) -> None:
         """Forget momentum and warm up again: for when θ was replaced, not merged."""
-        self._optimizer = _optimizer(self.model, self.rule)
+        self._optimizers = _optimizers(self.model, self.rule)
         self._optimizer_steps = 0
 
 
@@ -193,15 +199,32 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def _optimizer(model: DecoderModel, rule: InnerRule) -> torch.optim.AdamW:
-    """Return a fresh AdamW: gains are not decayed, nor is the embedding, whose rare rows would only shrink."""
+def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimizer]:
+    """Return fresh optimisers: gains are not decayed, nor is the embedding, whose rare rows would only shrink.
+
+    Muon, of the matrices between embedding and head, is scaled so that its steps are as long as AdamW's: one rate and
+    one decay serve both. Source: Jordan et al. 2024, Muon; the scale: Liu et al., arXiv 2502.16982.
+    """
     named = dict(model.named_parameters())
     embedding = [named["embedding"]]
     gains = [parameter for parameter in named.values() if parameter.ndim < 2]
-    matrices = [parameter for name, parameter in named.items() if parameter.ndim >= 2 and name != "embedding"]
+    hidden = [parameter for name, parameter in named.items() if parameter.ndim >= 2 and name.startswith("blocks.")]
+    head = [named["head"]]
+    is_muon = rule.optimizer == "muon"
     groups = [
-        {"params": matrices, "weight_decay": rule.weight_decay, "rate": 1.0},
+        {"params": head if is_muon else [*hidden, *head], "weight_decay": rule.weight_decay, "rate": 1.0},
         {"params": embedding, "weight_decay": 0.0, "rate": rule.embedding_rate},
         {"params": gains, "weight_decay": 0.0, "rate": 1.0},
     ]
-    return torch.optim.AdamW(groups, lr=rule.learning_rate, betas=(rule.beta1, rule.beta2), fused=True)
+    adamw = torch.optim.AdamW(groups, lr=rule.learning_rate, betas=(rule.beta1, rule.beta2), fused=True)
+    if not is_muon:
+        return [adamw]
+    return [
+        adamw,
+        torch.optim.Muon(
+            [{"params": hidden, "rate": 1.0}],
+            lr=rule.learning_rate,
+            weight_decay=rule.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+    ]

@@ -24,8 +24,9 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
     figures = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in figures["rows"]] == ["25%-lost", "none-lost", "50%-lost", "25%-lost-late-keep"]
     assert set(figures["gaps"]) == {"none-lost", "50%-lost", "25%-lost-late-keep"}
-    to = tmp_path / "figures.json"
-    assert main([*words, "--json", str(to)]) == 0
+    to, keep = tmp_path / "figures.json", tmp_path / "kept.jsonl"
+    assert main([*words, "--json", str(to), "--keep", str(keep)]) == 0
+    assert len(keep.read_text().splitlines()) == 4
     assert json.loads(to.read_text()) == figures
     assert "what does it cost when contributions are lost?" in capsys.readouterr().out
 
@@ -39,6 +40,7 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
         (["parity", "--steps", "100"], "expected multiples of 32"),
         (["parity", "--sync-every", "12", "--steps", "24"], "and of 8"),
         (["parity", "--seeds", "0"], "--seeds is 0"),
+        (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
     ],
 )
 def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

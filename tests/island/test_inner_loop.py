@@ -170,7 +170,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_position(shape: Model
 def test_a_large_gradient_is_clipped(shape: ModelShape, corpus: Corpus) -> None:
     seen: list[float] = []
     loop = loop_of(shape, corpus, dataclasses.replace(RULE, gradient_clip=0.01))
-    loop._optimizer.register_step_pre_hook(
+    loop._optimizers[0].register_step_pre_hook(
         lambda *_: seen.append(math.sqrt(sum(float((p.grad**2).sum()) for p in loop.model.parameters())))
     )
     assert loop.step().gradient_norm > 0.01
@@ -179,12 +179,34 @@ def test_a_large_gradient_is_clipped(shape: ModelShape, corpus: Corpus) -> None:
 
 def test_only_matrices_decay_and_the_embedding_has_its_own_rate(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
-    groups = loop._optimizer.param_groups
+    groups = loop._optimizers[0].param_groups
     assert [group["weight_decay"] for group in groups] == [RULE.weight_decay, 0.0, 0.0]
     assert [group["rate"] for group in groups] == [1.0, RULE.embedding_rate, 1.0]
     assert sum(parameter.numel() for group in groups for parameter in group["params"]) == shape.num_parameters
     assert groups[1]["params"][0] is loop.model.embedding
     assert all(parameter.ndim < 2 for parameter in groups[2]["params"])
+
+
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_all_else(shape: ModelShape, corpus: Corpus) -> None:
+    loop = loop_of(shape, corpus, dataclasses.replace(RULE, optimizer="muon", warmup_steps=0))
+    adamw, muon = loop._optimizers
+    assert isinstance(muon, torch.optim.Muon)
+    by_muon = {id(parameter) for group in muon.param_groups for parameter in group["params"]}
+    assert by_muon == {id(p) for name, p in loop.model.named_parameters() if name.startswith("blocks.") and p.ndim > 1}
+    by_adamw = {id(parameter) for group in adamw.param_groups for parameter in group["params"]}
+    assert not by_muon & by_adamw
+    assert len(by_muon | by_adamw) == len(list(loop.model.parameters()))
+    first, *_ = (loop.step().loss for _ in range(4))  # head and output projections begin at zero
+    before = loop.model.blocks[0].feed_forward.gate_up.detach().clone()
+    loop.step()
+    moved = loop.model.blocks[0].feed_forward.gate_up.detach() - before * (1.0 - RULE.learning_rate * RULE.weight_decay)
+    # Nearly orthogonal: all singular values alike, and as long as AdamW's steps, 0.2 of the rate for each element.
+    values = torch.linalg.svdvals(moved)
+    assert float(values.max() / values.median()) < 2.0
+    assert float(moved.square().mean().sqrt()) == pytest.approx(0.2 * RULE.learning_rate, rel=0.3)
+    for _ in range(40):
+        last = loop.step().loss
+    assert last < first - 1.0
 
 
 def test_half_precision_products_learn_too_and_leave_the_parameters_float32(shape: ModelShape, corpus: Corpus) -> None:

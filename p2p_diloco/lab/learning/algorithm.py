@@ -44,6 +44,10 @@ class Algorithm(ABC):
     def models(self) -> list[Model]:
         """Return what comes of the run: one model, or several where replicas differ."""
 
+    def is_away(self, learner: int) -> bool:
+        """Tell whether a learner is away and makes no steps."""
+        return False
+
     def settle(self, tick: int) -> None:  # noqa: B027 - most have nothing under way
         """Let what is under way arrive after the last step, so that all that was learnt is in the models."""
 

@@ -37,6 +37,7 @@ class Scope:
         islands: learners.
         ticks: inner steps of an island.
         sync_every: H.
+        windows: of all islands together in a step, so that more islands do not mean more tokens.
         seeds: trials of each row; None: as many as the experiment wants.
         is_quick: few seeds and rows.
     """
@@ -45,13 +46,20 @@ class Scope:
     islands: int = 4
     ticks: int = 480
     sync_every: int = 32
+    windows: int = 16
     seeds: int | None = None
     is_quick: bool = False
 
     def ours(self, **changes: object) -> Setting:
         """Return p2p_diloco as a manifest has it by default."""
         base = Setting(
-            name=OURS, size=self.size, islands=self.islands, ticks=self.ticks, sync_every=self.sync_every, delay=4
+            name=OURS,
+            size=self.size,
+            islands=self.islands,
+            ticks=self.ticks,
+            sync_every=self.sync_every,
+            delay=4,
+            batch=max(1, self.windows // self.islands),
         )
         return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -90,9 +98,9 @@ def _mixed(scope: Scope) -> Experiment:
     return Experiment(
         question="what does it cost when half of the islands are four times slower, at equal tokens?",
         settings=(
-            replace(mixed.with_tokens_of_all_fast(), name="half-slow"),
+            replace(mixed.with_tokens_of_all(), name="half-slow"),
             replace(even, name="all-fast"),
-            replace(mixed.with_tokens_of_all_fast(), name="half-slow-equal-weights", weights_by_tokens=False),
+            replace(mixed.with_tokens_of_all(), name="half-slow-equal-weights", weights_by_tokens=False),
         ),
         seeds=8,
     )
@@ -196,6 +204,30 @@ def _rate(scope: Scope) -> Experiment:
     )
 
 
+_CANDIDATES = {
+    OURS: ((1.0, 0.5), (1.0, 0.3), (1.0, 0.7), (0.7, 0.7), (1.3, 0.5)),
+    "textbook-diloco": ((1.0, 0.5), (1.0, 0.3), (1.0, 0.7), (0.7, 0.5), (0.7, 0.7), (0.7, 0.9), (1.3, 0.5)),
+    "streaming-diloco": ((1.0, 0.5), (1.0, 0.7), (0.7, 0.7), (0.4, 0.9), (1.3, 0.5)),
+    "decoupled-diloco": ((0.7, 0.5), (0.5, 0.5), (1.0, 0.5), (0.5, 0.7), (1.0, 0.3), (0.7, 0.9)),
+    "noloco": ((0.7, 0.5), (1.0, 0.5), (1.0, 0.3), (1.0, 0.7)),
+    "delta-only-groups": ((1.0, 0.5), (0.7, 0.5), (1.0, 0.3), (1.0, 0.7)),
+}
+"""Outer rate and momentum to choose from, for each algorithm that has them (opendiloco is textbook in float16)."""
+
+
+def _tune(scope: Scope) -> Experiment:
+    systems = {setting.name: setting for setting in (scope.ours(), *baselines(scope))}
+    return Experiment(
+        question="which outer rate and momentum suits whom?",
+        settings=tuple(
+            replace(systems[system], name=f"{system}-{rate}-{momentum}", outer_rate=rate, momentum=momentum)
+            for system, pairs in _CANDIDATES.items()
+            for rate, momentum in pairs
+        ),
+        seeds=2,
+    )
+
+
 def _topics(scope: Scope) -> Experiment:
     return Experiment(
         question="what does it cost when each island has text of its own kind?",
@@ -219,6 +251,7 @@ EXPERIMENTS: dict[str, Callable[[Scope], Experiment]] = {
     "sync": _sync,
     "fragments": _fragments,
     "rate": _rate,
+    "tune": _tune,
     "topics": _topics,
 }
 

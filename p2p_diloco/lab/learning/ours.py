@@ -7,7 +7,9 @@ is the experiment's business.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
@@ -32,6 +34,12 @@ from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_par
 RUN = sha256(b"a run on the bench of learning")
 
 
+
+
+def _one(progress: float) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurRule:
     """How the swarm exchanges.
@@ -43,6 +51,11 @@ class OurRule:
         weights_by_tokens: False weighs all alike.
         is_radial: merge directions and norms apart.
         lost_share: contributions that never reach their reducer.
+        void_share: rounds that end without an entry.
+        away_share: of the cycles that a learner is away.
+        residual: where what the codec leaves of a contribution stays; peers leave it in the weights.
+        outer_factor: what η is multiplied by, by how far the run is, 0 to 1.
+        num_cycles: of the run.
         radius_factor: κ.
         weight_clip: largest weight, in last medians.
     """
@@ -55,6 +68,11 @@ class OurRule:
     weights_by_tokens: bool = True
     is_radial: bool = False
     lost_share: float = 0.0
+    void_share: float = 0.0
+    away_share: float = 0.0
+    residual: Literal["weights", "buffer", "dropped"] = "weights"
+    outer_factor: Callable[[float], float] = _one
+    num_cycles: int = 1
     radius_factor: float = 2.0
     weight_clip: float = 4.0
 
@@ -84,10 +102,14 @@ class OurSwarm(Algorithm):
             raise ConfigError(f"a delay of {rule.delay} steps does not fit into a cycle of {rule.sync_every}")
         self._clock = RoundClock(start_seconds=0.0, round_seconds=float(self._ticks), num_fragments=num_fragments)
         self._rng = random.Random(seed)
-        self._roster = _roster(len(learners))
+        self._places = tuple(range(len(learners)))
+        self._roster = _roster(self._places)
         start = [genesis_state(learners.read(0, f), self._roster.digest()) for f in range(num_fragments)]
         self._states: list[SpanState] = start
         self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
+        # What contributions left, kept out of θ: only where the rule says so.
+        self._beside: list[dict[int, Vector]] = [{} for _ in range(len(learners))]
+        self._away: frozenset[int] = frozenset()
         self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
         self._under_way: list[tuple[int, Entry, frozenset[int]]] = []
         self.entries: list[Entry] = []
@@ -99,9 +121,18 @@ class OurSwarm(Algorithm):
         if tick % self._ticks == 0:
             self._begin_round(tick // self._ticks, tick)
             self._absorb_due(tick)
+        if tick % self._rule.sync_every == 0 and self._rule.away_share:
+            self._come_and_go(self._rule.away_share)
+
+    def is_away(self, learner: int) -> bool:
+        """Tell whether a learner is away for this cycle."""
+        return learner in self._away
 
     def settle(self, tick: int) -> None:
         """Play one more cycle of rounds, without steps."""
+        if self._away:
+            self._come_and_go(0.0)
+        self._rule = replace(self._rule, away_share=0.0)
         for later in range(tick + 1, tick + self._rule.sync_every + self._rule.delay + 1):
             self.border(later)
 
@@ -109,23 +140,38 @@ class OurSwarm(Algorithm):
         """Return φ."""
         return [tuple(state.anchor_N for state in self._states)]
 
+    def _come_and_go(self, away_share: float) -> None:
+        """Draw who is away, and on no roster, in the next cycle; who returns has φ and its optimiser as it was."""
+        before, everybody = self._away, range(len(self.learners))
+        self._away = frozenset(learner for learner in everybody if self._rng.random() < away_share)
+        if len(self._away) == len(everybody):
+            self._away = frozenset(everybody[1:])
+        self._places = tuple(learner for learner in everybody if learner not in self._away)
+        self._roster = _roster(self._places)
+        for learner in before - self._away:
+            for fragment, state in enumerate(self._states):
+                self._in_flight[learner][fragment] = InFlight()
+                self._beside[learner].pop(fragment, None)
+                self.learners.write(learner, fragment, state.anchor_N)
+
     # -- a round
 
     def _begin_round(self, round_index: int, tick: int) -> None:
         fragment = self._clock.fragment(round_index)
         sent = {}
         for learner in range(len(self.learners)):
-            contribution = self._contribute(learner, fragment, round_index)
+            contribution = None if self.is_away(learner) else self._contribute(learner, fragment, round_index)
             if contribution is not None:
                 sent[learner] = contribution
         arrived = {learner: one for learner, one in sent.items() if not one.is_lost}
-        entry = self._reduce(fragment, round_index, arrived)
+        is_void = self._rng.random() < self._rule.void_share
+        entry = None if is_void else self._reduce(fragment, round_index, arrived)
         if entry is None:
             self.num_void += 1
             return
         self.entries.append(entry)
         self._under_way.append((tick + self._rule.delay, entry, frozenset(arrived)))
-        others = 1.0 - 1.0 / len(self.learners)
+        others = 1.0 - 1.0 / len(self._places)
         self.sent_bytes += others * (sum(len(one.payload) for one in sent.values()) / len(self.learners))
         self.sent_bytes += others * len(entry.payload)
 
@@ -136,6 +182,9 @@ class OurSwarm(Algorithm):
         if steps == told_steps:
             return None
         in_flight, local_N = self._in_flight[learner][fragment], learners.read(learner, fragment)
+        beside_N = self._beside[learner].pop(fragment, None)
+        if beside_N is not None:
+            local_N = local_N - beside_N
         codec = rule.codecs.contribution
         try:
             prepared = prepare_contribution(
@@ -147,8 +196,14 @@ class OurSwarm(Algorithm):
         decoded_N = codec.decode(payload, len(local_N))
         advance = record_contribution(state, in_flight, local_N, round_index=round_index, decoded_N=decoded_N)
         self._in_flight[learner][fragment] = advance.in_flight
-        if advance.local_N is not local_N:
-            learners.write(learner, fragment, advance.local_N)
+        if rule.residual == "weights":
+            if advance.local_N is not local_N:
+                learners.write(learner, fragment, advance.local_N)
+        else:
+            left_N = prepared.delta_N - decoded_N
+            learners.write(learner, fragment, advance.local_N + left_N)
+            if rule.residual == "buffer":
+                self._beside[learner][fragment] = left_N
         self._told[learner][fragment] = (tokens, steps)
         return _Sent(
             payload=payload,
@@ -160,9 +215,8 @@ class OurSwarm(Algorithm):
 
     def _reduce(self, fragment: int, round_index: int, arrived: dict[int, _Sent]) -> Entry | None:
         rule, head, span = self._rule, self._states[fragment].head, SpanId(fragment, 0)
-        members = self._roster.members
         parts = tuple(
-            Part(peer=members[learner].peer, payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
+            Part(peer=_peer(learner), payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
             for learner, one in arrived.items()
         )
         limit = rule.radius_factor * head.radius if head.radius > 0 else float("inf")
@@ -175,7 +229,7 @@ class OurSwarm(Algorithm):
             return None
         payload = self._radial(fragment, parts, seed) if rule.is_radial else reduced.payload
         inclusion = Inclusion(
-            places=tuple(arrived),
+            places=tuple(self._places.index(learner) for learner in arrived),
             weights=tuple(part.weight for part in parts),
             norms=tuple(part.norm for part in parts),
             tokens=sum(one.tokens for one in arrived.values()),
@@ -206,7 +260,7 @@ class OurSwarm(Algorithm):
         fragment, rule = entry.span.fragment, self._rule
         before = self._states[fragment]
         update_N: Vector = rule.codecs.entry.decode(entry.payload, before.elements)
-        after = absorb(before, entry=absorbed_entry(entry), update_N=update_N, rule=rule.outer)
+        after = absorb(before, entry=absorbed_entry(entry), update_N=update_N, rule=self._outer_rule(entry))
         self._states[fragment] = after
         for learner in range(len(self.learners)):
             advance = follow_entry(
@@ -221,12 +275,19 @@ class OurSwarm(Algorithm):
             self.learners.write(learner, fragment, advance.local_N)
 
 
-def _roster(num_learners: int) -> Roster:
-    """Return a roster of that many members; nobody votes on it."""
-    members = tuple(
-        Member(peer=PeerId(sha256(b"learner", place.to_bytes(4, "little"))), incarnation=1, can_be_dialled=True)
-        for place in range(num_learners)
-    )
+    def _outer_rule(self, entry: Entry) -> OuterRule:
+        progress = min(1.0, entry.round * self._ticks / (self._rule.num_cycles * self._rule.sync_every))
+        factor = self._rule.outer_factor(progress)
+        return replace(self._rule.outer, learning_rate=self._rule.outer.learning_rate * factor)
+
+
+def _peer(learner: int) -> PeerId:
+    return PeerId(sha256(b"learner", learner.to_bytes(4, "little")))
+
+
+def _roster(learners: Sequence[int]) -> Roster:
+    """Return a roster of these; nobody votes on it."""
+    members = tuple(Member(peer=_peer(learner), incarnation=1, can_be_dialled=True) for learner in learners)
     return Roster(
         run=RUN,
         genesis=ZERO_DIGEST,

@@ -48,16 +48,22 @@ class Setting:
         ticks: inner steps of an island at full speed.
         batch: windows of a step.
         learning_rate: inner; cosine to a tenth of it, warm-up over the first twelfth.
+        inner: the optimiser of the inner steps.
         sync_every: H, ticks of a cycle.
         fragments: P.
         delay: τ, ticks.
         outer_rate, momentum: η, μ.
+        outer_schedule: of η, of ours: from half to whole over the first quarter, or to a half over the last.
         merge, alpha, late: how θ follows; for others than ours `alpha` is the local share.
         contribution, entry: codecs, of ours.
+        rounds_stochastically: entries, where they have few bits.
+        residual: where what a codec leaves of a contribution stays: in θ, in a buffer beside it, or nowhere.
         is_radial: merge directions and norms apart.
         weights_by_tokens: quantity times quality.
         slow: islands that make one step in `SLOWNESS` ticks.
         lost_share: contributions that never arrive.
+        void_share: rounds that end without an entry.
+        away_share: of the cycles that an island is away; it returns with φ, of ours.
         group: learners in a group, of those that gossip.
         by_topic: each island has a stretch of the text of its own.
         judged_tokens: of held-out text that the result is judged by.
@@ -70,27 +76,33 @@ class Setting:
     ticks: int = 480
     batch: int = 4
     learning_rate: float = 2e-3
+    inner: Literal["adamw", "muon"] = "adamw"
     sync_every: int = 32
     fragments: int = 4
     delay: int = 4
     outer_rate: float = 1.0
     momentum: float = 0.5
+    outer_schedule: Literal["constant", "warm-up", "decay"] = "constant"
     merge: Literal["keep", "blend", "overwrite"] = "keep"
     alpha: float = 0.0
     late: Literal["drop", "keep"] = "drop"
     contribution: str = "int4"
     entry: str = "int4"
+    rounds_stochastically: bool = True
+    residual: Literal["weights", "buffer", "dropped"] = "weights"
     is_radial: bool = False
     weights_by_tokens: bool = True
     slow: int = 0
     lost_share: float = 0.0
+    void_share: float = 0.0
+    away_share: float = 0.0
     group: int = 2
     by_topic: bool = False
     judged_tokens: int = EVALUATION_TOKENS
 
-    def with_tokens_of_all_fast(self) -> Setting:
-        """Return this with so many more ticks that slow islands cost no tokens."""
-        speed = (self.islands - self.slow) + self.slow / SLOWNESS
+    def with_tokens_of_all(self) -> Setting:
+        """Return this with so many more ticks that slow islands and absences cost no tokens."""
+        speed = ((self.islands - self.slow) + self.slow / SLOWNESS) * (1.0 - self.away_share)
         cycles = round(self.ticks / self.sync_every * self.islands / speed)
         return replace(self, ticks=cycles * self.sync_every)
 
@@ -145,7 +157,8 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
     for tick in range(1, setting.ticks + 1):
         learners.progress((tick - 1) / setting.ticks)
         for learner in range(len(learners)):
-            if learner >= setting.slow or tick % SLOWNESS == 0:
+            is_its_turn = learner >= setting.slow or tick % SLOWNESS == 0
+            if is_its_turn and not algorithm.is_away(learner):
                 learners.step(learner)
         algorithm.border(tick)
     algorithm.settle(setting.ticks)
@@ -163,7 +176,9 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
 
 def _rule(setting: Setting) -> InnerRule:
     warmup = max(1, int(WARMUP_SHARE * setting.ticks))
-    return InnerRule(learning_rate=setting.learning_rate, schedule="cosine", warmup_steps=warmup)
+    return InnerRule(
+        optimizer=setting.inner, learning_rate=setting.learning_rate, schedule="cosine", warmup_steps=warmup
+    )
 
 
 def _learners(setting: Setting, seed: int, within: Circumstances) -> TextLearners:
@@ -200,7 +215,7 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
         contribution=codec_named(setting.contribution),
         row_mean=codec_named("int8"),
         entry=codec_named(setting.entry),
-        rounds_stochastically=setting.entry not in ("float32", "bfloat16"),
+        rounds_stochastically=setting.rounds_stochastically and setting.entry not in ("float32", "bfloat16"),
     )
     rule = OurRule(
         sync_every=setting.sync_every,
@@ -211,6 +226,11 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
         weights_by_tokens=setting.weights_by_tokens,
         is_radial=setting.is_radial,
         lost_share=setting.lost_share,
+        void_share=setting.void_share,
+        away_share=setting.away_share,
+        residual=setting.residual,
+        outer_factor=OUTER_SCHEDULES[setting.outer_schedule],
+        num_cycles=setting.ticks // setting.sync_every,
     )
     return OurSwarm(learners, rule, seed=seed)
 
@@ -238,6 +258,13 @@ def _ring(setting: Setting) -> float:
     """Return how often each parameter is sent by an island, in each of the two halves of a ring all-reduce."""
     return 1.0 - 1.0 / setting.islands
 
+
+OUTER_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "warm-up": lambda progress: min(1.0, 0.5 + 2.0 * progress),
+    "decay": lambda progress: min(1.0, 1.0 - 2.0 * (progress - 0.75)),
+}
+"""What η is multiplied by, by how far the run is, 0 to 1."""
 
 SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     OURS: _ours,

@@ -7,11 +7,14 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from p2p_diloco.island.data import open_corpus
 from p2p_diloco.lab.cores import usable_cores
 from p2p_diloco.lab.learning.experiments import Experiment
+from p2p_diloco.lab.learning.kept import KeptOutcomes
 from p2p_diloco.lab.learning.setting import Outcome, Setting, run_trial
 
 # Two-sided 95 % of Student's t by degrees of freedom; beyond the table it is a little too wide, never too narrow.
@@ -79,6 +82,7 @@ def run_experiment(
     *,
     text: str | None = None,
     processes: int | None = None,
+    keep: Path | None = None,
     heard: Callable[[Outcome, int], None] = lambda outcome, left: None,
 ) -> Table:
     """Run all trials, one process for each core.
@@ -86,13 +90,28 @@ def run_experiment(
     Args:
         text: path; None: the standard library's source.
         processes: at once; None: one for each core; 1: in this process.
-        heard: told of each outcome and how many are left.
+        keep: file in which outcomes are kept; trials whose outcomes are there are not run again.
+        heard: told of each new outcome and how many are left.
+    Raises:
+        ConfigError: `keep` is not a file of outcomes.
+        StateError: it cannot be written.
     """
-    trials = [(setting, seed) for seed in range(experiment.seeds) for setting in experiment.settings]
+    kept = KeptOutcomes(keep, open_corpus(text).fingerprint)
     found: dict[tuple[str, int], Outcome] = {}
+    trials = []
+    for seed in range(experiment.seeds):
+        for setting in experiment.settings:
+            outcome = kept.find(setting, seed)
+            if outcome is None:
+                trials.append((setting, seed))
+            else:
+                found[setting.name, seed] = outcome
+    settings = {setting.name: setting for setting in experiment.settings}
+    num_trials = len(found) + len(trials)
     for outcome in _outcomes(trials, text, processes if processes is not None else usable_cores()):
         found[outcome.name, outcome.seed] = outcome
-        heard(outcome, len(trials) - len(found))
+        kept.add(settings[outcome.name], outcome)
+        heard(outcome, num_trials - len(found))
     return Table(
         experiment=experiment,
         outcomes={
@@ -103,7 +122,7 @@ def run_experiment(
 
 
 def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes: int) -> Any:
-    if processes == 1:
+    if processes == 1 or len(trials) < 2:
         for setting, seed in trials:
             yield run_trial(setting, seed, text)
         return

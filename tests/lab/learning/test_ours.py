@@ -111,3 +111,80 @@ def test_what_does_not_fit_a_cycle_is_refused() -> None:
         swarm(ScriptedLearners([-1.0], lengths=(1, 1)), sync_every=3)
     with pytest.raises(ConfigError, match="does not fit into a cycle"):
         swarm(ScriptedLearners([-1.0]), delay=2)
+
+
+def uneven(kind: str) -> tuple[ScriptedLearners, OurSwarm]:
+    """Two learners whose pseudo-gradients four bits cannot hold exactly."""
+    learners = ScriptedLearners([-1.0, -3.0], lengths=(64,))
+    ours = swarm(learners, codec="int4", delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0), residual=kind)
+    learners.local += np.linspace(0.0, 1.0, 64, dtype=np.float32)
+    return learners, ours
+
+
+def untold(learners: ScriptedLearners, ours: OurSwarm) -> float:
+    """Return the largest element of what the first learner knows and did not send."""
+    (sent_N,) = ours._in_flight[0][0].vectors
+    return float(np.abs(ours.models()[0][0] - learners.local[0] - sent_N).max())
+
+
+def test_what_four_bits_leave_stays_in_the_weights_or_beside_them_or_nowhere() -> None:
+    (in_weights, weights), (beside, buffer), (gone, dropped) = map(uneven, ("weights", "buffer", "dropped"))
+    for learners, ours in ((in_weights, weights), (beside, buffer), (gone, dropped)):
+        learners.play(ours.border, range(1, 3))
+    left = untold(in_weights, weights)
+    assert left > 0.01
+    assert untold(beside, buffer) == pytest.approx(0.0, abs=1e-6)
+    assert untold(gone, dropped) == pytest.approx(0.0, abs=1e-6)
+    assert float(np.abs(buffer._beside[0][0]).max()) == pytest.approx(left)
+    for learners, ours in ((in_weights, weights), (beside, buffer), (gone, dropped)):
+        learners.play(ours.border, range(3, 14))
+    # These learners do not look at θ, so it makes no difference to what is sent where the residual waits for its turn.
+    assert weights.models()[0][0] == pytest.approx(buffer.models()[0][0], abs=1e-3)
+    assert np.abs(weights.models()[0][0] - dropped.models()[0][0]).max() > 0.01
+
+
+def test_void_rounds_move_nothing_and_lose_nothing() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(learners, void_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 41))
+    assert 4 < ours.num_void < 16
+    assert len(ours.entries) + ours.num_void == 20
+    ours._rule = dataclasses.replace(ours._rule, void_share=0.0)
+    learners.play(ours.border, range(41, 47))
+    # The last void rounds may have held both learners' steps; each entry after them is a mean, so 2 a tick.
+    assert anchor(ours)[0] == pytest.approx(-2.0 * 46)
+
+
+def test_who_was_away_made_no_steps_and_returns_with_what_is_agreed() -> None:
+    learners = ScriptedLearners([-1.0] * 8)
+    ours = swarm(learners, away_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    returned = 0
+    before: set[int] = set()
+    for tick in range(1, 41):
+        for learner in range(8):
+            if not ours.is_away(learner):
+                learners.step(learner)
+        ours.border(tick)
+        away = {learner for learner in range(8) if ours.is_away(learner)}
+        for learner in before - away:
+            assert learners.local[learner, 0] == anchor(ours)[0]
+            returned += 1
+        before = away
+    assert returned > 20
+    assert {bin(byte).count("1") for entry in ours.entries for byte in entry.included} >= {3, 4, 5}
+    ours.settle(40)
+    assert not any(ours.is_away(learner) for learner in range(8))
+
+
+def test_the_outer_rate_may_follow_progress() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(
+        learners,
+        outer=OuterRule(learning_rate=1.0, momentum=0.0),
+        outer_factor=lambda progress: 0.5 if progress <= 0.5 else 1.0,
+        num_cycles=2,
+    )
+    learners.play(ours.border, range(1, 3))
+    assert anchor(ours) == [-2.0]
+    learners.play(ours.border, range(3, 5))
+    assert anchor(ours) == [-6.0]  # with keep, θ had gone on from φ

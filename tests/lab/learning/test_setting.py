@@ -28,7 +28,7 @@ def test_every_algorithm_learns_and_is_the_same_again(system: str, text: str) ->
 def test_slow_islands_make_a_quarter_of_the_steps_and_get_the_time_for_all_tokens(text: str) -> None:
     slow = replace(SMALL, slow=1)
     assert run_trial(slow, 0, text).tokens == (16 + 4) * 64
-    longer = replace(slow, ticks=40).with_tokens_of_all_fast()
+    longer = replace(slow, ticks=40).with_tokens_of_all()
     assert longer.ticks == 64
     assert run_trial(longer, 0, text).tokens == 2 * 40 * 64
 

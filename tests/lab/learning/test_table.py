@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_table_is_written_for_people_and_for_programs() -> None:
     assert lines[2].endswith("a +2.00 ± 12.71 %")
 
 
-def test_an_experiment_is_the_same_in_one_process_and_in_two(text: str) -> None:
+def test_an_experiment_is_the_same_in_one_process_and_in_two_and_when_kept(text: str, tmp_path: Path) -> None:
     row = Setting(
         name="ours", size="micro", islands=2, ticks=8, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
     )
@@ -52,5 +53,11 @@ def test_an_experiment_is_the_same_in_one_process_and_in_two(text: str) -> None:
     alone = run_experiment(small, text=text, processes=1, heard=lambda _, left: heard.append(left))
     assert heard == [3, 2, 1, 0]
     assert run_experiment(small, text=text, processes=2).figures() == alone.figures()
+    played: list[int] = []
+    keep = tmp_path / "kept.jsonl"
+    for _ in range(2):
+        kept = run_experiment(small, text=text, processes=1, keep=keep, heard=lambda _, left: played.append(left))
+        assert kept.figures() == alone.figures()
+    assert played == [3, 2, 1, 0], "the second time everything is there"
     one_seed = Experiment(question="?", settings=small.settings, seeds=1)
     assert "±" not in "".join(run_experiment(one_seed, text=text, processes=1).lines())
