@@ -34,8 +34,6 @@ from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_par
 RUN = sha256(b"a run on the bench of learning")
 
 
-
-
 def _one(progress: float) -> float:
     return 1.0
 
@@ -273,7 +271,6 @@ class OurSwarm(Algorithm):
             )
             self._in_flight[learner][fragment] = advance.in_flight
             self.learners.write(learner, fragment, advance.local_N)
-
 
     def _outer_rule(self, entry: Entry) -> OuterRule:
         progress = min(1.0, entry.round * self._ticks / (self._rule.num_cycles * self._rule.sync_every))
