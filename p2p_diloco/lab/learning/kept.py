@@ -43,7 +43,8 @@ class KeptOutcomes:
         try:
             fields = json.loads(line)
             name = fields.pop("trial")
-            self._found[name] = Outcome(**fields)
+            curve = tuple((int(ticks), float(loss)) for ticks, loss in fields.pop("curve"))
+            self._found[name] = Outcome(**fields, curve=curve)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ConfigError(f"{where}: this is no outcome of a trial; remove it, or name another file") from None
 

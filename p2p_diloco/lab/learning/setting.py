@@ -67,6 +67,7 @@ class Setting:
         group: learners in a group, of those that gossip.
         by_topic: each island has a stretch of the text of its own.
         judged_tokens: of held-out text that the result is judged by.
+        points: of the curve on the way.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Setting:
     group: int = 2
     by_topic: bool = False
     judged_tokens: int = EVALUATION_TOKENS
+    points: int = 0
 
     def with_tokens_of_all(self) -> Setting:
         """Return this with so many more ticks that slow islands and absences cost no tokens."""
@@ -116,6 +118,8 @@ class Outcome:
         tokens: trained on by all islands together.
         bytes_sent_per_parameter: in the whole run, per island.
         seconds: of CPU.
+        curve: (ticks, loss) on the way, of the first replica, on a quarter of the held-out tokens; empty unless the
+            setting asks for points.
     """
 
     name: str
@@ -124,6 +128,7 @@ class Outcome:
     tokens: int
     bytes_sent_per_parameter: float
     seconds: float
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +159,9 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
         within = Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=open_corpus(text))
     learners = _learners(setting, seed, within)
     algorithm = make_algorithm(setting, learners, seed)
+    glance = Judge(within.shape, within.corpus, _fragments(setting), max(1, setting.judged_tokens // 4))
+    every = max(1, setting.ticks // setting.points) if setting.points else setting.ticks + 1
+    curve = []
     for tick in range(1, setting.ticks + 1):
         learners.progress((tick - 1) / setting.ticks)
         for learner in range(len(learners)):
@@ -161,6 +169,8 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
             if is_its_turn and not algorithm.is_away(learner):
                 learners.step(learner)
         algorithm.border(tick)
+        if tick % every == 0:
+            curve.append((tick, glance.loss(algorithm.models()[0])))
     algorithm.settle(setting.ticks)
     judge = Judge(within.shape, within.corpus, _fragments(setting), setting.judged_tokens)
     losses = [judge.loss(model) for model in algorithm.models()]
@@ -171,6 +181,7 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
         tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
         bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
         seconds=time.process_time() - began,
+        curve=tuple(curve),
     )
 
 

@@ -17,7 +17,9 @@ ROW = Setting(name="row")
 
 
 def outcome(seed: int) -> Outcome:
-    return Outcome(name="row", seed=seed, loss=1.5 + seed, tokens=3, bytes_sent_per_parameter=2.5, seconds=4.0)
+    return Outcome(
+        name="row", seed=seed, loss=1.5 + seed, tokens=3, bytes_sent_per_parameter=2.5, seconds=4.0, curve=((8, 2.5),)
+    )
 
 
 def test_what_was_played_is_found_under_any_name(tmp_path: Path) -> None:

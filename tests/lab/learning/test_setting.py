@@ -40,6 +40,15 @@ def test_four_bits_cost_less_than_float32(text: str) -> None:
     assert four_bits.loss == pytest.approx(float32.loss, rel=0.05)
 
 
+@pytest.mark.parametrize("system", [OURS, "noloco", "data-parallel"])
+def test_a_curve_shows_what_was_reached_on_the_way_and_changes_nothing(system: str, text: str) -> None:
+    plain = replace(SMALL, system=system)
+    watched = run_trial(replace(plain, points=4), 0, text)
+    assert [tick for tick, _ in watched.curve] == [4, 8, 12, 16]
+    assert watched.curve[-1][1] < watched.curve[0][1] < 5.6
+    assert watched.loss == run_trial(plain, 0, text).loss
+
+
 def test_an_algorithm_that_nobody_wrote_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no algorithm is called 'magic'"):
         run_trial(replace(SMALL, system="magic"), 0, text)
