@@ -2,7 +2,7 @@
 
 A codec is a pure value. Peers that encode the same vector with the same seed get the same bytes, and peers that
 decode the same bytes get the same float32 values, bit for bit: everything in this room is integer arithmetic, or
-single float32 operations that IEEE 754 defines completely (no sums whose order a library could choose).
+single operations on floats that IEEE 754 defines completely (no sums whose order a library could choose).
 
 Axes: N elements of a span, B blocks of a span, K elements of a block.
 """
@@ -48,11 +48,13 @@ class Codec(ABC):
             vector_N: float32, shape (N,). Not changed.
             rounding_seed: None rounds to nearest, ties to even. Bytes round stochastically: a value between two codes
                 takes the upper one with a probability equal to its distance from the lower one, so that errors
-                vanish in the mean. Whoever has vector and seed gets the same bytes (see `rounding.py`).
+                vanish in the mean. Whoever has vector and seed gets the same bytes (see `rounding.py`). A codec that
+                leaves elements out (`topk2.py`) takes no seed: its errors would not vanish.
         Returns:
             Exactly `encoded_bytes(N)` bytes that `decode` takes.
         Raises:
             NonFiniteUpdate: `vector_N` holds a NaN or an infinity.
+            ValueError: a seed was given to a codec that takes none; a manifest cannot ask for that.
         """
 
     @abstractmethod
