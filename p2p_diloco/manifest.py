@@ -49,7 +49,9 @@ def _peer_text(text: str) -> str:
 
 DigestText = Annotated[str, AfterValidator(_digest_text)]
 PeerText = Annotated[str, AfterValidator(_peer_text)]
-CodecName = Literal["float32", "bfloat16", "int8", "int4"]
+CodecName = Literal["float32", "bfloat16", "int8", "int4", "topk2"]
+# What a contribution leaves out comes with the next one. Nothing brings back what a mean or an entry leaves out.
+DenseCodecName = Literal["float32", "bfloat16", "int8", "int4"]
 WideCodecName = Literal["float32", "bfloat16", "int8"]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -135,11 +137,11 @@ class OuterSection(Section):
 
 
 class CodecSection(Section):
-    """How vectors travel: float32, bfloat16, int8 or int4."""
+    """How vectors travel: float32, bfloat16, int8 or int4; contributions also as topk2, one element of 32."""
 
     contribution: CodecName = Field("int4", description="peer to reducer")
     row_mean: WideCodecName = Field("int8", description="a row's mean to the owner of the span: 8 bits or wider")
-    entry: CodecName = Field("int4", description="owner to everybody")
+    entry: DenseCodecName = Field("int4", description="owner to everybody")
     entry_rounding: Literal["nearest", "stochastic"] = Field(
         "stochastic", description="nearest | stochastic, seeded so that anyone can redo it"
     )

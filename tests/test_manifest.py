@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.codec import CODEC_NAMES, codec_named
 from p2p_diloco.errors import ConfigError, FrameError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.island.data import HELD_OUT_SHARE
@@ -22,6 +22,7 @@ from p2p_diloco.island.model import MODEL_SIZES
 from p2p_diloco.manifest import (
     MAX_MANIFEST_BYTES,
     CodecName,
+    DenseCodecName,
     ModelSection,
     OuterSection,
     RoundsSection,
@@ -116,6 +117,12 @@ def test_every_field_explains_itself() -> None:
 
 def test_codecs_are_those_that_exist() -> None:
     assert [codec_named(name).name for name in get_args(CodecName)] == list(get_args(CodecName))
+    assert get_args(CodecName) == CODEC_NAMES
+    assert get_args(DenseCodecName) == tuple(name for name in CODEC_NAMES if name != "topk2")
+
+
+def test_contributions_may_leave_elements_out() -> None:
+    assert changed(**{"codec.contribution": "topk2"}).codec.contribution == "topk2"
 
 
 def test_rules_of_other_rooms_have_the_same_names_and_defaults() -> None:
@@ -146,6 +153,14 @@ def test_a_model_says_what_differs_from_its_size() -> None:
             {"outer.fragment_update_alpha": 0.5},
             'outer in the new run: fragment_update_alpha = 0.5 has no meaning with merge = "keep"; set merge = "blend" '
             "or leave it out",
+        ),
+        (
+            {"codec.row_mean": "topk2"},
+            "codec.row_mean = \"topk2\" in the new run: should be 'float32', 'bfloat16' or 'int8'",
+        ),
+        (
+            {"codec.entry": "topk2"},
+            "codec.entry = \"topk2\" in the new run: should be 'float32', 'bfloat16', 'int8' or 'int4'",
         ),
         ({"outer.momentum": 1.0}, "outer.momentum = 1.0 in the new run: should be less than 1"),
         (

@@ -25,6 +25,9 @@ def test_one_alone_sends_nothing_and_a_wide_codec_more() -> None:
     assert bytes_per_parameter(dataclasses.replace(PAPER, islands=1)) == 0.0
     wide = dataclasses.replace(PAPER, contribution="float32", entry="float32")
     assert bytes_per_parameter(wide) == pytest.approx(0.75 * 8)
+    # Sparse on the way to the reducer, 4.25 bits on the way back.
+    sparse = dataclasses.replace(PAPER, contribution="topk2")
+    assert bytes_per_parameter(sparse) == pytest.approx(0.75 * (0.4453125 + 4.25) / 8)
 
 
 def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> None:

@@ -29,6 +29,11 @@ def test_every_element_lies_in_exactly_one_span() -> None:
 def test_spans_are_cut_at_blocks_of_the_codecs() -> None:
     plan = small_plan()
     assert all(place.start % 64 == 0 for place in plan.places.values())
+    # Blocks of topk2 are larger than the model's fragments here, and whole blocks of all other codecs.
+    sparse = small_plan({"codec.contribution": "topk2"})
+    assert all(place.start % 4096 == 0 for place in sparse.places.values())
+    for span, elements in sparse.rules.span_elements.items():
+        assert sparse.rules.payload_bytes[span] == sparse.codecs.contribution.encoded_bytes(elements)
 
 
 def test_parameters_are_those_of_the_model() -> None:
