@@ -232,6 +232,15 @@ class RunManifest(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _what_a_contribution_leaves_out_comes_later(self) -> Self:
+        if self.codec.contribution == "topk2" and self.outer.merge != "keep":
+            raise ValueError(
+                f'codec.contribution = "topk2" sends one parameter of 32; with outer.merge = "{self.outer.merge}" the '
+                'others are forgotten; set merge = "keep" or contribution = "int4"'
+            )
+        return self
+
     def canonical_bytes(self) -> bytes:
         """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII."""
         document = self.model_dump(mode="json")

@@ -174,6 +174,11 @@ def test_a_model_says_what_differs_from_its_size() -> None:
         ({"rounds.fragments": 0}, "rounds.fragments = 0 in the new run: should be greater than or equal to 1"),
         ({"rounds.fragments": True}, "rounds.fragments = true in the new run: should be a valid integer"),
         (
+            {"codec.contribution": "topk2", "outer.merge": "overwrite"},
+            'the new run: codec.contribution = "topk2" sends one parameter of 32; with outer.merge = "overwrite" the '
+            'others are forgotten; set merge = "keep" or contribution = "int4"',
+        ),
+        (
             {"membership.heartbeat_seconds": 21},
             "the new run: membership.heartbeat_seconds = 21.0 is longer than a cycle of 20.0 s; members would never be "
             "heard",
