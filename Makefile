@@ -5,6 +5,8 @@
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make twin       a swarm of real processes, recorded, and made again in one process: five minutes
 # make disasters  10,000 simulated swarms: an hour
+# make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
+# make results    draws docs/results.md's figures from the trials that are kept
 # make check      style and types
 # make clean      removes what the others made
 #
@@ -31,7 +33,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair grid twin disasters check format clean install
+.PHONY: demo test pure faults repair grid twin disasters learning results check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -57,6 +59,16 @@ twin: $(STAMP)
 
 disasters: $(STAMP)
 	$(BIN)/p2p-diloco simulate swarm --peers 3..64 --seeds 10000 --faults all
+
+# What was played is kept, so this may be stopped at any time.
+KEPT := docs/results/outcomes.jsonl
+learning: $(STAMP)
+	for islands in 4 8 16; do $(BIN)/p2p-diloco experiment parity --islands $$islands --keep $(KEPT) || exit 1; done
+	for name in mixed loss bits; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
+
+results: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
+	$(BIN)/python docs/results/draw.py
 
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)

@@ -1,0 +1,138 @@
+"""Draws the figures of docs/results.md from docs/results/outcomes.jsonl, and prints its tables.
+
+    make results
+
+Nothing is trained here: trials that are not kept are left out, and rows without any trial do not appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib as mpl
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+
+from p2p_diloco.island.data import open_corpus
+from p2p_diloco.lab.learning.experiments import Scope, experiment_named
+from p2p_diloco.lab.learning.kept import KeptOutcomes
+from p2p_diloco.lab.learning.learners import shape_named
+from p2p_diloco.lab.learning.setting import Outcome, Setting
+from p2p_diloco.lab.learning.table import paired_gap
+from p2p_diloco.lab.learning.wall_clock import tick_seconds, ticks_to_loss
+
+HERE = Path(__file__).parent
+RATES = (20, 100, 1000)
+MOST_SEEDS = 32
+Trials = dict[Setting, list[Outcome]]
+
+
+def kept_trials(name: str, scope: Scope) -> Trials:
+    """Return what is kept of an experiment, row by row, seeds in order."""
+    kept = KeptOutcomes(HERE / "outcomes.jsonl", open_corpus(None).fingerprint)
+    trials: Trials = {}
+    for setting in experiment_named(name, scope).settings:
+        found = [outcome for seed in range(MOST_SEEDS) if (outcome := kept.find(setting, seed)) is not None]
+        if found:
+            trials[setting] = found
+    return trials
+
+
+def gap_lines(trials: Trials) -> list[str]:
+    """Return a table in Markdown: loss, bytes, and the gap of the first row to each other one."""
+    lines = ["| | seeds | loss | bytes sent per parameter | gap of p2p-diloco |", "|---|---|---|---|---|"]
+    (_, first), *_ = trials.items()
+    for setting, outcomes in trials.items():
+        seeds = {outcome.seed for outcome in first} & {outcome.seed for outcome in outcomes}
+        loss = fmean(outcome.loss for outcome in outcomes)
+        sent = fmean(outcome.bytes_sent_per_parameter for outcome in outcomes)
+        gap = "" if outcomes is first or not seeds else _gap(_of(first, seeds), _of(outcomes, seeds))
+        lines.append(f"| {setting.name} | {len(outcomes)} | {loss:.4f} | {sent:,.2f} | {gap} |")
+    return lines
+
+
+def time_lines(trials: Trials, step_seconds: float) -> list[str]:
+    """Return a table in Markdown: seconds to the loss that p2p-diloco ends with, at some rates of an island's line."""
+    (_, ours), *_ = trials.items()
+    goal = fmean(outcome.curve[-1][1] for outcome in ours)
+    lines = [f"Loss {goal:.3f}:", "", "| | " + " | ".join(f"{rate} Mbit/s" for rate in RATES) + " |"]
+    lines.append("|---" * (len(RATES) + 1) + "|")
+    for setting, outcomes in trials.items():
+        ticks = [ticks for outcome in outcomes if (ticks := ticks_to_loss(outcome, goal)) is not None]
+        if len(ticks) == len(outcomes):
+            seconds = [fmean(ticks) * _tick_seconds(rate, step_seconds, setting, outcomes[0]) for rate in RATES]
+            lines.append(f"| {setting.name} | " + " | ".join(f"{one:,.0f} s" for one in seconds) + " |")
+        else:
+            lines.append(f"| {setting.name} | " + " | ".join("not reached" for _ in RATES) + " |")
+    return lines
+
+
+def draw_curves(trials: Trials, step_seconds: float, to: Path) -> None:
+    """Draw loss over tokens, over bytes, and over wall time at each rate."""
+    figure, axes = plt.subplots(1, 2 + len(RATES), figsize=(4 * (2 + len(RATES)), 3.6), sharey=True)
+    panels: list[tuple[str, Callable[[Setting, Outcome], float]]] = [
+        ("tokens of all islands", lambda setting, outcome: outcome.tokens / setting.ticks),
+        (
+            "bytes sent per parameter and island",
+            lambda setting, outcome: outcome.bytes_sent_per_parameter / setting.ticks,
+        ),
+        *((f"seconds at {rate} Mbit/s", partial(_tick_seconds, rate, step_seconds)) for rate in RATES),
+    ]
+    for axis, (label, per_tick) in zip(axes, panels, strict=True):
+        for setting, outcomes in trials.items():
+            ticks = [tick for tick, _ in outcomes[0].curve]
+            losses = [fmean(outcome.curve[at][1] for outcome in outcomes) for at in range(len(ticks))]
+            axis.plot([tick * per_tick(setting, outcomes[0]) for tick in ticks], losses, label=setting.name)
+        axis.set_xlabel(label)
+        axis.set_xscale("linear" if label.startswith("tokens") else "log")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("held-out loss, nats per byte")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(to, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _tick_seconds(rate: int, step_seconds: float, setting: Setting, outcome: Outcome) -> float:
+    parameters = shape_named(setting.size).num_parameters
+    return tick_seconds(setting, outcome, parameters=parameters, step_seconds=step_seconds, bits_per_second=rate * 1e6)
+
+
+def _of(outcomes: Sequence[Outcome], seeds: set[int]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.seed in seeds]
+
+
+def _gap(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
+    gap = paired_gap(ours, theirs)
+    width = f" ± {100 * gap.half_width:.2f}" if gap.half_width is not None else ""
+    return f"{100 * gap.mean:+.2f}{width} %"
+
+
+def main() -> None:
+    """Draw and print all there is."""
+    mpl.rcParams["svg.hashsalt"] = "p2p_diloco"
+    for islands in (4, 8, 16):
+        trials = kept_trials("parity", Scope(islands=islands))
+        if trials:
+            print(f"\n### {islands} islands\n")
+            print("\n".join(gap_lines(trials)))
+            (setting, ours), *_ = trials.items()
+            step_seconds = fmean(outcome.seconds for outcome in ours) / (setting.ticks * setting.islands)
+            print(
+                f"\nA step takes {1e3 * step_seconds:.0f} ms of a core. " + "\n".join(time_lines(trials, step_seconds))
+            )
+            draw_curves(trials, step_seconds, HERE / f"parity-{islands}.svg")
+    for name in ("mixed", "loss", "bits"):
+        for size in ("micro", "tiny"):
+            trials = kept_trials(name, Scope(size=size))
+            if trials:
+                print(f"\n### {name}, {size}\n")
+                print("\n".join(gap_lines(trials)))
+
+
+if __name__ == "__main__":
+    main()
