@@ -255,8 +255,7 @@ class Repair:
             case ContentRequest() if self.serves_state and self._holds(message.fragment):
                 return [ServeContent(to=sender, fragment=message.fragment)]
             case ContentReply() if self._holds(message.fragment):
-                question = self.catch_up.scrub.take(sender, message)
-                return [question] if question is not None else []
+                return self._take_content(sender, message, now)
             case _:
                 return []
 
@@ -293,6 +292,28 @@ class Repair:
             # fragment, whose boundary moves with every entry, for ever.
             actions += self.catch_up.ask_content(reply.fragment, sender, now)
         return actions
+
+    def _take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
+        """Have contents compared; ask a donor that turns out to have gone on where it stands.
+
+        Signs of life are compared where both clocks show the same closed boundary. Of a donor that speaks once in a
+        round, a moment before the turn, who is ahead of it by a little hears nothing that is younger than a cycle, and
+        with a single fragment nothing at all. It would ask for the contents of what the donor has left, for ever.
+        """
+        question = self.catch_up.scrub.take(sender, reply)
+        if question is None:
+            return []
+        if self._membership.ready or not self._has_gone_on(reply) or sender not in self.donors(now):
+            return [question]
+        return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]
+
+    def _has_gone_on(self, reply: ContentReply) -> bool:
+        """Tell whether a peer holds a span where we have not been; one that is where we were has nothing for us."""
+        for index, (digest, _) in enumerate(reply.digests[: self._rules.num_spans[reply.fragment]]):
+            span = SpanId(reply.fragment, index)
+            if digest != self._chains.heads[span].digest and self._chains.entry_after(span, digest) is None:
+                return True
+        return False
 
 
 def _catch_up_rules(rules: RunRules) -> CatchUpRules:

@@ -91,11 +91,23 @@ def test_a_joiner_whose_donor_speaks_once_in_a_round_becomes_ready() -> None:
     swarm.run_until(lambda: all(machine.running.ready for machine in swarm.running()), 32.0)
 
 
-@pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959])
+def test_a_joiner_whose_clock_is_ahead_of_a_donor_that_speaks_before_the_turn_becomes_ready() -> None:
+    """The donor's word was of one boundary and, when it came, the joiner's clock showed the next: never compared."""
+    swarm = swarm_of(num_spans=(2,), heartbeat_seconds=8.0, start=-8.2, seed=1)
+    swarm.add("p0", found=True)
+    swarm.run_until(swarm.all_members, 60.0)
+    clock = swarm.rules.clock
+    swarm.run_to(clock.begin(clock.round_at(swarm.now) + 2) + 0.5 * clock.round_seconds)
+    swarm.add("late", dialable=False, offset_seconds=0.4)
+    swarm.run_until(lambda: swarm.machines["late"].running.ready, 2 * CYCLE_SECONDS)
+
+
+@pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865])
 def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     """280: its donor's next entry named a roster of a branch given up since, which it asked for again and again. 419: a
     question was lost; others, asked anew over lost links, had taught it that answers take a minute; 656 likewise.
-    600, 760, 959: the lab itself expected too much."""
+    600, 760, 959: the lab itself expected too much. 1865: its one donor spoke right before the turn of the
+    round, when its own clock, a little ahead, showed the next boundary: what it heard was a cycle old."""
     assert play(draw_scenario(seed, (3, 64), frozenset(FaultKind))).invariant is None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
-from made import SPAN, founding, fragment_head, head_of, heartbeat, ids, membership_of, roster_1
+from made import SPAN, entry_on, founding, fragment_head, head_of, heartbeat, ids, membership_of, roster_1
 
-from p2p_diloco.ids import PeerId, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.protocol.actions import (
     Action,
+    CompareContent,
     RebuildSpan,
     ReplaceSpan,
     Report,
@@ -218,6 +219,37 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
     page.begin_round(2 * 8)
     differing(page, mover, now=100.0)
     assert "fetching it from there" in sentences(page.span_rebuilt(SPAN, None, None, 100.1))
+
+
+def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> list[type]:
+    """Let a peer say at which chain digests it holds fragment 0; return what comes of it."""
+    page.catch_up.ask_content(0, peer, now)
+    actions = page.take(peer, ContentReply(fragment=0, digests=tuple((chain, sha256(b"x")) for chain in said)), now)
+    return [type(action.message if isinstance(action, Send) else action) for action in actions]
+
+
+def test_a_donor_that_has_gone_on_is_asked_where_it_stands() -> None:
+    """A peer that was a little ahead of the only donor compared its contents with what that had left, for ever."""
+    page, elsewhere = repair(), sha256(b"elsewhere")
+    page._linked.add(C)
+    assert answer(page, HEAD.digest, HEAD.digest, HEAD.digest) == [CompareContent]
+    assert answer(page, HEAD.digest, elsewhere, HEAD.digest) == [CompareContent, HeadsRequest]
+    assert answer(page, elsewhere, now=1.0) == [CompareContent], "it was asked a moment ago"
+    assert answer(page, elsewhere, peer=C, now=3.0) == [CompareContent], "who is no donor cannot give it"
+    assert answer(page, *[HEAD.digest] * 3, elsewhere, now=3.0) == [CompareContent], "there are three spans"
+    assert answer(page, elsewhere, now=3.0) == [CompareContent, HeadsRequest]
+    page._membership.ready = True
+    assert answer(page, elsewhere, now=6.0) == [CompareContent], "members get entries from their reducers"
+
+
+def test_a_donor_that_is_where_we_were_has_nothing_for_us() -> None:
+    page = repair()
+    folded = page._membership.book.folded
+    owner = folded[ROSTER.digest()][1].owner(SPAN)
+    assert owner is not None
+    page._chains.offer(entry_on(HEAD, ROSTER, owner), 1.0, folded)
+    assert page._chains.heads[SPAN] != HEAD
+    assert answer(page, HEAD.digest, HEAD.digest, HEAD.digest) == [CompareContent]
 
 
 def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round() -> None:
