@@ -89,6 +89,10 @@ class Membership(Attendance):
         roster = self.book.in_force
         return roster is not None and roster.k > 0 and roster.hub() == self.me.peer
 
+    def _stands_in(self, parent: Roster) -> bool:
+        """Tell whether this peer is the helper, no member itself, where some member can be dialled, or could once."""
+        return parent.helper == self.me.peer and parent.hub() is None and parent.member(self.me.peer) is None
+
     def say_goodbye(self) -> Goodbye:
         """Leave: from now on this incarnation neither leads nor votes."""
         self.leaving = True
@@ -241,7 +245,8 @@ class Membership(Attendance):
         return [*actions, Send(to=lead, message=word, deadline=self._soon(now))]
 
     def _lead(self, parent: Roster, ballot: int, now: float) -> list[Action]:
-        if self._candidacy is None or self._candidacy.ballot != ballot:
+        # A helper that stands in counts no void cycles: its candidacy has the level of the first promise that comes.
+        if not self._stands_in(parent) and (self._candidacy is None or self._candidacy.ballot != ballot):
             self._candidacy = Candidacy(parent=parent, level=self.level(), ballot=ballot)
         return self._propose_when_enough(now)
 
@@ -252,6 +257,8 @@ class Membership(Attendance):
         wish = wish_roster(candidacy, self._view(now))
         if wish is None:
             return []
+        if self._stands_in(candidacy.parent) and wish.hub() != self.me.peer:
+            return []  # whoever can be dialled sees more
         self._candidacy = propose(candidacy, wish, self.me.sign)
         proposal = self._candidacy.proposal
         if proposal is None:
@@ -274,7 +281,7 @@ class Membership(Attendance):
     def _first_to_hear(self, parent: Roster) -> frozenset[PeerId]:
         """Return whom a word for all members of the roster in force goes to first; in a grid they hand it on."""
         _, grid = self.book.folded[parent.digest()]
-        if len(grid.rows) == 1:
+        if len(grid.rows) == 1 or self._stands_in(parent):
             return parent.peers() - {self.me.peer}
         return row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer)
 
@@ -285,11 +292,15 @@ class Membership(Attendance):
             return []
         if self._lead_of(parent, word.ballot, now) != self.me.peer or self.leaving:
             return []
-        if self._candidacy is None or self._candidacy.ballot < word.ballot or self._candidacy.level != word.level:
-            if word.level != self.level():
+        candidacy, is_stand_in = self._candidacy, self._stands_in(parent)
+        if candidacy is None or candidacy.ballot < word.ballot or (candidacy.level != word.level and not is_stand_in):
+            if word.level != self.level() and not is_stand_in:
                 return []
-            self._candidacy = Candidacy(parent=parent, level=word.level, ballot=word.ballot)
-        self._candidacy = add_promise(self._candidacy, sender, word, self._verify)
+            candidacy = Candidacy(parent=parent, level=word.level, ballot=word.ballot)
+        candidacy = add_promise(candidacy, sender, word, self._verify)
+        if sender not in candidacy.promises and is_stand_in:
+            return []  # a stranger must not choose the level
+        self._candidacy = candidacy
         return self._propose_when_enough(now)
 
     def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:

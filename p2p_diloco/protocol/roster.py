@@ -340,8 +340,9 @@ def lead_order(roster: Roster, round_index: int, seers: frozenset[PeerId] = froz
     """Return who proposes the child of `roster` in a voting round: one peer for each turn.
 
     Those who can be dialled lead, or the hub, since the others see only them. The draw depends on the round, so that
-    dead leads do not stay first. The last turn belongs to any member, dialable
-    or not: otherwise the survivor of a dialable partner could never go on alone.
+    dead leads do not stay first. The last turn but one is the helper's: when the last who could be dialled is gone,
+    nobody else sees the others. The last turn belongs to any member, dialable or not: otherwise the survivor of a
+    dialable partner could never go on alone.
 
     Args:
         seers: in a grid of several rows those who see all of it, its reducers: only they lead.
@@ -352,6 +353,8 @@ def lead_order(roster: Roster, round_index: int, seers: frozenset[PeerId] = froz
     first = _drawn(seed, seers or (frozenset((hub,)) if hub is not None else _reachable(roster) or roster.peers()))
     last = _drawn(seed, seers or roster.peers())[0]
     turns = [first[turn % len(first)] for turn in range(LEAD_TURNS - 1)]
+    if roster.helper is not None:
+        turns[-1] = roster.helper
     return (*turns, last)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.lab.endings import cycles_until_it_goes_on
+from p2p_diloco.lab.endings import cycles_until_it_goes_on, fragment_heights
 from p2p_diloco.lab.faults import FaultKind
 from p2p_diloco.lab.scenario import draw_scenario
 from p2p_diloco.lab.swarm import Swarm, swarm_of
@@ -102,7 +102,29 @@ def test_a_joiner_whose_clock_is_ahead_of_a_donor_that_speaks_before_the_turn_be
     swarm.run_until(lambda: swarm.machines["late"].running.ready, 2 * CYCLE_SECONDS)
 
 
-@pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865])
+@pytest.mark.parametrize("num_hidden", [1, 2, 13])
+def test_when_the_last_who_could_be_dialled_is_gone_the_helper_is_the_hub_again(num_hidden: int) -> None:
+    """Members behind routers saw nobody but the dead one, who alone could lead a grid: they waited for ever (2432)."""
+    swarm = swarm_of(num_spans=(2, 2), group_size=2, void_cycles=2, seed=1)
+    swarm.add("boot", trains=False, found=True)
+    swarm.add("open")
+    for place in range(num_hidden):
+        swarm.add(f"p{place}", dialable=False)
+    swarm.run_until(swarm.all_members, 120.0)
+    swarm.run(20.0)
+    swarm.kill("open")
+    swarm.run_until(swarm.all_members, 40 * CYCLE_SECONDS)
+    heights = fragment_heights(swarm)
+    swarm.run(6 * CYCLE_SECONDS)
+    assert all(now > before for now, before in zip(fragment_heights(swarm), heights, strict=True))
+    assert swarm.machines["boot"].running.is_hub or num_hidden == 1
+    swarm.start("open")
+    swarm.run_until(swarm.all_members, 20 * CYCLE_SECONDS)
+    swarm.run_until(swarm.agreed, 4 * CYCLE_SECONDS)
+    assert not swarm.machines["boot"].running.is_hub
+
+
+@pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865, 2432])
 def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     """280: its donor's next entry named a roster of a branch given up since, which it asked for again and again. 419: a
     question was lost; others, asked anew over lost links, had taught it that answers take a minute; 656 likewise.

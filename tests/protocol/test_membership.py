@@ -12,6 +12,7 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
 from p2p_diloco.protocol.ballot import Promise, Proposal, Vote, ballot_number
+from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
 from p2p_diloco.protocol.messages import RosterReply, RosterRequest
 from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, lead_order
 from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta, certified_delta
@@ -192,6 +193,57 @@ def test_a_lead_that_is_not_ready_and_hears_nobody_proposes_nothing() -> None:
     lead = member_of_three(LEAD)
     lead.tick(NOW)
     assert lead.take_promise(OTHER, promise_of(OTHER), NOW) == []
+
+
+BOOT = peer_id("boot")
+STAND_IN_BALLOT = ballot_number(VOTING, LEAD_TURNS - 2)
+LAST_GONE = certify(replace(ROSTER, members=(member(A), member(B, dialable=False), member(C, dialable=False))), [BOOT])
+"""Of three members only A can be dialled."""
+
+
+def helper_that_hears(*peers: bytes, dialable: bool = False) -> module.Membership:
+    helper = membership_of(BOOT, founding(), LAST_GONE, trains=False)
+    for peer in peers:
+        helper.hear(heartbeat(peer, can_be_dialled=dialable), NOW)
+    return helper
+
+
+def promise_to_helper(peer: bytes, level: int = 0) -> Promise:
+    return promise_of(peer, parent=LAST_GONE.roster.digest(), ballot=STAND_IN_BALLOT, level=level)
+
+
+def test_when_the_last_who_could_be_dialled_is_gone_the_helper_leads_and_is_the_hub_again() -> None:
+    helper = helper_that_hears(B, C)
+    assert not helper.is_hub()
+    assert helper.tick(NOW + 2 * ROUND_SECONDS * LEAD_TURN_SHARE) == []
+    assert helper.take_promise(B, promise_to_helper(B), NOW) == []
+    asked = sent(helper.take_promise(C, promise_to_helper(C), NOW), ProposalDelta)
+    assert {action.to for action in asked} == {A, B, C}
+    voters = {peer: membership_of(peer, founding(), LAST_GONE) for peer in (B, C)}
+    for peer, voter in voters.items():
+        whole = voter.rebuilt(BOOT, asked[0].message, NOW)  # type: ignore[arg-type]
+        assert isinstance(whole, Proposal)
+        (ballot,) = sent(voter.take_proposal(BOOT, whole, NOW), Vote)
+        helper.take_vote(peer, ballot.message, NOW)  # type: ignore[arg-type]
+    in_force = helper.book.in_force
+    assert in_force is not None
+    assert (in_force.k, in_force.peers()) == (2, frozenset((B, C)))
+    assert helper.is_hub()
+
+
+def test_the_helper_does_not_lead_while_it_hears_a_member_that_can_be_dialled() -> None:
+    helper = helper_that_hears(A, B, C, dialable=True)
+    for peer in (B, C):
+        assert helper.take_promise(peer, promise_to_helper(peer), NOW) == []
+
+
+def test_the_helper_takes_the_level_of_the_first_member_that_promises() -> None:
+    helper = helper_that_hears(B)
+    stranger = peer_id("stranger")
+    assert helper.take_promise(stranger, promise_to_helper(stranger, level=5), NOW) == []
+    asked = sent(helper.take_promise(B, promise_to_helper(B, level=MOST_LEVELS), NOW), ProposalDelta)
+    assert {action.to for action in asked} == {A, B, C}
+    assert helper.take_promise(C, promise_to_helper(C), NOW) == []
 
 
 @pytest.mark.parametrize(("void", "level"), [(0, 0), (7, 0), (8, 1), (23, 1), (24, 2), (55, 2), (56, 3), (10**9, 12)])

@@ -186,12 +186,14 @@ def test_members_are_found_by_peer() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_every_turn_has_a_lead_that_can_be_dialled_but_for_the_last(round_index: int) -> None:
+def test_leads_are_those_who_can_be_dialled_then_the_helper_then_anybody(round_index: int) -> None:
     roster = replace(PARENT, members=(member(A), member(B), member(C, dialable=False), member(D, dialable=False)))
     order = lead_order(roster, round_index)
     assert len(order) == LEAD_TURNS
-    assert set(order[:-1]) == {A, B}
+    assert set(order[:-2]) == {A, B}
+    assert order[-2] == peer_id("boot"), "should nobody who can be dialled be left, the helper sees the others"
     assert order[-1] in roster.peers()
+    assert set(lead_order(replace(roster, helper=None), round_index)[:-1]) == {A, B}
 
 
 def test_every_member_gets_the_last_turn_some_day() -> None:
