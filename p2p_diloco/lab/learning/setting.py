@@ -49,6 +49,7 @@ class Setting:
         batch: windows of a step.
         learning_rate: inner; cosine to a tenth of it, warm-up over the first twelfth.
         inner: the optimiser of the inner steps.
+        beta1, beta2: of AdamW.
         sync_every: H, ticks of a cycle.
         fragments: P.
         delay: τ, ticks.
@@ -78,6 +79,8 @@ class Setting:
     batch: int = 4
     learning_rate: float = 2e-3
     inner: Literal["adamw", "muon"] = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.98
     sync_every: int = 32
     fragments: int = 4
     delay: int = 4
@@ -188,7 +191,12 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
 def _rule(setting: Setting) -> InnerRule:
     warmup = max(1, int(WARMUP_SHARE * setting.ticks))
     return InnerRule(
-        optimizer=setting.inner, learning_rate=setting.learning_rate, schedule="cosine", warmup_steps=warmup
+        optimizer=setting.inner,
+        learning_rate=setting.learning_rate,
+        beta1=setting.beta1,
+        beta2=setting.beta2,
+        schedule="cosine",
+        warmup_steps=warmup,
     )
 
 
