@@ -10,6 +10,7 @@ from typing import TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.experiments import Scope, experiment_named
 from p2p_diloco.lab.learning.learners import shape_named
 from p2p_diloco.lab.learning.setting import Outcome
@@ -24,6 +25,7 @@ class ExperimentOptions:
         name: of the experiment.
         quick: few seeds.
         size, islands, steps, sync_every: how large it is.
+        optimizer: of the inner steps.
         seeds: of each row; None: as many as the experiment wants.
         data: path of a text; None: the standard library's source.
         keep: file of outcomes, read first and written after each trial.
@@ -36,6 +38,7 @@ class ExperimentOptions:
     islands: int
     steps: int
     sync_every: int
+    optimizer: OptimizerName
     seeds: int | None
     data: str | None
     keep: str | None
@@ -54,6 +57,7 @@ def run_named_experiment(options: ExperimentOptions) -> int:
         islands=options.islands,
         ticks=options.steps,
         sync_every=options.sync_every,
+        optimizer=options.optimizer,
         seeds=options.seeds,
         is_quick=options.quick,
     )

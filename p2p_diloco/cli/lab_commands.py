@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from cyclopts import App
 
@@ -111,6 +112,7 @@ def add_experiment(app: App) -> None:
         islands: int = 4,
         steps: int = 480,
         sync_every: int = 32,
+        optimizer: Literal["adamw", "muon"] = "adamw",
         seeds: int | None = None,
         data: str | None = None,
         keep: str | None = None,
@@ -132,6 +134,8 @@ def add_experiment(app: App) -> None:
             of each island
         sync_every
             steps from one exchange of a part to its next
+        optimizer
+            of the inner steps of all rows: adamw or muon
         seeds
             trials of each row
         data
@@ -150,6 +154,7 @@ def add_experiment(app: App) -> None:
             islands=islands,
             steps=steps,
             sync_every=sync_every,
+            optimizer=optimizer,
             seeds=seeds,
             data=data,
             keep=keep,

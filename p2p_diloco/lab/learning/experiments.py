@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.setting import OURS, Setting
+
+RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
+"""Inner rates of AdamW; `rate` chose those of micro and tiny, from data-parallel as from islands (docs/lab-log.md)."""
+MUON_FACTOR = 2.0
+"""Muon's rate over AdamW's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,7 @@ class Scope:
         islands: learners.
         ticks: inner steps of an island.
         sync_every: H.
+        optimizer: of the inner steps of all rows.
         windows: of all islands together in a step, so that more islands do not mean more tokens.
         seeds: trials of each row; None: as many as the experiment wants.
         is_quick: few seeds and rows.
@@ -46,6 +53,7 @@ class Scope:
     islands: int = 4
     ticks: int = 480
     sync_every: int = 32
+    optimizer: OptimizerName = "adamw"
     windows: int = 16
     seeds: int | None = None
     is_quick: bool = False
@@ -60,6 +68,8 @@ class Scope:
             sync_every=self.sync_every,
             delay=4,
             batch=max(1, self.windows // self.islands),
+            inner=self.optimizer,
+            learning_rate=RATES[self.size] * (MUON_FACTOR if self.optimizer == "muon" else 1.0),
         )
         return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -191,7 +201,7 @@ def _fragments(scope: Scope) -> Experiment:
 
 
 def _rate(scope: Scope) -> Experiment:
-    rates = (2e-3, 5e-4, 1e-3, 4e-3, 8e-3)
+    rates = tuple(scope.ours().learning_rate * factor for factor in (1.0, 0.25, 0.5, 2.0, 4.0))
     systems = (scope.ours(), *baselines(scope)[:2])
     return Experiment(
         question="which inner rate suits whom?",
@@ -205,12 +215,12 @@ def _rate(scope: Scope) -> Experiment:
 
 
 _CANDIDATES = {
-    OURS: ((1.0, 0.5), (1.0, 0.3), (1.0, 0.7), (0.7, 0.7), (1.3, 0.5)),
-    "textbook-diloco": ((1.0, 0.5), (1.0, 0.3), (1.0, 0.7), (0.7, 0.5), (0.7, 0.7), (0.7, 0.9), (1.3, 0.5)),
-    "streaming-diloco": ((1.0, 0.5), (1.0, 0.7), (0.7, 0.7), (0.4, 0.9), (1.3, 0.5)),
-    "decoupled-diloco": ((0.7, 0.5), (0.5, 0.5), (1.0, 0.5), (0.5, 0.7), (1.0, 0.3), (0.7, 0.9)),
-    "noloco": ((0.7, 0.5), (1.0, 0.5), (1.0, 0.3), (1.0, 0.7)),
-    "delta-only-groups": ((1.0, 0.5), (0.7, 0.5), (1.0, 0.3), (1.0, 0.7)),
+    OURS: ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.5)),
+    "textbook-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.3), (0.7, 0.5), (0.7, 0.9)),
+    "streaming-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.5), (0.4, 0.9)),
+    "decoupled-diloco": ((0.7, 0.0), (0.7, 0.3), (0.5, 0.3), (0.5, 0.5), (1.0, 0.0), (0.7, 0.9)),
+    "noloco": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.3), (0.7, 0.5)),
+    "delta-only-groups": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5)),
 }
 """Outer rate and momentum to choose from, for each algorithm that has them (opendiloco is textbook in float16)."""
 
