@@ -1,7 +1,7 @@
 """The questions that the bench answers by name, each a table of settings that differ in one thing.
 
-The figures of the baselines below are first guesses near their papers' and ours, not yet tuned: `rate` and `outer` are
-there to tune them, and until that is done and logged (docs/lab-log.md) a gap to a baseline says little.
+Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more in
+the tiny one (docs/lab-log.md): trials of this length like little outer momentum, whoever makes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from p2p_diloco.lab.learning.setting import OURS, Setting
 
 RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
 """Inner rates of AdamW; `rate` chose those of micro and tiny, from data-parallel as from islands (docs/lab-log.md)."""
+POINTS = 12
+"""Of the curves of `parity`."""
 MUON_FACTOR = 2.0
 """Muon's rate over AdamW's."""
 
@@ -71,33 +73,46 @@ class Scope:
             inner=self.optimizer,
             learning_rate=RATES[self.size] * (MUON_FACTOR if self.optimizer == "muon" else 1.0),
         )
-        return replace(base, **changes)  # type: ignore[arg-type]
+        return replace(_tuned(base), **changes)  # type: ignore[arg-type]
+
+
+OUTER = {
+    OURS: (0.7, 0.3),
+    "textbook-diloco": (1.0, 0.0),
+    "streaming-diloco": (0.7, 0.3),
+    "decoupled-diloco": (0.5, 0.3),
+    "noloco": (0.7, 0.3),
+    "delta-only-groups": (1.0, 0.0),
+    "opendiloco": (1.0, 0.0),
+}
+"""Outer rate and momentum of each, as `tune` found them."""
 
 
 def baselines(scope: Scope) -> tuple[Setting, ...]:
-    """Return all that others do, with figures that are not tuned yet."""
-    ours = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
-    return (
-        replace(ours, name="data-parallel", system="data-parallel"),
-        replace(ours, name="textbook-diloco", system="textbook-diloco", outer_rate=1.0, momentum=0.5),
-        replace(
-            ours, name="streaming-diloco", system="streaming-diloco", fragments=4, delay=4, alpha=0.5, outer_rate=1.0,
-            momentum=0.5,
-        ),
-        replace(
-            ours, name="decoupled-diloco", system="decoupled-diloco", fragments=4, delay=2, is_radial=True,
-            outer_rate=0.7, momentum=0.5, weights_by_tokens=True,
-        ),
-        replace(ours, name="noloco", system="noloco", outer_rate=0.7, momentum=0.5),
-        replace(ours, name="delta-only-groups", system="delta-only-groups", outer_rate=1.0, momentum=0.5),
-        replace(ours, name="opendiloco", system="opendiloco", outer_rate=1.0, momentum=0.5),
-    )  # fmt: skip
+    """Return all that others do, with figures tuned for them."""
+    plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
+    parted = replace(plain, fragments=4)
+    rows = (
+        replace(plain, system="data-parallel"),
+        replace(plain, system="textbook-diloco"),
+        replace(parted, system="streaming-diloco", delay=4, alpha=0.5),
+        replace(parted, system="decoupled-diloco", delay=2, is_radial=True, weights_by_tokens=True),
+        replace(plain, system="noloco"),
+        replace(plain, system="delta-only-groups"),
+        replace(plain, system="opendiloco"),
+    )
+    return tuple(_tuned(replace(row, name=row.system)) for row in rows)
+
+
+def _tuned(setting: Setting) -> Setting:
+    rate, momentum = OUTER.get(setting.system, (1.0, 0.0))
+    return replace(setting, outer_rate=rate, momentum=momentum)
 
 
 def _parity(scope: Scope) -> Experiment:
     return Experiment(
         question="does it learn as well as one machine, and as well as what others do?",
-        settings=(scope.ours(), *baselines(scope)),
+        settings=tuple(replace(setting, points=POINTS) for setting in (scope.ours(), *baselines(scope))),
         seeds=8,
     )
 
