@@ -1,7 +1,7 @@
 """The questions that the bench answers by name, each a table of settings that differ in one thing.
 
-Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more in
-the tiny one (docs/lab-log.md): trials of this length like little outer momentum, whoever makes them.
+Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more
+in the tiny one (docs/lab-log.md): trials of this length like little outer momentum, whoever makes them.
 """
 
 from __future__ import annotations
