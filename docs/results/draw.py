@@ -1,4 +1,4 @@
-"""Draws the figures of docs/results.md from docs/results/outcomes.jsonl, and prints its tables.
+"""Draws the figures of docs/results.md from docs/results/outcomes.jsonl, and writes docs/results/tables.md.
 
     make results
 
@@ -113,25 +113,42 @@ def _gap(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
 
 
 def main() -> None:
-    """Draw and print all there is."""
+    """Draw all there is, and write its tables."""
     mpl.rcParams["svg.hashsalt"] = "p2p_diloco"
-    for islands in (4, 8, 16):
-        trials = kept_trials("parity", Scope(islands=islands))
-        if trials:
-            print(f"\n### {islands} islands\n")
-            print("\n".join(gap_lines(trials)))
-            (setting, ours), *_ = trials.items()
-            step_seconds = fmean(outcome.seconds for outcome in ours) / (setting.ticks * setting.islands)
-            print(
-                f"\nA step takes {1e3 * step_seconds:.0f} ms of a core. " + "\n".join(time_lines(trials, step_seconds))
-            )
-            draw_curves(trials, step_seconds, HERE / f"parity-{islands}.svg")
+    lines = ["# Tables of the bench of learning", "", "Written by `make results` from the trials in `outcomes.jsonl`."]
+    for optimizer in ("adamw", "muon"):
+        for islands in (4, 8, 16):
+            lines += _parity(Scope(islands=islands, optimizer=optimizer))
     for name in ("mixed", "loss", "bits"):
         for size in ("micro", "tiny"):
             trials = kept_trials(name, Scope(size=size))
             if trials:
-                print(f"\n### {name}, {size}\n")
-                print("\n".join(gap_lines(trials)))
+                command = f"`p2p-diloco experiment {name} --size {size}`"
+                lines += ["", f"## {name}, {size}", "", command, "", *gap_lines(trials)]
+    (HERE / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _parity(scope: Scope) -> list[str]:
+    trials = kept_trials("parity", scope)
+    if not trials:
+        return []
+    (setting, ours), *_ = trials.items()
+    step_seconds = fmean(outcome.seconds for outcome in ours) / (setting.ticks * setting.islands)
+    name = f"parity-{scope.islands}{'' if scope.optimizer == 'adamw' else '-' + scope.optimizer}"
+    draw_curves(trials, step_seconds, HERE / f"{name}.svg")
+    options = f"--islands {scope.islands} --optimizer {scope.optimizer}"
+    return [
+        "",
+        f"## parity, {scope.islands} islands, {scope.optimizer}",
+        "",
+        f"`p2p-diloco experiment parity {options}`; ![curves]({name}.svg)",
+        "",
+        *gap_lines(trials),
+        "",
+        f"A step takes {1e3 * step_seconds:.0f} ms of a core. Seconds to the loss that p2p-diloco ends with:",
+        "",
+        *time_lines(trials, step_seconds),
+    ]
 
 
 if __name__ == "__main__":
