@@ -120,6 +120,22 @@ def test_four_peers_lose_their_bootstrap_freeze_die_leave_and_come_back() -> Non
         end_together(swarm, survivors)
 
 
+@pytest.mark.long
+def test_at_home_behind_routers_the_bootstrap_stands_in_for_the_last_who_could_be_dialled() -> None:
+    with ProcessSwarm() as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        swarm.start("ada")
+        at_home = ["ben", "cleo", "dora"]
+        for name in at_home:
+            swarm.start(name, dial_out_only=True)
+        swarm.wait_for_whole_round(at_home, 4, since=0.0)
+        killed = swarm.kill("ada")
+        swarm.wait_for_whole_round(at_home, 3, since=killed)
+        swarm.start("ada")
+        swarm.wait_for_whole_round([*at_home, "ada"], 4, since=killed)
+        end_together(swarm, [*at_home, "ada"])
+
+
 def test_three_peers_become_two_and_one_and_two_again() -> None:
     with ProcessSwarm() as swarm:
         swarm.start("ada", founds=True)
