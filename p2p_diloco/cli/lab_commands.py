@@ -110,7 +110,7 @@ def add_experiment(app: App) -> None:
         quick: bool = False,
         size: str = "tiny",
         islands: int = 4,
-        steps: int = 480,
+        steps: int | None = None,
         sync_every: int = 32,
         optimizer: Literal["adamw", "muon"] = "adamw",
         seeds: int | None = None,
@@ -125,13 +125,13 @@ def add_experiment(app: App) -> None:
         name
             parity, mixed, loss, bits, outer, merge, radial, sync, fragments, rate, tune or topics
         quick
-            two seeds
+            two seeds and 384 steps
         size
             of the model: micro, tiny, small or base
         islands
             how many
         steps
-            of each island
+            of each island; 480 without it
         sync_every
             steps from one exchange of a part to its next
         optimizer

@@ -10,7 +10,9 @@ import pytest
 
 from p2p_diloco.cli import experiment
 from p2p_diloco.cli.app import main
+from p2p_diloco.lab.learning.experiments import Experiment
 from p2p_diloco.lab.learning.setting import Outcome
+from p2p_diloco.lab.learning.table import Table
 
 TEXT = "".join(f"line {number} of a text\n" for number in range(4000))
 SMALL = ["--size", "micro", "--islands", "2", "--steps", "8", "--sync-every", "8", "--seeds", "1"]
@@ -46,6 +48,25 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
 def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", *words]) == 2
     assert text in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "ticks", "seeds"), [([], 480, 8), (["--quick"], 384, 2), (["--quick", "--steps", "64"], 64, 2)]
+)
+def test_quick_means_fewer_steps_and_seeds(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], ticks: int, seeds: int
+) -> None:
+    asked: list[Experiment] = []
+
+    def play(wanted: Experiment, **_: object) -> Table:
+        asked.append(wanted)
+        one = Outcome(name="row", seed=0, loss=1.5, tokens=1, bytes_sent_per_parameter=1.0, seconds=1.0)
+        return Table(experiment=wanted, outcomes={"row": (one,)})
+
+    monkeypatch.setattr(experiment, "run_experiment", play)
+    assert main(["experiment", "parity", *words]) == 0
+    assert {setting.ticks for setting in asked[0].settings} == {ticks}
+    assert asked[0].seeds == seeds
 
 
 def test_progress_is_for_terminals() -> None:
