@@ -8,6 +8,7 @@ Nothing is trained here: trials that are not kept are left out, and rows without
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -55,19 +56,29 @@ def gap_lines(trials: Trials) -> list[str]:
     return lines
 
 
+def mean_curves(trials: Trials) -> dict[Setting, Outcome]:
+    """Return each row's first outcome with the mean curve of the seeds that all rows have."""
+    common = set.intersection(*({outcome.seed for outcome in outcomes} for outcomes in trials.values()))
+    means = {}
+    for setting, outcomes in trials.items():
+        curves = [outcome.curve for outcome in _of(outcomes, common)]
+        points = tuple((points[0][0], fmean(loss for _, loss in points)) for points in zip(*curves, strict=True))
+        means[setting] = replace(outcomes[0], curve=points)
+    return means
+
+
 def time_lines(trials: Trials, step_seconds: float) -> list[str]:
     """Return a table in Markdown: seconds to the loss that p2p-diloco ends with, at some rates of an island's line."""
-    (_, ours), *_ = trials.items()
-    goal = fmean(outcome.curve[-1][1] for outcome in ours)
+    curves = mean_curves(trials)
+    ours, *_ = curves.values()
+    goal = ours.curve[-1][1]
     lines = [f"Loss {goal:.3f}:", "", "| | " + " | ".join(f"{rate} Mbit/s" for rate in RATES) + " |"]
     lines.append("|---" * (len(RATES) + 1) + "|")
-    for setting, outcomes in trials.items():
-        ticks = [ticks for outcome in outcomes if (ticks := ticks_to_loss(outcome, goal)) is not None]
-        if len(ticks) == len(outcomes):
-            seconds = [fmean(ticks) * _tick_seconds(rate, step_seconds, setting, outcomes[0]) for rate in RATES]
-            lines.append(f"| {setting.name} | " + " | ".join(f"{one:,.0f} s" for one in seconds) + " |")
-        else:
-            lines.append(f"| {setting.name} | " + " | ".join("not reached" for _ in RATES) + " |")
+    for setting, outcome in curves.items():
+        ticks = ticks_to_loss(outcome, goal)
+        seconds = [_tick_seconds(rate, step_seconds, setting, outcome) for rate in RATES]
+        words = [f"{ticks * one:,.0f} s" if ticks is not None else "not reached" for one in seconds]
+        lines.append(f"| {setting.name} | " + " | ".join(words) + " |")
     return lines
 
 
@@ -83,10 +94,11 @@ def draw_curves(trials: Trials, step_seconds: float, to: Path) -> None:
         *((f"seconds at {rate} Mbit/s", partial(_tick_seconds, rate, step_seconds)) for rate in RATES),
     ]
     for axis, (label, per_tick) in zip(axes, panels, strict=True):
-        for setting, outcomes in trials.items():
-            ticks = [tick for tick, _ in outcomes[0].curve]
-            losses = [fmean(outcome.curve[at][1] for outcome in outcomes) for at in range(len(ticks))]
-            axis.plot([tick * per_tick(setting, outcomes[0]) for tick in ticks], losses, label=setting.name)
+        for setting, outcome in mean_curves(trials).items():
+            each = per_tick(setting, outcome)
+            axis.plot(
+                [tick * each for tick, _ in outcome.curve], [loss for _, loss in outcome.curve], label=setting.name
+            )
         axis.set_xlabel(label)
         axis.set_xscale("linear" if label.startswith("tokens") else "log")
         axis.grid(alpha=0.3)
@@ -114,7 +126,7 @@ def _gap(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
 
 def main() -> None:
     """Draw all there is, and write its tables."""
-    mpl.rcParams["svg.hashsalt"] = "p2p_diloco"
+    mpl.rcParams.update({"svg.hashsalt": "p2p_diloco", "svg.fonttype": "none"})
     lines = ["# Tables of the bench of learning", "", "Written by `make results` from the trials in `outcomes.jsonl`."]
     for optimizer in ("adamw", "muon"):
         for islands in (4, 8, 16):
