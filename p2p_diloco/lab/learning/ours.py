@@ -180,7 +180,7 @@ class OurSwarm(Algorithm):
         if steps == told_steps:
             return None
         in_flight, local_N = self._in_flight[learner][fragment], learners.read(learner, fragment)
-        beside_N = self._beside[learner].pop(fragment, None)
+        beside_N = self._beside[learner].get(fragment)
         if beside_N is not None:
             local_N = local_N - beside_N
         codec = rule.codecs.contribution
