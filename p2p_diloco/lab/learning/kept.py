@@ -1,8 +1,8 @@
 """Outcomes kept in a file, a line each: a table that takes hours may be interrupted, grown and derived again.
 
-A line names its trial by a digest of the whole setting (but its name), the seed and the text, so that a row of another
-table that plays the same trial finds it too. What the code does is not part of it: when an algorithm changes, its
-lines are to be removed.
+A line names its trial by a digest of what its setting says beyond the defaults (but its name), the seed and the text, so
+that a row of another table that plays the same trial finds it too, and a figure that settings have one day is no reason
+to play all again. What the code does is not part of it: when an algorithm or a default changes, its lines are to be removed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class KeptOutcomes:
             raise StateError(f"cannot keep outcomes in {self._path}: {error.strerror}") from None
 
     def _name(self, setting: Setting, seed: int) -> str:
-        figures = {name: value for name, value in asdict(setting).items() if name != "name"}
+        defaults = asdict(Setting(name=setting.name))
+        figures = {name: value for name, value in asdict(setting).items() if value != defaults[name]}
         words = json.dumps(figures, sort_keys=True).encode()
         return sha256(words, seed.to_bytes(8, "little"), self._text)[:12].hex()
