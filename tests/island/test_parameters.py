@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.model import DecoderModel, ModelShape, build_model
 from p2p_diloco.island.parameters import LocalParameters, sizes
-from p2p_diloco.outer.fragments import plan_fragments
+from p2p_diloco.outer.fragments import plan_fragments, plan_spans
 
 
 @pytest.fixture
@@ -54,6 +56,24 @@ def test_a_fragment_is_its_tensors_end_to_end(model: DecoderModel, local: LocalP
         for slot in fragment.tensors:
             piece_N = vector_N[slot.start : slot.start + slot.elements]
             assert np.array_equal(piece_N, tensors[slot.name].detach().flatten().numpy())
+
+
+def test_a_tensor_of_more_than_two_to_the_31_elements_is_read_and_written_at_its_end(tmp_path: Path) -> None:
+    elements = 2**31 + 300  # in a file with holes: pages that nobody touches take no memory
+    table = np.memmap(tmp_path / "embedding", np.float32, "w+", shape=(elements,))
+    model = nn.Module()
+    model.register_parameter("gain", nn.Parameter(torch.ones(7)))
+    model.register_parameter("embedding", nn.Parameter(torch.from_numpy(table)))
+    local = LocalParameters(model, plan_fragments(sizes(model), 1))
+    (whole,) = local.fragments
+    spans = plan_spans(whole.elements, 700, 128)
+    start, stop = spans[-1]
+    assert start < 2**31 < stop
+    values_N = np.arange(1, stop - start + 1, dtype=np.float32)
+    local.write(0, start, stop, values_N)
+    assert np.array_equal(local.read(0, start, stop), values_N)
+    assert np.array_equal(table[elements - 300 :], values_N[-300:])  # "gain" lies before it
+    assert np.array_equal(local.read(0, 0, 8), np.array([1.0] * 7 + [0.0], np.float32))
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
