@@ -19,9 +19,10 @@ mpl.use("svg")
 import matplotlib.pyplot as plt
 
 from p2p_diloco.island.data import open_corpus
-from p2p_diloco.lab.learning.experiments import Scope, experiment_named
+from p2p_diloco.lab.learning.experiments import experiment_named
 from p2p_diloco.lab.learning.kept import KeptOutcomes
 from p2p_diloco.lab.learning.learners import shape_named
+from p2p_diloco.lab.learning.scope import Scope
 from p2p_diloco.lab.learning.setting import Outcome, Setting
 from p2p_diloco.lab.learning.table import paired_gap
 from p2p_diloco.lab.learning.wall_clock import tick_seconds, ticks_to_loss

@@ -11,8 +11,9 @@ from typing import TextIO
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.experiments import Scope, experiment_named
+from p2p_diloco.lab.learning.experiments import experiment_named
 from p2p_diloco.lab.learning.learners import shape_named
+from p2p_diloco.lab.learning.scope import Scope
 from p2p_diloco.lab.learning.setting import Outcome
 from p2p_diloco.lab.learning.table import run_experiment
 

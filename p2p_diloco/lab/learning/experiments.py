@@ -1,24 +1,19 @@
-"""The questions that the bench answers by name, each a table of settings that differ in one thing.
-
-Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more
-in the tiny one (docs/lab-log.md): trials of this length like little outer momentum, whoever makes them.
-"""
+"""The questions that the bench answers by name, each a table of settings that differ in one thing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.lab.learning.scope import MUON_FACTOR, RATES, Scope, baselines
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
-RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
-"""Inner rates of AdamW; `rate` chose those of micro and tiny, from data-parallel as from islands (docs/lab-log.md)."""
 POINTS = 12
 """Of the curves of `parity`."""
-MUON_FACTOR = 2.0
-"""Muon's rate over AdamW's."""
+FEW, MANY = 2, 8
+"""Seeds: where the answer is seen at a glance, and where it is a figure to quote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,83 +32,128 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """How large an experiment is.
+class Variations:
+    """p2p_diloco with one thing changed in each row.
 
     Attributes:
-        size: of the model.
-        islands: learners.
-        ticks: inner steps of an island.
-        sync_every: H.
-        optimizer: of the inner steps of all rows.
-        windows: of all islands together in a step, so that more islands do not mean more tokens.
-        seeds: trials of each row; None: as many as the experiment wants.
-        is_quick: few seeds and rows.
+        question: for people, one line.
+        rows: what is changed, by the row's name; the first is what the others are compared with.
+        seeds: trials of each row.
     """
 
-    size: str = "tiny"
-    islands: int = 4
-    ticks: int = 480
-    sync_every: int = 32
-    optimizer: OptimizerName = "adamw"
-    windows: int = 16
-    seeds: int | None = None
-    is_quick: bool = False
+    question: str
+    rows: Mapping[str, Mapping[str, Any]]
+    seeds: int = MANY
 
-    def ours(self, **changes: object) -> Setting:
-        """Return p2p_diloco as a manifest has it by default."""
-        base = Setting(
-            name=OURS,
-            size=self.size,
-            islands=self.islands,
-            ticks=self.ticks,
-            sync_every=self.sync_every,
-            delay=4,
-            batch=max(1, self.windows // self.islands),
-            inner=self.optimizer,
-            learning_rate=RATES[self.size] * (MUON_FACTOR if self.optimizer == "muon" else 1.0),
+    def within(self, scope: Scope) -> Experiment:
+        """Return the table at a size; rows that do not fit into it are left out."""
+        settings = tuple(scope.ours(name=name, **changes) for name, changes in self.rows.items())
+        return Experiment(
+            question=self.question,
+            settings=tuple(setting for setting in settings if setting.sync_every <= setting.ticks),
+            seeds=self.seeds,
         )
-        return replace(_tuned(base), **changes)  # type: ignore[arg-type]
 
 
-OUTER = {
-    OURS: (0.7, 0.3),
-    "textbook-diloco": (1.0, 0.0),
-    "streaming-diloco": (0.7, 0.3),
-    "decoupled-diloco": (0.5, 0.3),
-    "noloco": (0.7, 0.3),
-    "delta-only-groups": (1.0, 0.0),
-    "opendiloco": (1.0, 0.0),
+_FLOAT32 = {"contribution": "float32", "entry": "float32"}
+
+_VARIATIONS = {
+    "loss": Variations(
+        question="what does it cost when contributions are lost?",
+        rows={
+            "25%-lost": {"lost_share": 0.25},
+            "none-lost": {},
+            "50%-lost": {"lost_share": 0.5},
+            "25%-lost-late-keep": {"lost_share": 0.25, "late": "keep"},
+        },
+    ),
+    "bits": Variations(
+        question="how few bits lose nothing?",
+        rows={
+            "int4": {},
+            "float32": _FLOAT32,
+            "int8": {"contribution": "int8", "entry": "int8"},
+            "int4-up-float32-down": {"entry": "float32"},
+            "int4-entries-to-nearest": {"rounds_stochastically": False},
+            "topk2-up": {"contribution": "topk2"},
+        },
+    ),
+    "residual": Variations(
+        question="where should stay what a codec leaves of a contribution?",
+        rows={
+            f"{codec}-{place}": {"contribution": codec, "residual": place}
+            for codec in ("int4", "topk2")
+            for place in ("weights", "buffer", "dropped")
+        },
+        seeds=FEW,
+    ),
+    "outer": Variations(
+        question="which outer rate and momentum?",
+        rows={
+            f"rate-{rate}-momentum-{momentum}": {"outer_rate": rate, "momentum": momentum}
+            for rate, momentum in (
+                (1.0, 0.5),
+                (0.7, 0.5),
+                (1.0, 0.3),
+                (0.7, 0.7),
+                (0.7, 0.9),
+                (1.0, 0.7),
+                (1.3, 0.3),
+                (1.0, 0.0),
+            )
+        },
+        seeds=FEW,
+    ),
+    "schedule": Variations(
+        question="should the outer rate rise at first, or fall at last?",
+        rows={name: {"outer_schedule": name} for name in ("constant", "warm-up", "decay")},
+    ),
+    "merge": Variations(
+        question="how should local parameters follow an entry, the later it comes?",
+        rows={
+            f"{kind}-delay-{delay}": {"merge": kind, "alpha": alpha, "delay": delay}
+            for delay in (4, 0, 16)
+            for kind, alpha in (("keep", 0.0), ("overwrite", 0.0), ("blend", 0.5))
+        },
+    ),
+    "radial": Variations(
+        question="plain or radial mean?",
+        rows={
+            f"{kind}-rate-{rate}": {"is_radial": kind == "radial", "outer_rate": rate}
+            for kind in ("plain", "radial")
+            for rate in (0.7, 1.0, 0.5)
+        },
+        seeds=FEW,
+    ),
+    "sync": Variations(
+        question="how often should islands exchange?",
+        rows={f"every-{steps}": {"sync_every": steps, "delay": steps // 8} for steps in (32, 8, 16, 64, 128, 256)},
+        seeds=FEW,
+    ),
+    "fragments": Variations(
+        question="in how many parts?",
+        rows={f"{parts}-fragments": {"fragments": parts} for parts in (4, 1, 2, 8)},
+        seeds=FEW,
+    ),
+    "moments": Variations(
+        question="how long should AdamW remember, whose island sees a part of the batch?",
+        rows={
+            f"{beta1}-{beta2}": {"beta1": beta1, "beta2": beta2}
+            for beta1, beta2 in ((0.9, 0.98), (0.8, 0.95), (0.8, 0.98), (0.9, 0.95), (0.95, 0.99))
+        },
+    ),
+    "void": Variations(
+        question="what do rounds without an entry cost?",
+        rows={f"{round(100 * share)}%-void": {"void_share": share} for share in (0.1, 0.0, 0.25)},
+    ),
 }
-"""Outer rate and momentum of each, as `tune` found them."""
-
-
-def baselines(scope: Scope) -> tuple[Setting, ...]:
-    """Return all that others do, with figures tuned for them."""
-    plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
-    parted = replace(plain, fragments=4)
-    rows = (
-        replace(plain, system="data-parallel"),
-        replace(plain, system="textbook-diloco"),
-        replace(parted, system="streaming-diloco", delay=4, alpha=0.5),
-        replace(parted, system="decoupled-diloco", delay=2, is_radial=True, weights_by_tokens=True),
-        replace(plain, system="noloco"),
-        replace(plain, system="delta-only-groups"),
-        replace(plain, system="opendiloco"),
-    )
-    return tuple(_tuned(replace(row, name=row.system)) for row in rows)
-
-
-def _tuned(setting: Setting) -> Setting:
-    rate, momentum = OUTER.get(setting.system, (1.0, 0.0))
-    return replace(setting, outer_rate=rate, momentum=momentum)
 
 
 def _parity(scope: Scope) -> Experiment:
     return Experiment(
         question="does it learn as well as one machine, and as well as what others do?",
         settings=tuple(replace(setting, points=POINTS) for setting in (scope.ours(), *baselines(scope))),
-        seeds=8,
+        seeds=MANY,
     )
 
 
@@ -127,92 +167,28 @@ def _mixed(scope: Scope) -> Experiment:
             replace(even, name="all-fast"),
             replace(mixed.with_tokens_of_all(), name="half-slow-equal-weights", weights_by_tokens=False),
         ),
-        seeds=8,
+        seeds=MANY,
     )
 
 
-def _loss(scope: Scope) -> Experiment:
-    shares = (0.25, 0.5)
-    lossy = [scope.ours(name=f"{round(100 * share)}%-lost", lost_share=share) for share in shares]
-    kept = scope.ours(name="25%-lost-late-keep", lost_share=0.25, late="keep")
+def _churn(scope: Scope) -> Experiment:
+    shares = (0.25, 0.0, 0.5)
     return Experiment(
-        question="what does it cost when contributions are lost?",
-        settings=(lossy[0], scope.ours(name="none-lost"), lossy[1], kept),
-        seeds=8,
-    )
-
-
-def _bits(scope: Scope) -> Experiment:
-    plain = scope.ours(name="float32", contribution="float32", entry="float32")
-    return Experiment(
-        question="how few bits lose nothing?",
-        settings=(
-            scope.ours(name="int4"),
-            plain,
-            replace(plain, name="int8", contribution="int8", entry="int8"),
-            replace(plain, name="int4-up-float32-down", contribution="int4"),
-            scope.ours(name="int4-residual-dropped", merge="overwrite"),
-        ),
-        seeds=8,
-    )
-
-
-def _outer(scope: Scope) -> Experiment:
-    pairs = ((1.0, 0.5), (0.7, 0.5), (1.0, 0.3), (0.7, 0.7), (0.7, 0.9), (1.0, 0.7), (1.3, 0.3), (1.0, 0.0))
-    return Experiment(
-        question="which outer rate and momentum?",
+        question="what does it cost when islands come and go all the time, at equal tokens?",
         settings=tuple(
-            scope.ours(name=f"rate-{rate}-momentum-{momentum}", outer_rate=rate, momentum=momentum)
-            for rate, momentum in pairs
+            scope.ours(name=f"{round(100 * share)}%-away", away_share=share).with_tokens_of_all() for share in shares
         ),
-        seeds=2,
+        seeds=MANY,
     )
 
 
-def _merge(scope: Scope) -> Experiment:
-    delays = (0, 4, 16)
-    rules = (("keep", 0.0), ("overwrite", 0.0), ("blend", 0.5))
-    return Experiment(
-        question="how should local parameters follow an entry, the later it comes?",
-        settings=tuple(
-            scope.ours(name=f"{kind}-delay-{delay}", merge=kind, alpha=alpha, delay=delay)
-            for delay in delays
-            for kind, alpha in rules
-        ),
-        seeds=2,
+def _inner(scope: Scope) -> Experiment:
+    rows = (scope.ours(), *baselines(scope)[:2])
+    muon = tuple(
+        replace(row, name=f"{row.name}-muon", inner="muon", learning_rate=RATES[scope.size] * MUON_FACTOR)
+        for row in rows
     )
-
-
-def _radial(scope: Scope) -> Experiment:
-    return Experiment(
-        question="plain or radial mean?",
-        settings=tuple(
-            scope.ours(name=f"{kind}-rate-{rate}", is_radial=kind == "radial", outer_rate=rate)
-            for kind in ("plain", "radial")
-            for rate in (1.0, 0.7, 0.5)
-        ),
-        seeds=2,
-    )
-
-
-def _sync(scope: Scope) -> Experiment:
-    return Experiment(
-        question="how often should islands exchange?",
-        settings=tuple(
-            scope.ours(name=f"every-{steps}", sync_every=steps, delay=steps // 8)
-            for steps in (32, 8, 16, 64, 128)
-            if steps <= scope.ticks
-        ),
-        seeds=2,
-    )
-
-
-def _fragments(scope: Scope) -> Experiment:
-    return Experiment(
-        question="in how many parts?",
-        settings=tuple(scope.ours(name=f"{parts}-fragments", fragments=parts) for parts in (4, 1, 2, 8)),
-        seeds=2,
-    )
+    return Experiment(question="AdamW or Muon inside?", settings=(*muon, *rows), seeds=MANY)
 
 
 def _rate(scope: Scope) -> Experiment:
@@ -268,16 +244,12 @@ def _topics(scope: Scope) -> Experiment:
 EXPERIMENTS: dict[str, Callable[[Scope], Experiment]] = {
     "parity": _parity,
     "mixed": _mixed,
-    "loss": _loss,
-    "bits": _bits,
-    "outer": _outer,
-    "merge": _merge,
-    "radial": _radial,
-    "sync": _sync,
-    "fragments": _fragments,
+    "churn": _churn,
+    "inner": _inner,
     "rate": _rate,
     "tune": _tune,
     "topics": _topics,
+    **{name: variations.within for name, variations in _VARIATIONS.items()},
 }
 
 

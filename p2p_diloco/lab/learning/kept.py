@@ -1,8 +1,9 @@
 """Outcomes kept in a file, a line each: a table that takes hours may be interrupted, grown and derived again.
 
-A line names its trial by a digest of what its setting says beyond the defaults (but its name), the seed and the text, so
-that a row of another table that plays the same trial finds it too, and a figure that settings have one day is no reason
-to play all again. What the code does is not part of it: when an algorithm or a default changes, its lines are to be removed.
+A line names its trial by a digest of what its setting says beyond the defaults (but its name), the seed and the text:
+a row of another table that plays the same trial finds it too, and a figure that settings have one day is no reason to
+play all again. What the code does is not part of it: when an algorithm or a default changes, its lines are to be
+removed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.learning.experiments import EXPERIMENTS, Scope, experiment_named
+from p2p_diloco.lab.learning.experiments import EXPERIMENTS, experiment_named
+from p2p_diloco.lab.learning.scope import Scope
 from p2p_diloco.lab.learning.setting import SYSTEMS
 
 
