@@ -1,0 +1,90 @@
+"""How large an experiment is, and the rows that most have: p2p_diloco as a manifest has it, and what others do.
+
+Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more
+in the tiny one (docs/lab-log.md): trials of this length like little outer momentum, whoever makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.lab.learning.setting import OURS, Setting
+
+RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
+"""Inner rates of AdamW; `rate` chose those of micro and tiny, from data-parallel as from islands (docs/lab-log.md)."""
+MUON_FACTOR = 2.0
+"""Muon's rate over AdamW's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How large an experiment is.
+
+    Attributes:
+        size: of the model.
+        islands: learners.
+        ticks: inner steps of an island.
+        sync_every: H.
+        optimizer: of the inner steps of all rows.
+        windows: of all islands together in a step, so that more islands do not mean more tokens.
+        seeds: trials of each row; None: as many as the experiment wants.
+        is_quick: few seeds and rows.
+    """
+
+    size: str = "tiny"
+    islands: int = 4
+    ticks: int = 480
+    sync_every: int = 32
+    optimizer: OptimizerName = "adamw"
+    windows: int = 16
+    seeds: int | None = None
+    is_quick: bool = False
+
+    def ours(self, **changes: object) -> Setting:
+        """Return p2p_diloco as a manifest has it by default."""
+        base = Setting(
+            name=OURS,
+            size=self.size,
+            islands=self.islands,
+            ticks=self.ticks,
+            sync_every=self.sync_every,
+            delay=4,
+            batch=max(1, self.windows // self.islands),
+            inner=self.optimizer,
+            learning_rate=RATES[self.size] * (MUON_FACTOR if self.optimizer == "muon" else 1.0),
+        )
+        return replace(_tuned(base), **changes)  # type: ignore[arg-type]
+
+
+OUTER = {
+    OURS: (0.7, 0.3),
+    "textbook-diloco": (1.0, 0.0),
+    "streaming-diloco": (0.7, 0.3),
+    "decoupled-diloco": (0.5, 0.3),
+    "noloco": (0.7, 0.3),
+    "delta-only-groups": (1.0, 0.0),
+    "opendiloco": (1.0, 0.0),
+}
+"""Outer rate and momentum of each, as `tune` found them."""
+
+
+def baselines(scope: Scope) -> tuple[Setting, ...]:
+    """Return all that others do, with figures tuned for them."""
+    plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
+    parted = replace(plain, fragments=4)
+    rows = (
+        replace(plain, system="data-parallel"),
+        replace(plain, system="textbook-diloco"),
+        replace(parted, system="streaming-diloco", delay=4, alpha=0.5),
+        replace(parted, system="decoupled-diloco", delay=2, is_radial=True, weights_by_tokens=True),
+        replace(plain, system="noloco"),
+        replace(plain, system="delta-only-groups"),
+        replace(plain, system="opendiloco"),
+    )
+    return tuple(_tuned(replace(row, name=row.system)) for row in rows)
+
+
+def _tuned(setting: Setting) -> Setting:
+    rate, momentum = OUTER.get(setting.system, (1.0, 0.0))
+    return replace(setting, outer_rate=rate, momentum=momentum)
