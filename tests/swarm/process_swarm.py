@@ -113,6 +113,13 @@ class ClosedRound:
         )
 
 
+def drawn_text() -> bytes:
+    """Return a text of drawn words, which the smallest model learns something of at once."""
+    letters = random.Random(7)
+    words = ["".join(letters.choices("etaoinshrdlu", k=letters.randint(1, 8))) for _ in range(300)]
+    return " ".join(letters.choices(words, k=20_000)).encode()
+
+
 class ProcessSwarm:
     """All processes of one test."""
 
@@ -123,6 +130,7 @@ class ProcessSwarm:
         patience_seconds: float = PATIENCE_SECONDS,
         round_seconds: float = ROUND_SECONDS,
         keep_diaries: bool = False,
+        text: bytes | None = None,
     ) -> None:
         self._keep_diaries = keep_diaries
         self.patience_seconds = patience_seconds
@@ -132,9 +140,7 @@ class ProcessSwarm:
         # A short path: the daemons' sockets lie within.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
         self.text = self._root / "text.txt"
-        letters = random.Random(7)
-        words = ["".join(letters.choices("etaoinshrdlu", k=letters.randint(1, 8))) for _ in range(300)]
-        self.text.write_text(" ".join(letters.choices(words, k=20_000)))
+        self.text.write_bytes(text if text is not None else drawn_text())
 
     def __enter__(self) -> Self:
         return self

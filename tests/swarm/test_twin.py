@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+
 import pytest
 
-from p2p_diloco.island.data import open_corpus
-from p2p_diloco.key_file import read_key_file
-from p2p_diloco.lab.learning.recording import read_recording
-from p2p_diloco.lab.learning.twin import Twin
-from p2p_diloco.settings import IDENTITY_FILE
+from p2p_diloco.cli.app import main
+from p2p_diloco.island.corpus_files import list_corpus_files
 from tests.swarm.process_swarm import ProcessSwarm
 from tests.swarm.test_faults import end_together
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(900)]
 
 MOST_APART = 0.003
 
 
-def test_a_run_of_real_processes_is_made_again_by_its_twin() -> None:
+def source() -> bytes:
+    """Return the source of Python's standard library."""
+    return b"".join(file.read_bytes() for file in list_corpus_files(None))
+
+
+def prose() -> bytes:
+    """Return chapters of Python's reference manual: half a megabyte of English with examples in it."""
+    return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+@pytest.mark.parametrize("text", [source, prose])
+def test_a_run_of_real_processes_is_made_again_by_its_twin(text: Callable[[], bytes], tmp_path: Path) -> None:
     """Four islands over libp2p with 4-bit entries; one is killed and comes again, one comes late."""
     values = {"membership": {"heartbeat_seconds": 0.5, "void_cycles": 2}, "limits": {"retained_cycles": 1000}}
-    with ProcessSwarm(values, round_seconds=2.5, patience_seconds=120.0, keep_diaries=True) as swarm:
+    with ProcessSwarm(values, round_seconds=2.5, patience_seconds=120.0, keep_diaries=True, text=text()) as swarm:
         swarm.start("ada", founds=True)
         for name in ("ben", "cleo"):
             swarm.start(name)
@@ -36,9 +49,13 @@ def test_a_run_of_real_processes_is_made_again_by_its_twin() -> None:
         swarm.sleep_rounds(8)
         end_together(swarm, four)
 
-        folders = {read_key_file(peer.folder / IDENTITY_FILE).peer: peer.folder for peer in swarm.peers.values()}
-        result = Twin(read_recording(folders), open_corpus(str(swarm.text))).play()
-    print(result)
-    assert result.islands == 5
-    assert abs(result.gap) <= MOST_APART
-    assert result.equal_entries == result.entries > 100
+        folders = [str(peer.folder) for peer in swarm.peers.values()]
+        figures = tmp_path / "figures.json"
+        words = ["--data", str(swarm.text), "--data-parallel", "--json", str(figures)]
+        assert main(["replay", *folders, *words]) == 0
+    result = json.loads(figures.read_text())
+    assert result["islands"] == 5
+    assert abs(result["gap"]) <= MOST_APART
+    assert result["equal_entries"] == result["entries"] > 100
+    assert result["real_loss"] < 4.0
+    assert result["data_parallel_loss"] < 4.0
