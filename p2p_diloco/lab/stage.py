@@ -128,7 +128,8 @@ class Stage:
 
     def look_around(self, machine: Machine) -> None:
         """Let a machine work out anew whom it needs a link to; dial those, hang up on whom neither end needs."""
-        machine.wanted = machine.running.wanted_links()
+        announced = [other.peer for other in self.machines.values() if other.runs]
+        machine.wanted = machine.running.wanted_links(announced)
         for pair in self.network.links_of(machine):
             other = self.machines[next(name for name in pair if name != machine.name)]
             if self.network.links[pair].is_up and not machine.wants(other) and not other.wants(machine):

@@ -5,7 +5,7 @@ The asyncio shell in `swarm/` and the lab drive this same object. Times are swar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
@@ -186,9 +186,9 @@ class PeerEngine:
             actions += self._sign_of_life(self._to_greet, now)
         return self._routes.routed(actions)
 
-    def wanted_links(self) -> frozenset[PeerId] | None:
-        """Return whom this peer needs a link to; None: to all, as far as they can be reached."""
-        return self._routes.wanted_links(self.round)
+    def wanted_links(self, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
+        """Return whom this peer needs a link to, of those announced too; None: to all, as far as can be reached."""
+        return self._routes.wanted_links(self.round, announced)
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()

@@ -33,10 +33,14 @@ class Routes:
         self._me = membership.me.peer
         self._linked = linked
 
-    def wanted_links(self, round_index: int | None) -> frozenset[PeerId] | None:
+    def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return whom this peer needs a link to, for the rounds of now and the grid that comes next; None: to all.
 
-        Who has no place in a grid yet, and no row that waits for it, may talk with anybody.
+        Who has no place in a grid yet, and no row that waits for it, may talk with anybody. Two branches that both
+        have grids would never meet, were links kept with members only: each row meets its share of all strangers.
+
+        Args:
+            announced: peers of the run that are said to be there, members or not.
         """
         book = self._membership.book
         grid, roster = book.grid(), book.in_force
@@ -50,7 +54,9 @@ class Routes:
             regrid = roster.regrid + 1
             drawn = replace(roster, regrid=regrid, members=grid_order(roster.members, roster.run, regrid))
             grids.append(fold_roster(drawn, self._rules.group_size))
-        return frozenset().union(*(each.neighbours(self._me) for each in grids))
+        mine = grid.row_for(self._me)
+        strangers = (peer for peer in announced if peer not in grid.row_of and grid.row_for(peer) == mine)
+        return frozenset(strangers).union(*(each.neighbours(self._me) for each in grids)) - {self._me}
 
     # -- to one
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from p2p_diloco.errors import FrameError, PeerError
@@ -44,7 +44,7 @@ class LinkKeeper:
         record: makes this peer's signed record, with the addresses of now.
         known: addresses from the invite, the settings and earlier starts.
         hear: who is told when the directory fails; `(topic, text)`.
-        wanted: whom this peer needs links to; None: everybody.
+        wanted: whom this peer needs links to, when these are announced; None: everybody.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LinkKeeper:
         known: dict[PeerId, tuple[str, ...]],
         unix_seconds: Callable[[], float],
         hear: Callable[[str, str], None],
-        wanted: Callable[[], frozenset[PeerId] | None] = lambda: None,
+        wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
     ) -> None:
         self.known = dict(known)
         self._transport = transport
@@ -64,11 +64,12 @@ class LinkKeeper:
         self._record = record
         self._unix_seconds = unix_seconds
         self._hear = hear
-        self._wanted = wanted
+        self._wanted_of = wanted
         self._unneeded_since: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
         self._attempts: dict[PeerId, _Attempt] = {}
         self._records: dict[PeerId, PeerRecord] = {}
+        self._learnt_at: dict[PeerId, float] = {}
         self._wake = asyncio.Event()
         self._announced_at = float("-inf")
         self._announced: tuple[str, ...] | None = None
@@ -86,6 +87,11 @@ class LinkKeeper:
                 for peer in self._due():
                     tasks.create_task(self._dial(peer), name=f"dial {short_peer_id(peer)}")
                 await self._pause(self._pace.turn_seconds())
+
+    def _wanted(self) -> frozenset[PeerId] | None:
+        """Ask whom this peer needs a link to, now that these are announced: by the clock here, theirs may err."""
+        oldest = self._unix_seconds() - RECORD_LIFETIME_SECONDS
+        return self._wanted_of([peer for peer, learnt_at in self._learnt_at.items() if learnt_at >= oldest])
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next turn, or until somebody was introduced."""
@@ -149,6 +155,7 @@ class LinkKeeper:
         if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
             return
         self._records[record.peer] = record
+        self._learnt_at[record.peer] = self._unix_seconds()
         if record.addresses:
             self.known[record.peer] = record.addresses
 
@@ -158,7 +165,7 @@ class LinkKeeper:
         if not strangers:
             return False
         oldest = min(strangers, key=lambda peer: (self._records[peer].issued_at, peer))
-        del self._records[oldest]
+        del self._records[oldest], self._learnt_at[oldest]
         self.known.pop(oldest, None)
         self._attempts.pop(oldest, None)
         return True

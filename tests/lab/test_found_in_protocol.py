@@ -133,6 +133,26 @@ def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     assert play(draw_scenario(seed, (3, 64), frozenset(FaultKind))).invariant is None
 
 
+def test_two_branches_that_both_have_grids_meet_again() -> None:
+    """Each kept links with its own members only and did not know of the other, for ever (4138)."""
+    swarm = swarm_of(num_spans=(2,), group_size=2, void_cycles=1, seed=4)
+    swarm.add("boot", trains=False, found=True)
+    names = [f"p{place}" for place in range(9)]
+    for name in names:
+        swarm.add(name)
+    swarm.run_until(swarm.all_members, 120.0)
+    swarm.run(20.0)
+    here, there = names[:5], names[5:]
+    swarm.partition(here, [*there, "boot"])
+    swarm.run_until(lambda: all(swarm.members(name) == set(here) for name in here), 30 * CYCLE_SECONDS)
+    swarm.run_until(lambda: all(swarm.members(name) == set(there) for name in there), 30 * CYCLE_SECONDS)
+    assert all(len(swarm.machines[name].running.book.grid().rows) > 1 for name in ("p0", "p8"))  # type: ignore[union-attr]
+    swarm.run(8 * CYCLE_SECONDS)
+    swarm.heal()
+    swarm.run_until(swarm.all_members, 10 * CYCLE_SECONDS)
+    swarm.run_until(swarm.agreed, 4 * CYCLE_SECONDS)
+
+
 def test_who_listens_behind_a_hub_gets_the_entries_of_a_lone_member_within_the_round() -> None:
     """The member saw the hub only, and the hub handed on nothing, for it does not reduce for one: a round late."""
     swarm = swarm_of(num_spans=(2,), seed=1)

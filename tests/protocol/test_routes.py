@@ -56,6 +56,19 @@ def test_a_peer_wants_its_neighbours_and_before_a_new_grid_those_of_the_next() -
     assert routes_of(FIRST, *chain).wanted_links(None) == both
 
 
+def test_each_row_meets_its_share_of_all_strangers() -> None:
+    strangers = [peer_id(f"stranger {n}") for n in range(20)]
+    met: list[PeerId] = []
+    for row, members in enumerate(GRID.rows):
+        share = {stranger for stranger in strangers if GRID.row_for(stranger) == row}
+        assert share
+        met += share
+        for member in members:
+            wanted = routes_of(member).wanted_links(None, [*strangers, *ROSTER.peers()])
+            assert wanted == GRID.neighbours(member) | share
+    assert sorted(met) == sorted(strangers)
+
+
 def test_a_vote_for_a_lead_that_is_not_linked_goes_by_way_of_the_grid() -> None:
     routes = routes_of(FIRST, linked=(SECOND, OTHER_1))
     (direct, ping, relayed) = routes.routed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -67,7 +67,7 @@ class Scene:
         dialable: bool = True,
         known: Sequence[SigningKey] = (),
         runs: bool = True,
-        wanted: Callable[[], frozenset[PeerId] | None] = lambda: None,
+        wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
     ) -> LinkKeeper:
         transport = await self.transport(key, dialable=dialable)
         dial = transport.dial

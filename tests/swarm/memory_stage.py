@@ -119,7 +119,7 @@ class MemorySwarm:
             known={},
             unix_seconds=self.unix_seconds,
             hear=machine.report,
-            wanted=lambda: machine.engine.wanted_links(),
+            wanted=lambda announced: machine.engine.wanted_links(announced),
         )
 
     def _make_engine(self, machine: Machine) -> PeerEngine:

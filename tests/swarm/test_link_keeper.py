@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Collection
 
 import pytest
 
@@ -177,7 +178,7 @@ def test_only_links_that_are_needed_are_dialled_and_kept() -> None:
         others = [SigningKey(sha256(b"other %d" % n)) for n in range(3)]
         for other in others:
             await scene.transport(other)
-        await scene.keeper(ANN, known=(BEN, CLEO, *others), wanted=lambda: frozenset(needed))
+        await scene.keeper(ANN, known=(BEN, CLEO, *others), wanted=lambda _: frozenset(needed))
         await asyncio.sleep(5.0)
         assert scene.linked(ANN) >= {BEN.peer, CLEO.peer}
         dan = others[0].peer
@@ -196,12 +197,31 @@ def test_only_links_that_are_needed_are_dialled_and_kept() -> None:
     play(act)
 
 
+def test_who_is_announced_is_asked_about_until_its_record_is_old() -> None:
+    async def act(scene: Scene) -> None:
+        told: set[PeerId] = set()
+
+        def wanted(announced: Collection[PeerId]) -> frozenset[PeerId]:
+            told.clear()
+            told.update(announced)
+            return frozenset()
+
+        await scene.directory.announce(scene.record(BEN), now() + link_keeper.RECORD_LIFETIME_SECONDS)
+        await scene.keeper(ANN, known=(CLEO,), wanted=wanted)
+        await asyncio.sleep(10.0)
+        assert told == {BEN.peer}, "an address from an invite is no sign that somebody is there"
+        await asyncio.sleep(3 * link_keeper.RECORD_LIFETIME_SECONDS)
+        assert told == set()
+
+    play(act)
+
+
 def test_a_link_that_the_other_end_dialled_is_left_to_it() -> None:
     async def act(scene: Scene) -> None:
         for key in (CLEO, SigningKey(sha256(b"dan"))):
             await scene.keeper(key, known=(ANN,))
         await scene.keeper(BEN, known=(ANN,))
-        await scene.keeper(ANN, wanted=frozenset)
+        await scene.keeper(ANN, wanted=lambda _: frozenset())
         await asyncio.sleep(4 * link_keeper.UNNEEDED_SECONDS)
         assert BEN.peer in scene.linked(ANN)
 

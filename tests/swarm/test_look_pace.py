@@ -92,7 +92,7 @@ async def settle_with_two_links(scene: Scene, wanted: set[PeerId]) -> LinkKeeper
     wanted |= {BEN.peer, CLEO.peer}
     await scene.transport(BEN)
     await scene.transport(CLEO)
-    keeper = await scene.keeper(ANN, known=(BEN, CLEO), wanted=lambda: frozenset(wanted))
+    keeper = await scene.keeper(ANN, known=(BEN, CLEO), wanted=lambda _: frozenset(wanted))
     await asyncio.sleep(SETTLING_SECONDS)
     assert scene.linked(ANN) == {BEN.peer, CLEO.peer}
     return keeper
@@ -201,7 +201,7 @@ def test_a_link_that_is_lost_but_not_wanted_hurries_nobody() -> None:
 def test_with_few_links_it_looks_often() -> None:
     async def act(scene: Scene) -> None:
         await scene.transport(BEN)
-        await scene.keeper(ANN, known=(BEN,), wanted=lambda: frozenset({BEN.peer}))
+        await scene.keeper(ANN, known=(BEN,), wanted=lambda _: frozenset({BEN.peer}))
         await asyncio.sleep(SETTLING_SECONDS)
         begin = now()
         await asyncio.sleep(10 * CALM_LOOK_SECONDS)
