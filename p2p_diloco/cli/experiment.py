@@ -10,7 +10,7 @@ from typing import TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.island.inner_loop import OptimizerName, choose_device
 from p2p_diloco.lab.learning.experiments import experiment_named
 from p2p_diloco.lab.learning.learners import shape_named
 from p2p_diloco.lab.learning.scope import Scope
@@ -32,6 +32,7 @@ class ExperimentOptions:
         optimizer: of the inner steps.
         seeds: of each row; None: as many as the experiment wants.
         data: path of a text; None: the standard library's source.
+        device: where islands step.
         keep: file of outcomes, read first and written after each trial.
         json: file for the figures, `-` for standard output.
     """
@@ -45,6 +46,7 @@ class ExperimentOptions:
     optimizer: OptimizerName
     seeds: int | None
     data: str | None
+    device: str
     keep: str | None
     json: str | None
 
@@ -67,13 +69,14 @@ def run_named_experiment(options: ExperimentOptions) -> int:
         is_quick=options.quick,
     )
     experiment = experiment_named(options.name, scope)
+    device = str(choose_device(options.device))
     check_target(options.json)
     keep = Path(options.keep) if options.keep is not None else None
     if keep is not None and not keep.parent.is_dir():
         raise ConfigError(f"there is no folder {keep.parent} for --keep")
     quiet = options.json == STANDARD_OUTPUT
     progress = _Progress(sys.stderr)
-    table = run_experiment(experiment, text=options.data, keep=keep, heard=progress.heard)
+    table = run_experiment(experiment, text=options.data, keep=keep, device=device, heard=progress.heard)
     progress.clear()
     write_figures(options.json, table.figures())
     if not quiet:

@@ -115,6 +115,7 @@ def add_experiment(app: App) -> None:
         optimizer: Literal["adamw", "muon"] = "adamw",
         seeds: int | None = None,
         data: str | None = None,
+        device: str = "cpu",
         keep: str | None = None,
         json: str | None = None,
     ) -> int:
@@ -123,7 +124,8 @@ def add_experiment(app: App) -> None:
         Parameters
         ----------
         name
-            parity, mixed, loss, bits, outer, merge, radial, sync, fragments, rate, tune or topics
+            parity, mixed, loss, bits, outer, merge, radial, sync, fragments, schedule, residual, moments, inner, churn,
+            void, topics, rate or tune
         quick
             two seeds and 384 steps
         size
@@ -140,6 +142,8 @@ def add_experiment(app: App) -> None:
             trials of each row
         data
             a text; without it the source of Python's standard library
+        device
+            cpu, cuda, cuda:N, mps or auto, the fastest that is there; the figures quoted anywhere are of the CPU
         keep
             file of outcomes, one line each: trials that stand there are not played again, new ones are added
         json
@@ -157,6 +161,7 @@ def add_experiment(app: App) -> None:
             optimizer=optimizer,
             seeds=seeds,
             data=data,
+            device=device,
             keep=keep,
             json=json,
         )

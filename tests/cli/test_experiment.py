@@ -42,6 +42,7 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
         (["parity", "--steps", "100"], "expected multiples of 32"),
         (["parity", "--sync-every", "12", "--steps", "24"], "and of 8"),
         (["parity", "--seeds", "0"], "--seeds is 0"),
+        (["parity", "--device", "tpu"], "device 'tpu' is not known"),
         (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
     ],
 )

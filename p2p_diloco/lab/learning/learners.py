@@ -158,10 +158,15 @@ class Judge:
     """Says how good a vector of parameters is: its loss on held-out text, always the same windows."""
 
     def __init__(
-        self, shape: ModelShape, corpus: Corpus, num_fragments: int, num_tokens: int = EVALUATION_TOKENS
+        self,
+        shape: ModelShape,
+        corpus: Corpus,
+        num_fragments: int,
+        num_tokens: int = EVALUATION_TOKENS,
+        device: str = "cpu",
     ) -> None:
         self._plan = _plan(shape, num_fragments)
-        self._evaluation = AnchorEvaluation(shape, self._plan, corpus, num_tokens=num_tokens)
+        self._evaluation = AnchorEvaluation(shape, self._plan, corpus, num_tokens=num_tokens, device=device)
 
     def loss(self, fragments: Sequence[Vector]) -> float:
         """Return the held-out loss in nats per byte."""

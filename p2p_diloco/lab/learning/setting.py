@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -149,20 +150,29 @@ class Circumstances:
     corpus: Corpus
 
 
-def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: Circumstances | None = None) -> Outcome:
+def run_trial(
+    setting: Setting,
+    seed: int,
+    text: str | None = None,
+    *,
+    within: Circumstances | None = None,
+    device: str = "cpu",
+) -> Outcome:
     """Train and judge; the same on every machine that rounds alike, whatever else runs.
 
     Args:
         text: path of a text; None: the standard library's source.
         within: instead of what the setting and `text` say.
+        device: where islands step, one after the other.
     """
     torch.set_num_threads(1)
     began = time.process_time()
     if within is None:
         within = Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=open_corpus(text))
-    learners = _learners(setting, seed, within)
+    learners = _learners(setting, seed, within, device)
     algorithm = make_algorithm(setting, learners, seed)
-    glance = Judge(within.shape, within.corpus, _fragments(setting), max(1, setting.judged_tokens // 4))
+    judge = partial(Judge, within.shape, within.corpus, _fragments(setting), device=device)
+    glance = judge(num_tokens=max(1, setting.judged_tokens // 4))
     every = max(1, setting.ticks // setting.points) if setting.points else setting.ticks + 1
     curve = []
     for tick in range(1, setting.ticks + 1):
@@ -175,8 +185,8 @@ def run_trial(setting: Setting, seed: int, text: str | None = None, *, within: C
         if tick % every == 0:
             curve.append((tick, glance.loss(algorithm.models()[0])))
     algorithm.settle(setting.ticks)
-    judge = Judge(within.shape, within.corpus, _fragments(setting), setting.judged_tokens)
-    losses = [judge.loss(model) for model in algorithm.models()]
+    last = judge(num_tokens=setting.judged_tokens)
+    losses = [last.loss(model) for model in algorithm.models()]
     return Outcome(
         name=setting.name,
         seed=seed,
@@ -200,7 +210,7 @@ def _rule(setting: Setting) -> InnerRule:
     )
 
 
-def _learners(setting: Setting, seed: int, within: Circumstances) -> TextLearners:
+def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -> TextLearners:
     is_one = setting.system == "data-parallel"
     return TextLearners(
         shape=within.shape,
@@ -211,6 +221,7 @@ def _learners(setting: Setting, seed: int, within: Circumstances) -> TextLearner
         num_fragments=_fragments(setting),
         seed=seed,
         by_topic=setting.by_topic and not is_one,
+        device=device,
     )
 
 

@@ -83,6 +83,7 @@ def run_experiment(
     text: str | None = None,
     processes: int | None = None,
     keep: Path | None = None,
+    device: str = "cpu",
     heard: Callable[[Outcome, int], None] = lambda outcome, left: None,
 ) -> Table:
     """Run all trials, one process for each core.
@@ -91,6 +92,7 @@ def run_experiment(
         text: path; None: the standard library's source.
         processes: at once; None: one for each core; 1: in this process.
         keep: file in which outcomes are kept; trials whose outcomes are there are not run again.
+        device: where islands step; trials follow one another on any but the CPU.
         heard: told of each new outcome and how many are left.
     Raises:
         ConfigError: `keep` is not a file of outcomes.
@@ -108,7 +110,8 @@ def run_experiment(
                 found[setting.name, seed] = outcome
     settings = {setting.name: setting for setting in experiment.settings}
     num_trials = len(found) + len(trials)
-    for outcome in _outcomes(trials, text, processes if processes is not None else usable_cores()):
+    at_once = 1 if device != "cpu" else processes if processes is not None else usable_cores()
+    for outcome in _outcomes(trials, text, at_once, device):
         found[outcome.name, outcome.seed] = outcome
         kept.add(settings[outcome.name], outcome)
         heard(outcome, num_trials - len(found))
@@ -121,10 +124,10 @@ def run_experiment(
     )
 
 
-def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes: int) -> Any:
+def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes: int, device: str) -> Any:
     if processes == 1 or len(trials) < 2:
         for setting, seed in trials:
-            yield run_trial(setting, seed, text)
+            yield run_trial(setting, seed, text, device=device)
         return
     # Not forked: PyTorch's threads do not survive a fork.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
