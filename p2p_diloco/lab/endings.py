@@ -7,7 +7,8 @@ that are all at home without a helper have no place to meet, which no protocol c
 I6  Two whole cycles after faults have stopped (the cycle in which they stop does not count, nor does the time that
     peers take to be heard again: `SETTLE_SECONDS`; where messages were lost, the last question that was is asked again
     within `ASKED_AGAIN_SECONDS`), all ready peers hold the same heads of all spans at the end of each cycle that they,
-    and the round before it, were ready throughout.
+    and the round before it, were ready throughout. Where those who are dead for good were the majority, faults stop for
+    the others when the roster names the dead no more: before, rows whose reducers are dead get entries a round late.
 I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one epoch or of several,
     outlives that time once both sides can hear each other.
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
@@ -132,6 +133,15 @@ def cycles_until_it_goes_on(swarm: Swarm) -> int | None:
         # Below a majority it may be for those whom nobody can dial to lead, and they draw lots for one turn in a cycle.
         cycles += swarm.rules.void_cycles * 2**level + 1 + 4 * len(roster.members)
     return None
+
+
+def still_names_dead(swarm: Swarm) -> bool:
+    """Tell whether most members of the roster that all will go by are dead."""
+    roster = senior_roster(swarm)
+    if roster is None:
+        return False
+    num_running = sum(swarm.by_peer[m.peer].runs for m in roster.members if m.peer in swarm.by_peer)
+    return num_running < votes_needed(len(roster.members), 0)
 
 
 def _can_give_state(swarm: Swarm, machine: Machine) -> bool:

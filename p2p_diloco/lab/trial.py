@@ -16,6 +16,8 @@ from p2p_diloco.lab.endings import (
     check_tables,
     cycles_until_it_goes_on,
     fragment_heights,
+    senior_roster,
+    still_names_dead,
 )
 from p2p_diloco.lab.faults import FaultKind, is_for_good, mend, strike
 from p2p_diloco.lab.mistakes import Mistake, planted_in_rules
@@ -142,6 +144,7 @@ class Trial:
     def _quiet(self) -> None:
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
         swarm.run(ASKED_AGAIN_SECONDS if self._may_wait_for_what_was_lost() else SETTLE_SECONDS)
+        self._until_the_living_are_members()
         self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
         check_agreement(swarm)
         before = fragment_heights(swarm)
@@ -154,6 +157,16 @@ class Trial:
                 return
             self._run_to_end_of_cycle(swarm.now + cycle)
         check_memory(swarm)
+
+    def _until_the_living_are_members(self) -> None:
+        """Let the void cycles pass that a roster needs whose majority is dead, and the cycles in which it shrinks."""
+        if not still_names_dead(self.swarm):
+            return
+        for _ in range(cycles_until_it_goes_on(self.swarm) or 0):
+            self._run_to_end_of_cycle(self.swarm.now + self.scenario.cycle_seconds)
+            roster = senior_roster(self.swarm)
+            if roster is None or all(self.swarm.by_peer[m.peer].runs for m in roster.members):
+                return
 
     def _may_wait_for_what_was_lost(self) -> bool:
         scenario = self.scenario
