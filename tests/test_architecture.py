@@ -15,7 +15,7 @@ MAX_LINES = 400
 
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "signing", "new_file", "key_file"),
+    ("errors", "ids", "signing", "new_file", "key_file", "kernels"),
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
     ("address", "toml_document", "manifest", "run_file", "invite", "settings"),

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from p2p_diloco.cli.bench_commands import make_bench
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay, make_simulate
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
@@ -195,6 +196,7 @@ def make_app(around: Surroundings) -> App:
         return run_demo(options, around)
 
     app.command(make_simulate())
+    app.command(make_bench())
     add_experiment(app)
     add_plan(app)
     add_replay(app)

@@ -14,6 +14,7 @@ Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +25,17 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError
+from p2p_diloco.kernels.choice import block_kernels, frozen
 
 BLOCK_ELEMENTS = 64
 _SCALE_BYTES = 2
 # 128 KiB of float32: source and scratch stay in a core's second-level cache.
 _CHUNK_ELEMENTS = 1 << 15
 _CHUNK_BLOCKS = _CHUNK_ELEMENTS // BLOCK_ELEMENTS
+# Random bits are drawn for so many blocks at once: half a megabyte.
+_LOOP_BLOCKS = 1 << 12
 _SMALLEST_SCALE_BITS = 0x0080
+_NO_NOISE = np.empty(0, dtype=np.uint16)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
 # Adding 1.5 · 2^23 leaves the nearest integer (ties to even) in the lowest bits of a float32's pattern.
@@ -46,9 +51,11 @@ class BlockCodec(Codec):
     """A codec of scaled integer codes; a subclass says how codes become bytes.
 
     Attributes:
+        code_bits: of one code.
         largest_code: codes run from its negative to itself.
     """
 
+    code_bits: int
     largest_code: int
 
     @abstractmethod
@@ -73,9 +80,10 @@ class BlockCodec(Codec):
         encoded = np.empty(self.encoded_bytes(vector_N.size), dtype=np.uint8)
         scale_bits_B, packed = _parts(encoded, vector_N.size)
         noise = None if rounding_seed is None else RoundingBits(rounding_seed)
+        begin = self._encode_whole_blocks(vector_N, scale_bits_B, packed, noise)
         scratch_BK = np.empty((min(_CHUNK_BLOCKS, scale_bits_B.size), BLOCK_ELEMENTS), dtype=np.float32)
         with np.errstate(under="ignore"):
-            for start in range(0, vector_N.size, _CHUNK_ELEMENTS):
+            for start in range(begin, vector_N.size, _CHUNK_ELEMENTS):
                 chunk_N = vector_N[start : start + _CHUNK_ELEMENTS]
                 chunk_BK = _whole_blocks(chunk_N)
                 first_block = start // BLOCK_ELEMENTS
@@ -94,7 +102,8 @@ class BlockCodec(Codec):
         scale_bits_B, packed = self._checked_parts(encoded, elements)
         scales_B = _widen(scale_bits_B)
         vector_N = np.empty(elements, dtype=np.float32)
-        for start in range(0, elements, _CHUNK_ELEMENTS):
+        begin = self._decode_whole_blocks(scale_bits_B, packed, vector_N)
+        for start in range(begin, elements, _CHUNK_ELEMENTS):
             out_N = vector_N[start : start + _CHUNK_ELEMENTS]
             out_N[:] = self._checked_codes(packed, start, elements)
             first_block = start // BLOCK_ELEMENTS
@@ -108,12 +117,58 @@ class BlockCodec(Codec):
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
         scale_bits_B, packed = self._checked_parts(encoded, elements)
         code_squares_B = np.empty(scale_bits_B.size, dtype=np.int64)
-        for start in range(0, elements, _CHUNK_ELEMENTS):
+        begin = self._square_whole_blocks(packed, elements, code_squares_B)
+        for start in range(begin, elements, _CHUNK_ELEMENTS):
             codes_BK = _whole_blocks(self._checked_codes(packed, start, elements).astype(np.float32))
             first_block = start // BLOCK_ELEMENTS
             # 64 · 127² < 2^24: float32 holds every partial sum, in whatever order it is taken.
             code_squares_B[first_block : first_block + len(codes_BK)] = np.einsum("bk,bk->b", codes_BK, codes_BK)
         return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
+
+    # Compiled loops take the whole blocks, and what is left is done here: all of it, where a loop met what must not be.
+
+    def _encode_whole_blocks(
+        self, vector_N: Vector, scale_bits_B: ScaleBits, packed: Bytes, noise: RoundingBits | None
+    ) -> int:
+        """Encode whole blocks; return how many elements that were."""
+        loop, blocks = self._loop("encode"), vector_N.size // BLOCK_ELEMENTS
+        if loop is None or not blocks:
+            return 0
+        limits = (np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS))
+        most_bits = np.uint32(largest_scale_bits(self.largest_code))
+        for first in range(0, blocks, _LOOP_BLOCKS):
+            last = min(first + _LOOP_BLOCKS, blocks)
+            start, stop = first * BLOCK_ELEMENTS, last * BLOCK_ELEMENTS
+            noise_N = noise.draw(stop - start) if noise is not None else _NO_NOISE
+            bytes_here = packed[self.code_bytes(start) : self.code_bytes(stop)]
+            vector_here = frozen(vector_N[start:stop])
+            if not loop(vector_here, noise_N, *limits, most_bits, scale_bits_B[first:last], bytes_here):
+                refuse_non_finite_update(vector_N)
+        return blocks * BLOCK_ELEMENTS
+
+    def _decode_whole_blocks(self, scale_bits_B: ScaleBits, packed: Bytes, vector_N: Vector) -> int:
+        """Decode whole blocks; return how many elements that were, 0 when a code is wrong."""
+        loop, blocks = self._loop("decode"), vector_N.size // BLOCK_ELEMENTS
+        if loop is None or not blocks:
+            return 0
+        whole = blocks * BLOCK_ELEMENTS
+        codes = frozen(packed[: self.code_bytes(whole)])
+        is_sound = loop(frozen(scale_bits_B[:blocks]), codes, np.int32(-self.largest_code), vector_N[:whole])
+        return whole if is_sound else 0
+
+    def _square_whole_blocks(self, packed: Bytes, elements: int, code_squares_B: npt.NDArray[np.int64]) -> int:
+        """Sum the squared codes of whole blocks; return how many elements that were, 0 when a code is wrong."""
+        loop, blocks = self._loop("code_squares"), elements // BLOCK_ELEMENTS
+        if loop is None or not blocks:
+            return 0
+        whole = blocks * BLOCK_ELEMENTS
+        codes = frozen(packed[: self.code_bytes(whole)])
+        return whole if loop(codes, np.int32(-self.largest_code), code_squares_B[:blocks]) else 0
+
+    def _loop(self, name: str) -> Callable[..., bool] | None:
+        """Return the compiled loop of that name for these codes; None where there is none."""
+        kernels = block_kernels()
+        return None if kernels is None else getattr(kernels, f"{name}{self.code_bits}", None)
 
     def _checked_parts(self, encoded: Encoded, elements: int) -> tuple[ScaleBits, Bytes]:
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))

@@ -15,6 +15,7 @@ class Int8Codec(BlockCodec):
 
     name: str = "int8"
     block_elements: int = BLOCK_ELEMENTS
+    code_bits: int = 8
     largest_code: int = 127
 
     def code_bytes(self, elements: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks
+from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only
 
 WEIGHT_CLIP = 4.0
 
@@ -35,17 +35,27 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
     """
     shares = _normalise(vectors, weights)
     mean_N = np.empty_like(vectors[0])
-    with np.errstate(over="ignore", invalid="ignore"):
-        for block in iterate_blocks(len(mean_N)):
-            np.multiply(vectors[0][block], shares[0], out=mean_N[block])
-            for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
-                np.add(mean_N[block], np.multiply(vector_N[block], share), out=mean_N[block])
+    for block in iterate_blocks(len(mean_N)):
+        _add_up([vector_N[block] for vector_N in vectors], shares, mean_N[block])
     if count_non_finite(mean_N):
         raise NonFiniteUpdate(
             f"the mean of {len(vectors)} contributions holds {count_non_finite(mean_N)} non-finite numbers among "
             f"{len(mean_N)}; the span is void this round"
         )
     return mean_N
+
+
+def _add_up(vectors: Sequence[Vector], shares: Sequence[np.float32], mean_N: Vector) -> None:
+    loops = loops_for(mean_N)
+    if loops is not None:
+        loops.scaled(read_only(vectors[0]), shares[0], mean_N)
+        for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
+            loops.add_scaled(read_only(vector_N), share, mean_N)
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(vectors[0], shares[0], out=mean_N)
+        for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
+            np.add(mean_N, np.multiply(vector_N, share), out=mean_N)
 
 
 def contribution_weight(tokens: int, steps: int) -> float:

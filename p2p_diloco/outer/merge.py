@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.outer.vector import Vector, iterate_blocks
+from p2p_diloco.outer.vector import Vector, iterate_blocks, loops_for, read_only
 
 _KINDS = ("keep", "blend", "overwrite")
 _LATE = ("drop", "keep")
@@ -81,6 +81,14 @@ def merge_local(
         return _blend(local_N, anchor_after_N, rule.alpha)
     leaving_N = resolved_N if was_included or rule.late == "drop" else None
     merged_N = np.empty_like(local_N)
+    loops = loops_for(local_N)
+    if loops is not None:
+        three = (read_only(local_N), read_only(anchor_before_N), read_only(anchor_after_N))
+        if leaving_N is None:
+            loops.follow(*three, merged_N)
+        else:
+            loops.follow_without(*three, read_only(leaving_N), merged_N)
+        return merged_N
     with np.errstate(over="ignore", invalid="ignore"):  # a θ that diverged is its island's affair, not this merge's
         for block in iterate_blocks(len(local_N)):
             merged_B = merged_N[block]

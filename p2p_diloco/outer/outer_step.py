@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
-from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks
+from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,11 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
     next_anchor_N, next_momentum_N = np.empty_like(anchor_N), np.empty_like(momentum_N)
     rate, momentum = np.float32(rule.learning_rate), np.float32(rule.momentum)
+    loops = loops_for(anchor_N)
+    if loops is not None:
+        now = (read_only(anchor_N), read_only(momentum_N), read_only(update_N))
+        if loops.outer_step(*now, rate, momentum, next_anchor_N, next_momentum_N):
+            return next_anchor_N, next_momentum_N
     with np.errstate(over="ignore", invalid="ignore"):
         for block in iterate_blocks(len(anchor_N)):
             update_B, momentum_B, anchor_B = update_N[block], next_momentum_N[block], next_anchor_N[block]

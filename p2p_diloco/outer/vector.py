@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from p2p_diloco.kernels.choice import frozen, vector_kernels
+
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One-dimensional float32 array, shape (N,)."""
 
+FEWEST_FOR_LOOPS = 64
 BLOCK_ELEMENTS = 16_384
 """64 KiB per operand: four of them fit the second-level cache of any machine of the last ten years."""
+
+
+def loops_for(vector_N: Vector) -> ModuleType | None:
+    """Return the compiled loops for vectors of that length; None where there are none, or too few elements for one."""
+    return vector_kernels() if len(vector_N) >= FEWEST_FOR_LOOPS else None
 
 
 def iterate_blocks(elements: int) -> Iterator[slice]:
@@ -35,13 +44,14 @@ def is_vector(candidate: npt.NDArray[np.generic]) -> bool:
 
 def read_only(vector_N: Vector) -> Vector:
     """Return a view of `vector_N` that refuses writes; whoever owns the memory must not write to it either."""
-    view_N = vector_N.view()
-    view_N.flags.writeable = False
-    return view_N
+    return frozen(vector_N)
 
 
 def count_non_finite(vector_N: Vector) -> int:
     """Count the NaNs and infinities in `vector_N`."""
+    loops = loops_for(vector_N)
+    if loops is not None and loops.is_finite(frozen(vector_N)):
+        return 0
     finite = sum(int(np.count_nonzero(np.isfinite(vector_N[block]))) for block in iterate_blocks(len(vector_N)))
     return len(vector_N) - finite
 
@@ -49,9 +59,12 @@ def count_non_finite(vector_N: Vector) -> int:
 def euclidean_norm(vector_N: Vector) -> float:
     """Return the Euclidean norm; NaN or infinity when `vector_N` holds one.
 
-    Squares of float32 are exact in float64. The sum within a block may differ by an ulp between NumPy builds: this
-    norm is one peer's word about its own vector, and what peers must agree on travels as a value.
+    Squares of float32 are exact in float64. Their sum may differ by an ulp between NumPy builds, and from the compiled
+    loop's: this norm is one peer's word about its own vector, and what peers must agree on travels as a value.
     """
+    loops = loops_for(vector_N)
+    if loops is not None:
+        return math.sqrt(loops.sum_of_squares(frozen(vector_N)))
     block_sums = []
     for block in iterate_blocks(len(vector_N)):
         wide = vector_N[block].astype(np.float64)

@@ -6,7 +6,7 @@ Plain functions for the one worker thread; the event loop never touches a whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,15 @@ class Reduced:
     payload: bytes
     norm: float
     dropped: tuple[tuple[PeerId, str], ...]
+
+
+def warm_up(codecs: Iterable[Codec]) -> None:
+    """Use each codec once: loops that were never compiled on this machine take seconds, the first round has none."""
+    for codec in codecs:
+        vector_N = np.ones(codec.block_elements, np.float32)
+        encoded = codec.encode(vector_N)
+        codec.decode(encoded, len(vector_N))
+        codec.squared_norm(encoded, len(vector_N))
 
 
 def encode_contribution(

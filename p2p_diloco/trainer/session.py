@@ -26,6 +26,7 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
@@ -134,6 +135,8 @@ class PeerSession:
         if self._parts.settings.threads is not None:
             torch.set_num_threads(self._parts.settings.threads)
         self._tally.engine = self._engine
+        codecs = self._plan.codecs
+        self._worker.submit(warm_up, {codecs.contribution, codecs.row_mean, codecs.entry})
         if self._parts.until_round is not None:
             self._stop.end_after(self._parts.until_round)
         corpus = None

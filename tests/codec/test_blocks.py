@@ -20,6 +20,8 @@ from p2p_diloco.codec.interface import Vector
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)

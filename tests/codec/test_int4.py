@@ -8,6 +8,8 @@ import pytest
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.errors import FrameError
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 CODEC = Int4Codec()
 SCALE_ONE = b"\x80\x3f"
 

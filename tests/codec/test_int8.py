@@ -8,6 +8,8 @@ import pytest
 from p2p_diloco.codec.int8 import Int8Codec
 from p2p_diloco.errors import FrameError
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 CODEC = Int8Codec()
 SCALE_ONE = b"\x80\x3f"
 

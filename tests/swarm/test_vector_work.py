@@ -10,6 +10,7 @@ import pytest
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.kernels.choice import block_kernels
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
@@ -25,12 +26,29 @@ from p2p_diloco.swarm.vector_work import (
     reduce_parts,
     state_bytes,
     state_from_bytes,
+    warm_up,
 )
 
 ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
 EXACT = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=FLOAT32, rounds_stochastically=False)
 ELEMENTS = 64
+
+
+def test_after_a_warm_up_nothing_is_left_to_compile() -> None:
+    kernels = block_kernels()
+    assert kernels is not None
+    codecs = [INT4, codec_named("int8")]
+    warm_up(codecs)
+    loops = [getattr(kernels, f"{name}{bits}") for name in ("encode", "decode", "code_squares") for bits in (4, 8)]
+    compiled = [len(loop.signatures) for loop in loops]
+    assert all(compiled)
+    for codec in codecs:
+        encoded = codec.encode(np.zeros(1000, np.float32), rounding_seed=b"a seed")
+        for received in (encoded, bytearray(encoded), memoryview(encoded)):
+            codec.decode(received, 1000)
+            codec.squared_norm(received, 1000)
+    assert [len(loop.signatures) for loop in loops] == compiled
 
 
 def vector(*values: float) -> Vector:

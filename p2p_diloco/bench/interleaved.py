@@ -1,0 +1,46 @@
+"""Runs contestants in turn, many times over, so that a machine's bad minutes hit all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Repeated measurements of one thing.
+
+    Attributes:
+        middle: their median.
+        low, high: their quartiles; of fewer than four measurements the least and the greatest.
+    """
+
+    middle: float
+    low: float
+    high: float
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return the median and the quartiles of at least one value."""
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return Spread(middle=median(ordered), low=ordered[quarter], high=ordered[-1 - quarter])
+
+
+def measure_in_turn(
+    contestants: Mapping[str, Callable[[], object]], *, repeats: int, seconds: Callable[[], float]
+) -> dict[str, Spread]:
+    """Run each contestant `repeats` times, in turn, after one run that does not count.
+
+    Args:
+        seconds: the clock, such as `time.process_time`.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for repeat in range(repeats + 1):
+        for name, run in contestants.items():
+            began = seconds()
+            run()
+            if repeat:
+                taken[name].append(seconds() - began)
+    return {name: spread_of(values) for name, values in taken.items()}

@@ -1,0 +1,169 @@
+"""Scaled integer codes in whole blocks of 64, as `codec/blocks.py` lays them out: one pass for all that is done to one.
+
+A loop that meets something that must not be says so and leaves it to the caller, whose NumPy code knows the words.
+Multiply and add stay two roundings: numba fuses them only where `fastmath` allows it, which nobody may set here. Loops
+over a block have a fixed length, so that the compiler needs no rest loop and keeps all of it in wide registers.
+
+Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from p2p_diloco.kernels.bits import bits_of, float_of
+
+BLOCK, HALF = 64, 32
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+_TO_INTEGER = np.float32(12582912.0)
+_NOISE_STEP = np.float32(2**-16)
+_NOISE_START = np.float32(2**-17 - 0.5)
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_NO_SCALE = np.uint32(0xFFFFFFFF)
+
+_compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
+# Inlined by numba itself: an array that is handed to a function has its references counted, block by block.
+_inlined = njit(inline="always", error_model="numpy", boundscheck=False)
+
+
+@_inlined
+def _low_code(pair):  # type: ignore[no-untyped-def]
+    return ((np.int32(pair) & np.int32(15)) ^ np.int32(8)) - np.int32(8)
+
+
+@_inlined
+def _high_code(pair):  # type: ignore[no-untyped-def]
+    return ((np.int32(pair) >> np.int32(4)) ^ np.int32(8)) - np.int32(8)
+
+
+@_inlined
+def _scale_of(vector_K, largest, least_bits, most_bits):  # type: ignore[no-untyped-def]
+    """Return the bits of a block's scale; all ones when a value is not finite."""
+    peak = np.uint32(0)
+    for k in range(BLOCK):
+        peak = max(peak, bits_of(vector_K[k]) & _MAGNITUDE)
+    if peak >= _INFINITY:
+        return _NO_SCALE
+    if peak == 0:
+        return np.uint32(0)
+    rounded_up = (bits_of(float_of(peak) / largest) + np.uint32(0xFFFF)) >> np.uint32(16)
+    return min(max(rounded_up, least_bits), most_bits)
+
+
+@_inlined
+def _find_codes(vector_K, scale_bits, largest, codes_K):  # type: ignore[no-untyped-def]
+    """Write the codes of a block, rounded to nearest, into the low bits of `codes_K`."""
+    scale = float_of(scale_bits << np.uint32(16))
+    inverse = _ONE / scale if scale_bits > 0 else _ZERO
+    for k in range(BLOCK):
+        codes_K[k] = bits_of(min(max(vector_K[k] * inverse, -largest), largest) + _TO_INTEGER)
+
+
+@_inlined
+def _draw_codes(vector_K, scale_bits, largest, noise_K, codes_K):  # type: ignore[no-untyped-def]
+    """Write the codes of a block, rounded stochastically, into the low bits of `codes_K`."""
+    scale = float_of(scale_bits << np.uint32(16))
+    inverse = _ONE / scale if scale_bits > 0 else _ZERO
+    for k in range(BLOCK):
+        quotient = min(max(vector_K[k] * inverse, -largest), largest)
+        codes_K[k] = bits_of(quotient + (np.float32(noise_K[k]) * _NOISE_STEP + _NOISE_START) + _TO_INTEGER)
+
+
+@_inlined
+def _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K):  # type: ignore[no-untyped-def]
+    vector_K = vector_N[b * BLOCK : b * BLOCK + BLOCK]
+    scale_bits = _scale_of(vector_K, largest, least_bits, most_bits)
+    if noise_N.size:
+        _draw_codes(vector_K, scale_bits, largest, noise_N[b * BLOCK : b * BLOCK + BLOCK], codes_K)
+    else:
+        _find_codes(vector_K, scale_bits, largest, codes_K)
+    return scale_bits
+
+
+@_compiled
+def encode4(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
+    """Encode into scales and nibbles; False when a value is not finite. Rounds to nearest when `noise_N` is empty."""
+    codes_K = np.empty(BLOCK, np.uint32)
+    for b in range(scale_bits_B.size):
+        scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
+        if scale_bits == _NO_SCALE:
+            return False
+        scale_bits_B[b] = scale_bits
+        out = packed[b * HALF : b * HALF + HALF]
+        for k in range(HALF):
+            out[k] = (codes_K[2 * k] & np.uint32(15)) | ((codes_K[2 * k + 1] & np.uint32(15)) << np.uint32(4))
+    return True
+
+
+@_compiled
+def encode8(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
+    """Encode into scales and bytes; False when a value is not finite. Rounds to nearest when `noise_N` is empty."""
+    codes_K = np.empty(BLOCK, np.uint32)
+    for b in range(scale_bits_B.size):
+        scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
+        if scale_bits == _NO_SCALE:
+            return False
+        scale_bits_B[b] = scale_bits
+        out = packed[b * BLOCK : b * BLOCK + BLOCK]
+        for k in range(BLOCK):
+            out[k] = np.uint8(codes_K[k])
+    return True
+
+
+@_compiled
+def decode4(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
+    """Decode nibbles; False when a code is below `least`."""
+    lowest = np.int32(0)
+    for b in range(scale_bits_B.size):
+        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
+        held, out_K = packed[b * HALF : b * HALF + HALF], out_N[b * BLOCK : b * BLOCK + BLOCK]
+        for k in range(HALF):
+            low, high = _low_code(held[k]), _high_code(held[k])
+            lowest = min(lowest, low, high)
+            out_K[2 * k] = np.float32(low) * scale
+            out_K[2 * k + 1] = np.float32(high) * scale
+    return lowest >= least
+
+
+@_compiled
+def decode8(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
+    """Decode bytes; False when a code is below `least`."""
+    lowest = np.int32(0)
+    for b in range(scale_bits_B.size):
+        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
+        held, out_K = packed[b * BLOCK : b * BLOCK + BLOCK], out_N[b * BLOCK : b * BLOCK + BLOCK]
+        for k in range(BLOCK):
+            code = np.int32(np.int8(held[k]))
+            lowest = min(lowest, code)
+            out_K[k] = np.float32(code) * scale
+    return lowest >= least
+
+
+@_compiled
+def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
+    """Write the sum of the squared codes of each block; False when a code is below `least`."""
+    lowest = np.int32(0)
+    for b in range(squares_B.size):
+        held, total = packed[b * HALF : b * HALF + HALF], np.int32(0)
+        for k in range(HALF):
+            low, high = _low_code(held[k]), _high_code(held[k])
+            lowest = min(lowest, low, high)
+            total += low * low + high * high
+        squares_B[b] = total
+    return lowest >= least
+
+
+@_compiled
+def code_squares8(packed, least, squares_B):  # type: ignore[no-untyped-def]
+    """Write the sum of the squared codes of each block; False when a code is below `least`."""
+    lowest = np.int32(0)
+    for b in range(squares_B.size):
+        held, total = packed[b * BLOCK : b * BLOCK + BLOCK], np.int32(0)
+        for k in range(BLOCK):
+            code = np.int32(np.int8(held[k]))
+            lowest = min(lowest, code)
+            total += code * code
+        squares_B[b] = total
+    return lowest >= least

@@ -1,0 +1,62 @@
+"""Whether there are compiled loops here. Without numba, or where it cannot keep what it compiled, NumPy does the work.
+
+numba takes a second to import, so nobody does before the first vector comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy.typing as npt
+
+_switched_off = False
+
+
+def block_kernels() -> ModuleType | None:
+    """Return the loops of `kernels/blocks.py`, or None."""
+    return None if _switched_off else _blocks()
+
+
+def vector_kernels() -> ModuleType | None:
+    """Return the loops of `kernels/vectors.py`, or None."""
+    return None if _switched_off else _vectors()
+
+
+def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view that refuses writes. What a loop reads comes as one: it is compiled once more for another kind."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@contextmanager
+def numpy_alone() -> Iterator[None]:
+    """Do without compiled loops for a while, in all threads: to compare."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+@cache
+def _blocks() -> ModuleType | None:
+    try:
+        from p2p_diloco.kernels import blocks
+    except (ImportError, RuntimeError):
+        return None
+    return blocks
+
+
+@cache
+def _vectors() -> ModuleType | None:
+    try:
+        from p2p_diloco.kernels import vectors
+    except (ImportError, RuntimeError):
+        return None
+    return vectors

@@ -1,0 +1,102 @@
+"""Steps of the outer maths over whole vectors, each in one pass, with the bits of `outer/`'s NumPy code.
+
+Multiply and add stay two roundings: numba fuses them only where `fastmath` allows it, which nobody may set here.
+
+Legend: N elements of a span.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from p2p_diloco.kernels.bits import bits_of
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+_LANES = 64
+
+_compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
+
+
+@_compiled
+def outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, next_momentum_N):  # type: ignore[no-untyped-def]
+    """m ← μ m + g; φ ← φ − η (g + μ m). False when φ is not finite somewhere."""
+    peak = np.uint32(0)
+    for n in range(update_N.size):
+        moved = momentum_N[n] * momentum + update_N[n]
+        stepped = anchor_N[n] - (update_N[n] + moved * momentum) * rate
+        next_momentum_N[n] = moved
+        next_anchor_N[n] = stepped
+        peak = max(peak, bits_of(stepped) & _MAGNITUDE)
+    return peak < _INFINITY
+
+
+@_compiled
+def follow(local_N, before_N, after_N, merged_N):  # type: ignore[no-untyped-def]
+    """θ + (φ_new − φ_old)."""
+    for n in range(local_N.size):
+        merged_N[n] = local_N[n] + (after_N[n] - before_N[n])
+
+
+@_compiled
+def follow_without(local_N, before_N, after_N, leaving_N, merged_N):  # type: ignore[no-untyped-def]
+    """θ + ((φ_new − φ_old) + c)."""
+    for n in range(local_N.size):
+        merged_N[n] = local_N[n] + ((after_N[n] - before_N[n]) + leaving_N[n])
+
+
+@_compiled
+def difference(anchor_N, local_N, delta_N):  # type: ignore[no-untyped-def]
+    """φ − θ."""
+    for n in range(anchor_N.size):
+        delta_N[n] = anchor_N[n] - local_N[n]
+
+
+@_compiled
+def sum_of_squares(vector_N):  # type: ignore[no-untyped-def]
+    """Return the sum of the squares in float64, added up lane by lane, always in the same order."""
+    lanes = np.zeros(_LANES, np.float64)
+    whole = vector_N.size // _LANES * _LANES
+    for first in range(0, whole, _LANES):
+        part = vector_N[first : first + _LANES]
+        for lane in range(_LANES):
+            wide = np.float64(part[lane])
+            lanes[lane] += wide * wide
+    total = 0.0
+    for lane in range(_LANES):
+        total += lanes[lane]
+    for n in range(whole, vector_N.size):
+        wide = np.float64(vector_N[n])
+        total += wide * wide
+    return total
+
+
+@_compiled
+def scaled(vector_N, share, mean_N):  # type: ignore[no-untyped-def]
+    """The first addend of a mean: v s."""
+    for n in range(vector_N.size):
+        mean_N[n] = vector_N[n] * share
+
+
+@_compiled
+def add_scaled(vector_N, share, mean_N):  # type: ignore[no-untyped-def]
+    """A further addend of a mean: mean + v s."""
+    for n in range(vector_N.size):
+        mean_N[n] = mean_N[n] + vector_N[n] * share
+
+
+@_compiled
+def is_finite(vector_N):  # type: ignore[no-untyped-def]
+    """Tell whether all values are."""
+    peak = np.uint32(0)
+    for n in range(vector_N.size):
+        peak = max(peak, bits_of(vector_N[n]) & _MAGNITUDE)
+    return peak < _INFINITY
+
+
+@_compiled
+def subtract(vector_N, delta_N):  # type: ignore[no-untyped-def]
+    """Δ − v, in place."""
+    for n in range(delta_N.size):
+        delta_N[n] = delta_N[n] - vector_N[n]

@@ -1,0 +1,12 @@
+"""Commands that measure are listed, and load nothing heavy to say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.cli.app import main
+
+
+def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "vectors" in capsys.readouterr().out

@@ -1,0 +1,33 @@
+"""Rows that most experiments have: the same batch for all, each with its own figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, RATES, Scope, baselines
+from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
+
+
+@pytest.mark.parametrize("islands", [4, 8, 16])
+def test_more_islands_do_not_mean_more_tokens(islands: int) -> None:
+    scope = Scope(islands=islands)
+    for setting in (scope.ours(), *baselines(scope)):
+        assert setting.islands * setting.batch == scope.windows
+
+
+def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones() -> None:
+    scope = Scope(size="micro")
+    ours = scope.ours()
+    for setting in (ours, *baselines(scope)):
+        assert setting.system in SYSTEMS
+        assert setting.learning_rate == RATES["micro"]
+        assert (setting.outer_rate, setting.momentum) == OUTER.get(setting.system, (1.0, 0.0))
+    assert ours.name == OURS
+    assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS}
+
+
+def test_muon_has_a_rate_of_its_own() -> None:
+    setting = Scope(optimizer="muon").ours(momentum=0.9)
+    assert setting.inner == "muon"
+    assert setting.learning_rate == MUON_FACTOR * RATES["tiny"]
+    assert setting.momentum == 0.9
