@@ -14,6 +14,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.lab.machine import Machine
 from p2p_diloco.lab.network import Network, Pair, pair_of
 from p2p_diloco.lab.trace import Trace
+from p2p_diloco.protocol.routes import FEW_LINKS
 
 TOLD_SECONDS = (0.2, 3.0)
 """How long an end of a broken link takes to hear of it."""
@@ -132,7 +133,8 @@ class Stage:
         machine.wanted = machine.running.wanted_links(announced)
         for pair in self.network.links_of(machine):
             other = self.machines[next(name for name in pair if name != machine.name)]
-            if self.network.links[pair].is_up and not machine.wants(other) and not other.wants(machine):
+            is_needed = machine.wants(other) or other.wants(machine)
+            if self.network.links[pair].is_up and not is_needed and len(machine.links) > FEW_LINKS:
                 self.cut(pair)
         for other in self.machines.values():
             is_lacking = other is not machine and other.peer not in machine.links and machine.wants(other)

@@ -271,6 +271,8 @@ class Swarm(Player):
         self.perform(machine, engine.tick(local))
         self.perform(machine, self.mistakes.certify_alone(machine, local))
         self.inspector.ticked(machine)
+        if machine.wanted is not None and engine.is_cut_off():
+            self.look_around(machine)
         if not machine.trains:
             self._drop_start(machine, local)
         wait = max(engine.wake_at(local) - local, SHORTEST_PAUSE_SECONDS) / (1.0 + machine.drift)

@@ -370,6 +370,11 @@ class CatchUp:
         if span in self._first_asked:
             self._windows[want].answered(now - self._first_asked.pop(span))
 
+    def stop_waiting(self) -> None:
+        """Forget the entries that were heard of: whoever had them is gone, and what they follow is here."""
+        for span in [span for span, (want, _) in self._wanted.items() if want is Want.ENTRY]:
+            self._drop(span)
+
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
         for span in [span for span, asked in self._asked.items() if asked.donor == donor]:

@@ -190,6 +190,10 @@ class PeerEngine:
         """Return whom this peer needs a link to, of those announced too; None: to all, as far as can be reached."""
         return self._routes.wanted_links(self.round, announced)
 
+    def is_cut_off(self) -> bool:
+        """Tell whether this peer needs links to anybody, though it has a place in a grid."""
+        return self._routes.is_cut_off()
+
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
         heartbeat = self._beacon.heartbeat(self.progress, self.closed_heads(now))

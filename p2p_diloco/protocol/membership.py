@@ -254,10 +254,12 @@ class Membership(Attendance):
         candidacy = self._candidacy
         if candidacy is None or candidacy.proposal is not None:
             return []
-        wish = wish_roster(candidacy, self._view(now))
+        view = self._view(now)
+        wish = wish_roster(candidacy, view)
         if wish is None:
             return []
-        if self._stands_in(candidacy.parent) and wish.hub() != self.me.peer:
+        could_lead = (member.peer for member in candidacy.parent.members if member.can_be_dialled)
+        if self._stands_in(candidacy.parent) and not view.present.keys().isdisjoint(could_lead):
             return []  # whoever can be dialled sees more
         self._candidacy = propose(candidacy, wish, self.me.sign)
         proposal = self._candidacy.proposal

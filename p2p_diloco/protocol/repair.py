@@ -144,6 +144,8 @@ class Repair:
         donors = self.donors(now)
         if donors or self._alone_since is None:
             self._alone_since = now
+        if self._is_left_alone(now):
+            self.catch_up.stop_waiting()
         self.catch_up.want_everything()
         actions = self.catch_up.pump(donors, now)
         if self.catch_up.is_complete():
@@ -155,16 +157,18 @@ class Repair:
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
         roster = self._membership.book.in_force
         assert roster is not None
-        assert self._alone_since is not None
         if not donors:
-            waited = now - self._alone_since > 2 * self._rules.silence_seconds
-            if roster.member(self._membership.me.peer) is None or not waited:
+            if roster.member(self._membership.me.peer) is None or not self._is_left_alone(now):
                 return []
         elif not self.catch_up.scrub.is_verified(donors):
             return self._ask_witnesses(donors, now)
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
+
+    def _is_left_alone(self, now: float) -> bool:
+        """Tell whether nobody who could give anything has been here for a while."""
+        return self._alone_since is not None and now - self._alone_since > 2 * self._rules.silence_seconds
 
     def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
         """Ask for content digests a few times in each round, of other donors in the next.

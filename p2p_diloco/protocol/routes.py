@@ -19,6 +19,9 @@ from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_mes
 from p2p_diloco.protocol.overlay import MOST_HOPS, Relay, hands_on_to, next_hop
 from p2p_diloco.protocol.rules import RunRules
 
+FEW_LINKS = 2
+"""With fewer links than these a peer needs one to anybody: those that it should have lead nowhere."""
+
 
 class Routes:
     """One peer's place in the grid in force. A state machine without I/O.
@@ -36,15 +39,16 @@ class Routes:
     def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return whom this peer needs a link to, for the rounds of now and the grid that comes next; None: to all.
 
-        Who has no place in a grid yet, and no row that waits for it, may talk with anybody. Two branches that both
-        have grids would never meet, were links kept with members only: each row meets its share of all strangers.
+        Who has no place in a grid yet, and no row that waits for it, may talk with anybody, and so may who is cut off.
+        Two branches that both have grids would never meet, were links kept with members only: each row meets its share
+        of all strangers.
 
         Args:
             announced: peers of the run that are said to be there, members or not.
         """
         book = self._membership.book
         grid, roster = book.grid(), book.in_force
-        if grid is None or roster is None or len(grid.rows) == 1:
+        if grid is None or roster is None or len(grid.rows) == 1 or self.is_cut_off():
             return None
         grids = [grid]
         governing = book.governing(round_index) if round_index is not None else None
@@ -57,6 +61,15 @@ class Routes:
         mine = grid.row_for(self._me)
         strangers = (peer for peer in announced if peer not in grid.row_of and grid.row_for(peer) == mine)
         return frozenset(strangers).union(*(each.neighbours(self._me) for each in grids)) - {self._me}
+
+    def is_cut_off(self) -> bool:
+        """Tell whether the grid's links do not hold the swarm together: too few here, or no roster comes about.
+
+        When most of a roster has died, its living members may have no link to each other, and none may be on the way
+        from one to the other.
+        """
+        few, void_cycles = len(self._linked) < FEW_LINKS, self._membership.void_cycles
+        return few or (void_cycles > 0 and 2 * void_cycles >= self._rules.void_cycles)
 
     # -- to one
 

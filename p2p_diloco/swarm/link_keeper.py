@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.messages import MOST_RECORDS
+from p2p_diloco.protocol.routes import FEW_LINKS
 from p2p_diloco.swarm.look_pace import LookPace
 from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
 from p2p_diloco.transport.link import Transport
@@ -20,8 +21,6 @@ FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 UNNEEDED_SECONDS = 30.0
 """After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
-FEW_LINKS = 2
-"""With fewer links than these a peer dials whomever it knows: it may know too little to know whom it needs."""
 STEADY_SECONDS = 30.0
 """A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
 MOST_KNOWN = 4096

@@ -22,6 +22,7 @@ ROSTER = CERTIFIED.roster
 GRID = fold_roster(ROSTER, 3)
 FIRST, SECOND, THIRD = GRID.columns[0]
 OTHER_1, OTHER_2, _ = GRID.columns[1]
+TWO = (SECOND, OTHER_1)
 VOTE = Vote(parent=RUN, roster=RUN, ballot=9, signature=bytes(64))
 
 
@@ -45,7 +46,7 @@ def test_in_a_run_of_one_row_everybody_is_wanted_and_nothing_is_relayed() -> Non
 
 
 def test_a_peer_wants_its_neighbours_and_before_a_new_grid_those_of_the_next() -> None:
-    routes = routes_of(FIRST)
+    routes = routes_of(FIRST, linked=TWO)
     assert routes.wanted_links(None) == routes.wanted_links(5) == GRID.neighbours(FIRST)
     chain, parent = [CERTIFIED], ROSTER
     while parent.k < REGRID_ROSTERS - 2:
@@ -53,7 +54,18 @@ def test_a_peer_wants_its_neighbours_and_before_a_new_grid_those_of_the_next() -
         chain.append(certify(parent, [m.peer for m in parent.members]))
     drawn = replace(parent, members=grid_order(parent.members, RUN, 1))
     both = GRID.neighbours(FIRST) | fold_roster(drawn, 3).neighbours(FIRST)
-    assert routes_of(FIRST, *chain).wanted_links(None) == both
+    assert routes_of(FIRST, *chain, linked=TWO).wanted_links(None) == both
+
+
+def test_who_is_cut_off_wants_a_link_to_anybody() -> None:
+    assert routes_of(FIRST, linked=TWO[:1]).wanted_links(None) is None, "one link may lead nowhere"
+    membership = membership_of(FIRST, founding(), CERTIFIED, group_size=3)
+    rules = replace(run_rules(), group_size=3, void_cycles=5)
+    routes = Routes(rules=rules, membership=membership, linked=set(TWO))
+    for void_cycles, is_cut_off in ((0, False), (2, False), (3, True), (9, True)):
+        membership.void_cycles = void_cycles
+        assert routes.is_cut_off() == is_cut_off
+        assert (routes.wanted_links(None) is None) == is_cut_off
 
 
 def test_each_row_meets_its_share_of_all_strangers() -> None:
@@ -64,7 +76,7 @@ def test_each_row_meets_its_share_of_all_strangers() -> None:
         assert share
         met += share
         for member in members:
-            wanted = routes_of(member).wanted_links(None, [*strangers, *ROSTER.peers()])
+            wanted = routes_of(member, linked=TWO).wanted_links(None, [*strangers, *ROSTER.peers()])
             assert wanted == GRID.neighbours(member) | share
     assert sorted(met) == sorted(strangers)
 
