@@ -7,11 +7,14 @@ as one Python integer, and that is rounded to float64 once: the result that `mat
 from __future__ import annotations
 
 import math
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from p2p_diloco.codec.interface import Vector
+from p2p_diloco.kernels.choice import block_kernels, frozen
 
 _FLOAT32_UNIT_EXPONENT = -149
 _BFLOAT16_UNIT_EXPONENT = -133
@@ -20,6 +23,10 @@ _BFLOAT16_FRACTION_BITS = 7
 # A float64 bin holds integers exactly up to 2^53: 2^14 addends of at most 2^36 each leave room to spare.
 _CHUNK_ELEMENTS = 1 << 14
 _LOW_BITS = 24
+_BFLOAT16_EXPONENTS = 256
+_FEWEST_FOR_LOOPS = 64
+_LOOP_ELEMENTS = 1 << 26
+_ONES = np.empty(0, dtype=np.int64)
 
 
 def squared_norm_of_float32(vector_N: Vector) -> float:
@@ -41,13 +48,24 @@ def squared_norm_of_bfloat16(bits_N: npt.NDArray[np.uint16], weights_N: npt.NDAr
         bits_N: the values' bits.
         weights_N: whole numbers from 0 to 2^20; None means 1 for all.
     """
-    total = 0
+    loops, total = block_kernels(), 0
+    if loops is not None and bits_N.size >= _FEWEST_FOR_LOOPS:
+        return math.ldexp(float(_sum_by_loops(loops, bits_N, weights_N)), 2 * _BFLOAT16_UNIT_EXPONENT)
     for start in range(0, bits_N.size, _CHUNK_ELEMENTS):
         chunk = slice(start, start + _CHUNK_ELEMENTS)
         shift_N, integer_N = _split(bits_N[chunk] & np.uint16(0x7FFF), _BFLOAT16_FRACTION_BITS)
         square_N = integer_N * integer_N
         total += _sum_of_shifted(shift_N, square_N if weights_N is None else square_N * weights_N[chunk])
     return math.ldexp(float(total), 2 * _BFLOAT16_UNIT_EXPONENT)
+
+
+def _sum_by_loops(loops: ModuleType, bits_N: npt.NDArray[np.uint16], weights_N: npt.NDArray[np.int64] | None) -> int:
+    total = 0
+    for start in range(0, bits_N.size, _LOOP_ELEMENTS):
+        chunk, bins_E = slice(start, start + _LOOP_ELEMENTS), np.zeros(_BFLOAT16_EXPONENTS, dtype=np.int64)
+        loops.bin_squares(frozen(bits_N[chunk]), frozen(_ONES if weights_N is None else weights_N[chunk]), bins_E)
+        total += _sum_of_bins(bins_E)
+    return total
 
 
 def _split(
@@ -62,5 +80,8 @@ def _split(
 
 def _sum_of_shifted(shift_N: npt.NDArray[np.int64], integer_N: npt.NDArray[np.int64]) -> int:
     """Return the sum of `integer · 4^shift`, exactly."""
-    bins = np.bincount(shift_N, weights=integer_N)
-    return sum(int(total) << (2 * shift) for shift, total in enumerate(bins.tolist()) if total)
+    return _sum_of_bins(np.bincount(shift_N, weights=integer_N))
+
+
+def _sum_of_bins(bins_E: npt.NDArray[Any]) -> int:
+    return sum(int(total) << (2 * shift) for shift, total in enumerate(bins_E.tolist()) if total)

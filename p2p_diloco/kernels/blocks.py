@@ -167,3 +167,17 @@ def code_squares8(packed, least, squares_B):  # type: ignore[no-untyped-def]
             total += code * code
         squares_B[b] = total
     return lowest >= least
+
+
+@_compiled
+def bin_squares(bits_N, weights_N, bins):  # type: ignore[no-untyped-def]
+    """Add weight · square of each bfloat16 value to the bin of its exponent, in units of its last place; exact.
+
+    Without weights all are 1. Units are whole numbers below 2^16, weights at most 2^20: a bin holds 2^27 of them.
+    """
+    for n in range(bits_N.size):
+        magnitude = np.int64(bits_N[n]) & 0x7FFF
+        exponent = magnitude >> 7
+        units = (magnitude & 0x7F) | (128 if exponent > 0 else 0)
+        weight = weights_N[n] if weights_N.size else 1
+        bins[exponent - 1 if exponent > 0 else 0] += units * units * weight

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16, squared_norm_of_float32
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=300)
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 finite_bfloat16_bits = st.integers(0, 0xFFFF).filter(lambda bits: bits & 0x7FFF < 0x7F80)
@@ -29,7 +31,7 @@ def test_norm_of_float32_is_the_rational_sum_rounded_once(values: list[float]) -
     assert squared_norm_of_float32(np.array(values, dtype=np.float32)) == float(exact)
 
 
-@given(pairs=st.lists(st.tuples(finite_bfloat16_bits, st.integers(0, 2**20)), max_size=60))
+@given(pairs=st.lists(st.tuples(finite_bfloat16_bits, st.integers(0, 2**20)), max_size=140))
 @reproducible
 def test_weighted_norm_of_bfloat16_is_the_rational_sum_rounded_once(pairs: list[tuple[int, int]]) -> None:
     bits_N = np.array([bits for bits, _ in pairs], dtype=np.uint16)
