@@ -14,7 +14,7 @@ Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,6 +112,22 @@ class BlockCodec(Codec):
             out_BK *= scales_B[first_block : first_block + whole, None]
             out_N[whole * BLOCK_ELEMENTS :] *= scales_B[first_block + whole : first_block + whole + 1]
         return vector_N
+
+    def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
+        """Add up chunk by chunk, without a decoded vector in between; see `Codec.add_up`."""
+        loop, least = self._loop("accumulate"), np.int32(-self.largest_code)
+        if loop is None or elements % BLOCK_ELEMENTS or not elements:
+            return super(BlockCodec, self).add_up(encoded, shares, elements)
+        parts = [self._checked_parts(one, elements) for one in encoded]
+        sum_N = np.empty(elements, dtype=np.float32)
+        for start in range(0, elements, _CHUNK_ELEMENTS):
+            out_N = sum_N[start : start + _CHUNK_ELEMENTS]
+            blocks = slice(start // BLOCK_ELEMENTS, (start + out_N.size) // BLOCK_ELEMENTS)
+            codes = slice(self.code_bytes(start), self.code_bytes(start + out_N.size))
+            for place, ((scale_bits_B, packed), share) in enumerate(zip(parts, shares, strict=True)):
+                if not loop(frozen(scale_bits_B[blocks]), frozen(packed[codes]), least, share, place == 0, out_N):
+                    self.decode(encoded[place], elements)  # which finds the words
+        return sum_N
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""

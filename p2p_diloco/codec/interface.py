@@ -10,6 +10,7 @@ Axes: N elements of a span, B blocks of a span, K elements of a block.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -69,6 +70,29 @@ class Codec(ABC):
         Raises:
             FrameError: wrong size, a value that is not finite, or a scale or code that no encoder writes.
         """
+
+    def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
+        """Return Σ share · decoded values, in order.
+
+        Multiply and add are two roundings, element by element: the same bits as decoding all and averaging them.
+
+        Args:
+            encoded: at least one; each as in `decode`.
+            shares: one for each.
+        Returns:
+            float32, shape (elements,), freshly allocated; not finite where a sum overflows.
+        Raises:
+            FrameError: where `decode` raises it.
+        """
+        first, *others = zip(encoded, shares, strict=True)
+        sum_N = self.decode(first[0], elements)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(sum_N, first[1], out=sum_N)
+            for one, share in others:
+                addend_N = self.decode(one, elements)
+                np.multiply(addend_N, share, out=addend_N)
+                np.add(sum_N, addend_N, out=sum_N)
+        return sum_N
 
     @abstractmethod
     def squared_norm(self, encoded: Encoded, elements: int) -> float:

@@ -141,6 +141,49 @@ def decode8(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
     return lowest >= least
 
 
+@_inlined
+def _add_block(values_K, share, is_first, mean_K):  # type: ignore[no-untyped-def]
+    if is_first:
+        for k in range(BLOCK):
+            mean_K[k] = values_K[k] * share
+    else:
+        for k in range(BLOCK):
+            mean_K[k] = mean_K[k] + values_K[k] * share
+
+
+@_compiled
+def accumulate4(scale_bits_B, packed, least, share, is_first, mean_N):  # type: ignore[no-untyped-def]
+    """Add share times each value to the mean, or write it there; False when a code is below `least`."""
+    values_K = np.empty(BLOCK, np.float32)
+    lowest = np.int32(0)
+    for b in range(scale_bits_B.size):
+        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
+        held = packed[b * HALF : b * HALF + HALF]
+        for k in range(HALF):
+            low, high = _low_code(held[k]), _high_code(held[k])
+            lowest = min(lowest, low, high)
+            values_K[2 * k] = np.float32(low) * scale
+            values_K[2 * k + 1] = np.float32(high) * scale
+        _add_block(values_K, share, is_first, mean_N[b * BLOCK : b * BLOCK + BLOCK])
+    return lowest >= least
+
+
+@_compiled
+def accumulate8(scale_bits_B, packed, least, share, is_first, mean_N):  # type: ignore[no-untyped-def]
+    """Add share times each value to the mean, or write it there; False when a code is below `least`."""
+    values_K = np.empty(BLOCK, np.float32)
+    lowest = np.int32(0)
+    for b in range(scale_bits_B.size):
+        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
+        held = packed[b * BLOCK : b * BLOCK + BLOCK]
+        for k in range(BLOCK):
+            code = np.int32(np.int8(held[k]))
+            lowest = min(lowest, code)
+            values_K[k] = np.float32(code) * scale
+        _add_block(values_K, share, is_first, mean_N[b * BLOCK : b * BLOCK + BLOCK])
+    return lowest >= least
+
+
 @_compiled
 def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
     """Write the sum of the squared codes of each block; False when a code is below `least`."""

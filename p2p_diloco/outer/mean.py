@@ -33,16 +33,28 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
         RoundError: counts or lengths differ, a weight is negative or not finite, or all are zero.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
     """
-    shares = _normalise(vectors, weights)
+    lengths = {len(vector_N) for vector_N in vectors}
+    if len(lengths) > 1:
+        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
+    shares = shares_of(weights, len(vectors))
     mean_N = np.empty_like(vectors[0])
     for block in iterate_blocks(len(mean_N)):
         _add_up([vector_N[block] for vector_N in vectors], shares, mean_N[block])
+    check_mean(mean_N, len(vectors))
+    return mean_N
+
+
+def check_mean(mean_N: Vector, num_vectors: int) -> None:
+    """Check what somebody has added up.
+
+    Raises:
+        NonFiniteUpdate: it holds a NaN or an infinity.
+    """
     if count_non_finite(mean_N):
         raise NonFiniteUpdate(
-            f"the mean of {len(vectors)} contributions holds {count_non_finite(mean_N)} non-finite numbers among "
+            f"the mean of {num_vectors} contributions holds {count_non_finite(mean_N)} non-finite numbers among "
             f"{len(mean_N)}; the span is void this round"
         )
-    return mean_N
 
 
 def _add_up(vectors: Sequence[Vector], shares: Sequence[np.float32], mean_N: Vector) -> None:
@@ -86,12 +98,14 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def _normalise(vectors: Sequence[Vector], weights: Sequence[float]) -> list[np.float32]:
-    if not vectors or len(vectors) != len(weights):
-        raise RoundError(f"cannot average {len(vectors)} contributions with {len(weights)} weights")
-    lengths = {len(vector_N) for vector_N in vectors}
-    if len(lengths) != 1:
-        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
+def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
+    """Return what each vector of a mean is multiplied by: its weight over the sum of all.
+
+    Raises:
+        RoundError: there are no vectors or too few weights, one is negative or not finite, or all are zero.
+    """
+    if not num_vectors or num_vectors != len(weights):
+        raise RoundError(f"cannot average {num_vectors} contributions with {len(weights)} weights")
     if not all(math.isfinite(weight) and weight >= 0.0 for weight in weights):
         raise RoundError(f"weights {list(weights)} are not all finite and at least 0; the span is void this round")
     largest = max(weights)

@@ -15,7 +15,7 @@ from p2p_diloco.codec.codec import Codec
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
-from p2p_diloco.outer.mean import weighted_mean
+from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
@@ -91,17 +91,17 @@ def payload_norm(codec: Codec, payload: bytes, elements: int) -> float:
 def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
     """Average the sound parts in roster order and encode the mean; or say why there is none."""
     source, target = codecs.of(action.stage)
-    vectors, kept, dropped = [], [], []
+    kept, dropped = [], []
     for part in action.parts:
         try:
-            vectors.append(_decode_part(part, action.norm_limit, source, elements))
+            _check_part(part, action.norm_limit, source, elements)
             kept.append(part)
         except PeerError as error:
             dropped.append((part.peer, str(error)))
     if not kept:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
-        mean_N = weighted_mean(vectors, [part.weight for part in kept])
+        mean_N = _mean_of(kept, source, elements)
         is_entry = action.stage is not Stage.ROW
         seed = action.rounding_seed if codecs.rounds_stochastically and is_entry else None
         payload = target.encode(mean_N, rounding_seed=seed)
@@ -115,12 +115,18 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
     )
 
 
-def _decode_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> Vector:
-    vector_N = codec.decode(part.payload, elements)
+def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> None:
     norm = payload_norm(codec, part.payload, elements)
     if norm > norm_limit * _NORM_SLACK:
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
-    return vector_N
+
+
+def _mean_of(parts: Sequence[Part], codec: Codec, elements: int) -> Vector:
+    """Return what `weighted_mean` returns of the decoded parts, without any of them in memory."""
+    shares = shares_of([part.weight for part in parts], len(parts))
+    mean_N = codec.add_up([part.payload for part in parts], shares, elements)
+    check_mean(mean_N, len(parts))
+    return mean_N
 
 
 def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:

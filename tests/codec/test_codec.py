@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import CODEC_NAMES, codec_named
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, FrameError
 
 
 def test_every_name_finds_the_codec_that_carries_it() -> None:
@@ -34,3 +35,29 @@ def test_codecs_are_frozen_values() -> None:
     with pytest.raises(AttributeError):
         codec.name = "int5"  # type: ignore[misc]
     assert hash(codec) == hash(codec_named("int4"))
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("elements", [0, 5, 64, 4096, 40_960])
+def test_adding_up_gives_the_bits_of_decoding_and_averaging(name: str, elements: int) -> None:
+    codec, rng = codec_named(name), np.random.default_rng(elements)
+    encoded = [codec.encode(rng.standard_normal(elements, dtype=np.float32)) for _ in range(3)]
+    shares = [np.float32(share) for share in (0.5, 0.2, 0.3)]
+    expected_N = codec.decode(encoded[0], elements) * shares[0]
+    for one, share in zip(encoded[1:], shares[1:], strict=True):
+        expected_N = expected_N + codec.decode(one, elements) * share
+    sum_N = codec.add_up(encoded, shares, elements)
+    assert np.array_equal(sum_N.view(np.uint32), expected_N.view(np.uint32))
+    assert np.array_equal(
+        codec.add_up(encoded[:1], shares[:1], elements), codec.decode(encoded[0], elements) * shares[0]
+    )
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_code_that_no_encoder_writes_is_not_added_up() -> None:
+    codec = codec_named("int4")
+    wrong = bytearray(codec.encode(np.ones(128, np.float32)))
+    wrong[-1] = 0x80
+    with pytest.raises(FrameError, match="element 127 of 128 has the code -8"):
+        codec.add_up([codec.encode(np.ones(128, np.float32)), wrong], [np.float32(0.5)] * 2, 128)

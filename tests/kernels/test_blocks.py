@@ -13,11 +13,12 @@ from p2p_diloco.codec.int8 import Int8Codec
 from p2p_diloco.codec.interface import Vector
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
 from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.outer.mean import shares_of, weighted_mean
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
-sizes = st.integers(min_value=0, max_value=2000) | st.sampled_from([64, 128, 1 << 15, (1 << 18) + 63])
+sizes = st.integers(min_value=0, max_value=2000) | st.sampled_from([64, 128, 1 << 15, (1 << 18) + 63, 1 << 18])
 
 
 def hostile(seed: int, elements: int) -> Vector:
@@ -57,6 +58,20 @@ def test_bytes_values_and_norms_are_those_of_numpy(
 
 
 @both_codecs
+@reproducible
+@given(seed=seeds, elements=sizes, weights=st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=5))
+def test_adding_up_is_decoding_and_averaging(codec: BlockCodec, seed: int, elements: int, weights: list[float]) -> None:
+    encoded = [codec.encode(hostile(seed + place, elements) * np.float32(0.25)) for place in range(len(weights))]
+    shares = shares_of(weights, len(weights))
+    sum_N = codec.add_up(encoded, shares, elements)
+    with numpy_alone():
+        expected_N = codec.add_up(encoded, shares, elements)
+        decoded = [codec.decode(one, elements) for one in encoded]
+    assert np.array_equal(sum_N.view(np.uint32), expected_N.view(np.uint32))
+    assert np.array_equal(sum_N.view(np.uint32), weighted_mean(decoded, weights).view(np.uint32))
+
+
+@both_codecs
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 63, 64, 300, 383])
 def test_a_value_that_is_not_finite_is_refused_where_it_is(codec: BlockCodec, wrong: float, place: int) -> None:
@@ -76,6 +91,9 @@ def test_a_code_that_no_encoder_writes_is_refused_where_it_is(codec: BlockCodec,
     else:
         place = codes + element // 2
         encoded[place] = encoded[place] & (0x0F, 0xF0)[1 - element % 2] | (0x08, 0x80)[element % 2]
+    sound = codec.encode(hostile(7, 384))
+    with pytest.raises(FrameError, match=f"element {element} of 384 has the code -"):
+        codec.add_up([sound, encoded], [np.float32(0.5)] * 2, 384)
     for read in (codec.decode, codec.squared_norm):
         with pytest.raises(FrameError, match=f"element {element} of 384 has the code -"):
             read(encoded, 384)
