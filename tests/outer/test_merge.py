@@ -107,3 +107,11 @@ def test_what_is_in_flight_is_shared_like_local() -> None:
 def test_a_rule_that_means_nothing_is_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         MergeRule(**arguments)
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 1000])
+def test_who_contributed_nothing_moves_with_the_anchor(elements: int) -> None:
+    rng = np.random.default_rng(elements)
+    local_N, before_N, after_N = rng.standard_normal((3, elements), dtype=np.float32)
+    merged_N = merge_local(local_N, before_N, after_N, None, False, MergeRule())
+    assert np.array_equal(merged_N, local_N + (after_N - before_N))
