@@ -157,7 +157,8 @@ class CatchUp:
             load[asked.donor, want] = load.get((asked.donor, want), 0) + 1
             left[want] -= 1
         for span, (want, preferred) in sorted(self._wanted.items(), key=self._urgency):
-            free = [donor for donor in sound if load[donor, want] < MOST_ASKED_PER_DONOR]
+            able = sound if want is Want.SPAN else donors  # one that is shunned may be the only one ahead
+            free = [donor for donor in able if load[donor, want] < MOST_ASKED_PER_DONOR]
             if span in self._asked or not free or left[want] <= 0:
                 continue
             donor = preferred if preferred in free else min(free, key=lambda d: (load[d, want], hash_rank(span, d)))

@@ -397,3 +397,18 @@ def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
     assert len(fetch.pump([A], 308.1)) > 0, "whatever else the donor answers meanwhile"
     fetch.take_span(A, piece(4, b"5678"), 308.2)
     assert fetch.is_complete()
+
+
+def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.take_span(A, piece(total=99), 0.1)  # that does not fit: others are asked for spans before A
+    fetch.pump([B], 0.2)
+    fetch.take_span(B, piece(head=head_of(height=4, digest=b"old")), 0.3)
+    chains.heads[SPAN] = head_of(height=4, digest=b"old")
+    fetch.want_entry(SPAN, A)
+    (send,) = fetch.pump([A, B], 0.4)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, EntryRequest)
+    assert send.to == A
