@@ -21,7 +21,6 @@ from p2p_diloco.cli.demo_swarm import DemoStory, DemoSwarm, RunFiles
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.cli.new import KEY_FILE
-from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.key_file import create_key_file
 from p2p_diloco.run_file import draft_manifest, write_run_toml
@@ -50,7 +49,7 @@ def run_demo(options: DemoOptions, around: Surroundings) -> int:
     say = partial(print, file=stream, flush=True)
     say("measuring the text")
     text = measure_text(options)
-    warm_up([codec_named("int4"), codec_named("int8")])  # once here, instead of once in each of so many processes
+    warm_up()  # once here, instead of once in each of so many processes
     with ChildProcesses() as children:
         plan = plan_demo(options, now_seconds=time.time())
         try:

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from p2p_diloco.kernels.bits import bits_of, float_of
+from p2p_diloco.kernels.choice import frozen
 
 BLOCK, HALF = 64, 32
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -224,3 +225,20 @@ def bin_squares(bits_N, weights_N, bins):  # type: ignore[no-untyped-def]
         units = (magnitude & 0x7F) | (128 if exponent > 0 else 0)
         weight = weights_N[n] if weights_N.size else 1
         bins[exponent - 1 if exponent > 0 else 0] += units * units * weight
+
+
+def try_out() -> None:
+    """Use each loop once, as `codec/` does."""
+    vector_N, out_N = frozen(np.ones(BLOCK, np.float32)), np.empty(BLOCK, np.float32)
+    scale_bits_B, noise_N = np.empty(1, np.uint16), np.zeros(BLOCK, np.uint16)
+    limits = (np.uint32(0x0080), np.uint32(0x7E00))
+    for encode, decode, accumulate, code_squares, largest in (
+        (encode4, decode4, accumulate4, code_squares4, 7),
+        (encode8, decode8, accumulate8, code_squares8, 127),
+    ):
+        packed, least = np.empty(BLOCK if largest > 7 else HALF, np.uint8), np.int32(-largest)
+        encode(vector_N, noise_N, np.float32(largest), *limits, scale_bits_B, packed)
+        decode(frozen(scale_bits_B), frozen(packed), least, out_N)
+        accumulate(frozen(scale_bits_B), frozen(packed), least, np.float32(0.5), True, out_N)
+        code_squares(frozen(packed), least, np.empty(1, np.int64))
+    bin_squares(frozen(scale_bits_B), frozen(np.empty(0, np.int64)), np.zeros(256, np.int64))

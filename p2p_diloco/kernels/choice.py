@@ -1,6 +1,7 @@
 """Whether there are compiled loops here. Without numba, or where it cannot keep what it compiled, NumPy does the work.
 
-numba takes a second to import, so nobody does before the first vector comes.
+numba takes a second to import, so nobody does before the first vector comes. All loops are used once then: what cannot
+be compiled here must show before real vectors come, and no round should wait for a compiler.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def numpy_alone() -> Iterator[None]:
 def _blocks() -> ModuleType | None:
     try:
         from p2p_diloco.kernels import blocks
-    except (ImportError, RuntimeError):
+
+        blocks.try_out()
+    except Exception:  # no numba, no place to keep what it compiled, a cache that was cut off, loops switched off, …
         return None
     return blocks
 
@@ -57,6 +60,8 @@ def _blocks() -> ModuleType | None:
 def _vectors() -> ModuleType | None:
     try:
         from p2p_diloco.kernels import vectors
-    except (ImportError, RuntimeError):
+
+        vectors.try_out()
+    except Exception:
         return None
     return vectors

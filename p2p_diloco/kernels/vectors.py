@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from p2p_diloco.kernels.bits import bits_of
+from p2p_diloco.kernels.choice import frozen
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
@@ -100,3 +101,18 @@ def subtract(vector_N, delta_N):  # type: ignore[no-untyped-def]
     """Δ − v, in place."""
     for n in range(delta_N.size):
         delta_N[n] = delta_N[n] - vector_N[n]
+
+
+def try_out() -> None:
+    """Use each loop once, as `outer/` does."""
+    vector_N, share = frozen(np.ones(_LANES, np.float32)), np.float32(0.5)
+    one_N, other_N = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    outer_step(vector_N, vector_N, vector_N, share, share, one_N, other_N)
+    follow(vector_N, vector_N, vector_N, one_N)
+    follow_without(vector_N, vector_N, vector_N, vector_N, one_N)
+    difference(vector_N, vector_N, one_N)
+    subtract(vector_N, one_N)
+    scaled(vector_N, share, one_N)
+    add_scaled(vector_N, share, one_N)
+    sum_of_squares(vector_N)
+    is_finite(vector_N)

@@ -58,7 +58,7 @@ def check_mean(mean_N: Vector, num_vectors: int) -> None:
 
 
 def _add_up(vectors: Sequence[Vector], shares: Sequence[np.float32], mean_N: Vector) -> None:
-    loops = loops_for(mean_N)
+    loops = loops_for(mean_N, *vectors)
     if loops is not None:
         loops.scaled(read_only(vectors[0]), shares[0], mean_N)
         for vector_N, share in zip(vectors[1:], shares[1:], strict=True):

@@ -81,7 +81,8 @@ def merge_local(
         return _blend(local_N, anchor_after_N, rule.alpha)
     leaving_N = resolved_N if was_included or rule.late == "drop" else None
     merged_N = np.empty_like(local_N)
-    loops = loops_for(local_N)
+    leaving = () if leaving_N is None else (leaving_N,)
+    loops = loops_for(local_N, anchor_before_N, anchor_after_N, *leaving)
     if loops is not None:
         three = (read_only(local_N), read_only(anchor_before_N), read_only(anchor_after_N))
         if leaving_N is None:

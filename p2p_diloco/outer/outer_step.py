@@ -55,7 +55,7 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
     next_anchor_N, next_momentum_N = np.empty_like(anchor_N), np.empty_like(momentum_N)
     rate, momentum = np.float32(rule.learning_rate), np.float32(rule.momentum)
-    loops = loops_for(anchor_N)
+    loops = loops_for(anchor_N, momentum_N, update_N)
     if loops is not None:
         now = (read_only(anchor_N), read_only(momentum_N), read_only(update_N))
         if loops.outer_step(*now, rate, momentum, next_anchor_N, next_momentum_N):

@@ -30,7 +30,7 @@ def pseudo_gradient(anchor_N: Vector, local_N: Vector, in_flight: Sequence[Vecto
         Δ, freshly allocated. Non-finite where θ is.
     """
     delta_N = np.empty_like(anchor_N)
-    loops = loops_for(anchor_N)
+    loops = loops_for(anchor_N, local_N, *in_flight)
     if loops is not None:
         loops.difference(read_only(anchor_N), read_only(local_N), delta_N)
         for decoded_N in in_flight:

@@ -26,9 +26,15 @@ BLOCK_ELEMENTS = 16_384
 """64 KiB per operand: four of them fit the second-level cache of any machine of the last ten years."""
 
 
-def loops_for(vector_N: Vector) -> ModuleType | None:
-    """Return the compiled loops for vectors of that length; None where there are none, or too few elements for one."""
-    return vector_kernels() if len(vector_N) >= FEWEST_FOR_LOOPS else None
+def loops_for(first_N: Vector, *others: Vector) -> ModuleType | None:
+    """Return the compiled loops for such vectors; None where there are none, or too few elements for one.
+
+    Loops check nothing: of vectors of several lengths or of another type NumPy says what is wrong.
+    """
+    length = len(first_N)
+    if length < FEWEST_FOR_LOOPS or not all(is_vector(one) and len(one) == length for one in (first_N, *others)):
+        return None
+    return vector_kernels()
 
 
 def iterate_blocks(elements: int) -> Iterator[slice]:

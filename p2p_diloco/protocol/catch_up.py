@@ -23,7 +23,7 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.scrub import Scrub
-from p2p_diloco.protocol.window import Asked, Transfer, Window
+from p2p_diloco.protocol.window import Asked, Transfer, Window, hash_rank
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
@@ -372,9 +372,11 @@ class CatchUp:
             self._windows[want].answered(now - self._first_asked.pop(span))
 
     def stop_waiting(self) -> None:
-        """Forget the entries that were heard of: whoever had them is gone, and what they follow is here."""
-        for span in [span for span, (want, _) in self._wanted.items() if want is Want.ENTRY]:
+        """Forget what was heard of beyond the heads that are here: whoever had it is gone."""
+        for span in [span for span in self._wanted if span in self._chains.heads]:
             self._drop(span)
+        if len(self._chains.heads) == len(self._rules.span_bytes):
+            self._unadopted.clear()
 
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
@@ -393,8 +395,3 @@ class CatchUp:
 def _window(seconds: float, target_seconds: float) -> Window:
     longest = LONGEST_PATIENCE * seconds
     return Window(seconds=seconds, longest_seconds=longest, target_seconds=target_seconds, most=MOST_ASKED)
-
-
-def hash_rank(span: SpanId, donor: PeerId) -> int:
-    """Return a number that deals spans over equally loaded donors, the same on every machine."""
-    return (donor[0] * 257 + donor[1] + span.index * 31 + span.fragment * 7) % 65521

@@ -301,6 +301,8 @@ class PeerEngine:
         if verdict.fate is EntryFate.ABSORBED:
             return self._absorbed(verdict.absorbed, now)
         if verdict.fate is EntryFate.WAITS and self._repair.follows:
+            if sender != self.me.peer:
+                self._repair.not_alone(now)
             self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
             return self._repair.pump(now)
         if verdict.fate is EntryFate.LACKS_ROSTER:

@@ -38,6 +38,7 @@ from p2p_diloco.protocol.roster import (
     Verify,
     check_child,
     lead_order,
+    reducers,
     vote_statement,
 )
 from p2p_diloco.protocol.roster_book import RosterBook
@@ -208,6 +209,11 @@ class Membership(Attendance):
         _, grid = self.book.folded[parent.digest()]
         return lead_order(parent, round_index, grid.reducers() if len(grid.rows) > 1 else frozenset())
 
+    def _may_lead(self, parent: Roster) -> frozenset[PeerId]:
+        """Return the members that have turns before the helper's."""
+        _, grid = self.book.folded[parent.digest()]
+        return grid.reducers() if len(grid.rows) > 1 else frozenset(reducers(parent))
+
     def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
         clock = self.rules.clock
         # A founder may certify roster 1 in the very cycle of the founding; who is ready by then begins together.
@@ -258,8 +264,7 @@ class Membership(Attendance):
         wish = wish_roster(candidacy, view)
         if wish is None:
             return []
-        could_lead = (member.peer for member in candidacy.parent.members if member.can_be_dialled)
-        if self._stands_in(candidacy.parent) and not view.present.keys().isdisjoint(could_lead):
+        if self._stands_in(candidacy.parent) and not view.present.keys().isdisjoint(self._may_lead(candidacy.parent)):
             return []  # whoever can be dialled sees more
         self._candidacy = propose(candidacy, wish, self.me.sign)
         proposal = self._candidacy.proposal

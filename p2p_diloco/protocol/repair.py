@@ -53,6 +53,7 @@ class Repair:
         self._beacon = beacon
         self._linked = linked
         self._alone_since: float | None = None
+        self._pumped_at = float("-inf")
         self._scrub: int | None = None
         self._witnesses_asked_until = -math.inf
 
@@ -136,6 +137,9 @@ class Repair:
 
     def pump(self, now: float) -> list[Action]:
         """Ask for what is missing; become ready once nothing is and others hold the same bytes."""
+        if now - self._pumped_at > self._rules.silence_seconds:
+            self.not_alone(now)  # this process has slept: what was said meanwhile is still to come
+        self._pumped_at = now
         if not self.follows or self._membership.book.in_force is None:
             return []
         if self._membership.ready and self.catch_up.is_complete():
@@ -165,6 +169,10 @@ class Repair:
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
+
+    def not_alone(self, now: float) -> None:
+        """Note that somebody who can give something is here, or may be."""
+        self._alone_since = now
 
     def _is_left_alone(self, now: float) -> bool:
         """Tell whether nobody who could give anything has been here for a while."""

@@ -58,8 +58,8 @@ class Routes:
             regrid = roster.regrid + 1
             drawn = replace(roster, regrid=regrid, members=grid_order(roster.members, roster.run, regrid))
             grids.append(fold_roster(drawn, self._rules.group_size))
-        mine = grid.row_for(self._me)
-        strangers = (peer for peer in announced if peer not in grid.row_of and grid.row_for(peer) == mine)
+        row = grid.row_of.get(self._me)  # who is no member leaves it to those who are
+        strangers = (peer for peer in announced if peer not in grid.row_of and grid.row_for(peer) == row)
         return frozenset(strangers).union(*(each.neighbours(self._me) for each in grids)) - {self._me}
 
     def is_cut_off(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from p2p_diloco.ids import PeerId, SpanHead
+from p2p_diloco.ids import PeerId, SpanHead, SpanId
 
 SHORTEST_WINDOW = 2.0
 """One at a time leaves the line idle while the next question is on its way."""
@@ -86,3 +86,8 @@ class Transfer:
     def received_bytes(self) -> int:
         """Bytes held so far, from the front without a gap."""
         return sum(len(piece) for piece in self.pieces)
+
+
+def hash_rank(span: SpanId, donor: PeerId) -> int:
+    """Return a number that deals spans over equally loaded donors, the same on every machine."""
+    return (donor[0] * 257 + donor[1] + span.index * 31 + span.fragment * 7) % 65521

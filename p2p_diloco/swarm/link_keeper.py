@@ -198,10 +198,13 @@ class LinkKeeper:
         self._dialled &= linked
         unneeded = self._dialled - wanted if wanted is not None else frozenset()
         self._unneeded_since = {peer: self._unneeded_since.get(peer, now) for peer in unneeded}
+        spare = len(linked) - FEW_LINKS
         for peer, since in sorted(self._unneeded_since.items()):
-            if now - since >= UNNEEDED_SECONDS and len(linked) > FEW_LINKS:
+            if now - since >= UNNEEDED_SECONDS and spare > 0:
+                spare -= 1
                 self._transport.hang_up(peer)
                 self._attempts.pop(peer, None)
+                del self._unneeded_since[peer]  # should it be linked again, it is not unneeded since then
 
     def _due(self) -> Iterable[PeerId]:
         now = asyncio.get_running_loop().time()

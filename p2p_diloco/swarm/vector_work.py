@@ -6,7 +6,7 @@ Plain functions for the one worker thread; the event loop never touches a whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
+from p2p_diloco.kernels.choice import block_kernels, vector_kernels
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
@@ -50,13 +51,10 @@ class Reduced:
     dropped: tuple[tuple[PeerId, str], ...]
 
 
-def warm_up(codecs: Iterable[Codec]) -> None:
-    """Use each codec once: loops that were never compiled on this machine take seconds, the first round has none."""
-    for codec in codecs:
-        vector_N = np.ones(codec.block_elements, np.float32)
-        encoded = codec.encode(vector_N)
-        codec.decode(encoded, len(vector_N))
-        codec.squared_norm(encoded, len(vector_N))
+def warm_up() -> None:
+    """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none."""
+    block_kernels()
+    vector_kernels()
 
 
 def encode_contribution(

@@ -135,8 +135,7 @@ class PeerSession:
         if self._parts.settings.threads is not None:
             torch.set_num_threads(self._parts.settings.threads)
         self._tally.engine = self._engine
-        codecs = self._plan.codecs
-        self._worker.submit(warm_up, {codecs.contribution, codecs.row_mean, codecs.entry})
+        self._worker.submit(warm_up)
         if self._parts.until_round is not None:
             self._stop.end_after(self._parts.until_round)
         corpus = None

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.outer.pseudo_gradient import pseudo_gradient
 from p2p_diloco.outer.vector import (
     BLOCK_ELEMENTS,
     count_non_finite,
     euclidean_norm,
     is_vector,
     iterate_blocks,
+    loops_for,
     read_only,
 )
 
@@ -61,3 +63,13 @@ def test_the_norm_is_exact_where_squares_and_sums_are() -> None:
 def test_the_norm_of_the_largest_float32_does_not_overflow() -> None:
     largest = float(np.finfo(np.float32).max)
     assert euclidean_norm(np.full(4, largest, dtype=np.float32)) == pytest.approx(2.0 * largest)
+
+
+def test_loops_take_only_vectors_of_one_kind_and_length() -> None:
+    one_N, other_N = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    assert loops_for(one_N, other_N) is not None
+    for wrong_N in (np.zeros(65, np.float32), np.zeros(64), np.zeros(64, ">f4"), np.zeros((64, 1), np.float32)):
+        assert loops_for(one_N, wrong_N) is None
+    assert loops_for(one_N[:63]) is None
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        pseudo_gradient(one_N, np.zeros(63, np.float32), ())

@@ -412,3 +412,19 @@ def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
     assert isinstance(send, Send)
     assert isinstance(send.message, EntryRequest)
     assert send.to == A
+
+
+def test_who_is_left_alone_waits_for_nothing_beyond_what_it_holds() -> None:
+    fetch, chains = catch_up()
+    chains.heads[SPAN] = head_of(height=4, digest=b"old")
+    for want in (lambda: fetch.want_entry(SPAN, A), lambda: fetch.want_transfer(SPAN, A), fetch.adopt):
+        want()
+        assert not fetch.is_complete()
+        fetch.stop_waiting()
+        assert fetch.is_complete()
+    del chains.heads[SPAN]
+    fetch.want_everything()
+    fetch.adopt()
+    fetch.want_everything()
+    fetch.stop_waiting()
+    assert not fetch.is_complete(), "what was never here is still needed"

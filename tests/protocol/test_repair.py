@@ -131,11 +131,28 @@ def test_ready_peers_are_compared_with_ready_ones_where_there_are_any() -> None:
     assert isinstance(send.message, HeadsRequest)
 
 
+def test_time_that_a_process_slept_is_no_time_alone() -> None:
+    page = repair()
+    page.catch_up.want_entry(SPAN, B)
+    silence = run_rules().silence_seconds
+    page.pump(0.0)
+    late = 10 * silence
+    assert page.pump(late) == [], "what was said meanwhile is still to come"
+    assert not page.catch_up.is_complete()
+    page.not_alone(late + silence)
+    for step in range(5):
+        page.pump(late + step * 0.5 * silence)
+    assert not page.catch_up.is_complete(), "somebody was there a moment ago"
+    for step in range(5, 12):
+        page.pump(late + step * 0.5 * silence)
+    assert page.catch_up.is_complete()
+
+
 def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
     page = repair()
     page._linked.clear()
-    assert page.pump(0.0) == []
-    assert page.pump(10.0) == []
+    for now in (0.0, 5.0, 10.0, 15.0):
+        assert page.pump(now) == []
     (report,) = page.pump(17.0)
     assert isinstance(report, Report)
     assert report.text == "ready: nobody else is here"

@@ -81,6 +81,14 @@ def test_each_row_meets_its_share_of_all_strangers() -> None:
     assert sorted(met) == sorted(strangers)
 
 
+def test_who_is_no_member_leaves_strangers_to_those_who_are() -> None:
+    listener = routes_of(peer_id("listener 1"), linked=TWO)
+    strangers = [peer_id(f"stranger {n}") for n in range(20)]
+    assert (
+        listener.wanted_links(None, strangers) == listener.wanted_links(None) == GRID.neighbours(peer_id("listener 1"))
+    )
+
+
 def test_a_vote_for_a_lead_that_is_not_linked_goes_by_way_of_the_grid() -> None:
     routes = routes_of(FIRST, linked=(SECOND, OTHER_1))
     (direct, ping, relayed) = routes.routed(

@@ -197,6 +197,25 @@ def test_only_links_that_are_needed_are_dialled_and_kept() -> None:
     play(act)
 
 
+def test_links_that_lead_nowhere_are_not_dropped_all_at_once() -> None:
+    async def act(scene: Scene) -> None:
+        others = [SigningKey(sha256(b"other %d" % n)) for n in range(6)]
+        for other in others:
+            await scene.transport(other)
+        dead = frozenset({PeerId(sha256(b"dead"))})
+
+        def wanted(announced: Collection[PeerId]) -> frozenset[PeerId] | None:
+            is_cut_off = len(scene.linked(ANN)) < link_keeper.FEW_LINKS
+            return None if is_cut_off else dead
+
+        await scene.keeper(ANN, known=others, wanted=wanted)
+        await asyncio.sleep(300.0)
+        assert len(scene.linked(ANN)) == link_keeper.FEW_LINKS
+        assert len(scene.dials) <= len(others) + link_keeper.FEW_LINKS, "each once, and not again and again"
+
+    play(act)
+
+
 def test_who_is_announced_is_asked_about_until_its_record_is_old() -> None:
     async def act(scene: Scene) -> None:
         told: set[PeerId] = set()

@@ -39,7 +39,7 @@ def test_after_a_warm_up_nothing_is_left_to_compile() -> None:
     kernels = block_kernels()
     assert kernels is not None
     codecs = [INT4, codec_named("int8")]
-    warm_up(codecs)
+    warm_up()
     loops = [getattr(kernels, f"{name}{bits}") for name in ("encode", "decode", "code_squares") for bits in (4, 8)]
     compiled = [len(loop.signatures) for loop in loops]
     assert all(compiled)
