@@ -48,6 +48,7 @@ from p2p_diloco.protocol.messages import (
     is_bulk,
 )
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.serving import SERVE_AGAIN_SECONDS, SERVE_TRIES
 from p2p_diloco.swarm.vector_work import is_finite_piece, reduce_parts, state_from_bytes
 
 PIECE_BYTES = 40
@@ -240,9 +241,11 @@ class Player(Stage):
         now = machine.local(self.now)
         self.perform(machine, machine.running.span_reduced(order, reduced.sound, reduced.payload, reduced.norm, now))
 
-    def _serve_span(self, machine: Machine, action: ServeSpan) -> None:
+    def _serve_span(self, machine: Machine, action: ServeSpan, tries: int = SERVE_TRIES) -> None:
         state = machine.vectors.states.get(action.span)
         if state is None:
+            if tries > 1:
+                self.later(machine, SERVE_AGAIN_SECONDS, self._serve_span, machine, action, tries - 1)
             return
         raw = self.maths.raw(state)
         offset = action.offset if action.version == state.head.digest else 0

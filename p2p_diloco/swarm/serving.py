@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from p2p_diloco.swarm.vector_work import content_digests, state_bytes
 
 PIECE_BYTES = 1 << 16
 """Small, so that progress shows on slow links: what counts is that pieces come, not how soon all have."""
+SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
+"""How soon a span is looked for again that is not here yet, and how often."""
 MOST_SNAPSHOTS = 64
 SLOW_LINK = 4.0
 """Pieces wait for each other: the last of those asked for at once may take so many times as long as the first."""
@@ -93,9 +96,13 @@ class Serving:
                 del self._snapshots[next(iter(self._snapshots))]
         return state
 
-    def _serve_span(self, action: ServeSpan) -> None:
+    def _serve_span(self, action: ServeSpan, tries: int = SERVE_TRIES) -> None:
         state = self._version(action.span, action.version)
         if state is None:
+            # It is on its way to the replica, which takes it at a step border; without an answer the question counts as
+            # lost, and whoever asks waits long for others.
+            if tries > 1:
+                asyncio.get_running_loop().call_later(SERVE_AGAIN_SECONDS, self._serve_span, action, tries - 1)
             return
 
         def cut(raw: bytes) -> None:

@@ -124,7 +124,7 @@ def test_when_the_last_who_could_be_dialled_is_gone_the_helper_is_the_hub_again(
     assert not swarm.machines["boot"].running.is_hub
 
 
-@pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865, 2432, 4720, 5866, 5900, 7015])
+@pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865, 2432, 4720, 5866, 5900, 7015, 7529])
 def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     """280: its donor's next entry named a roster of a branch given up since, which it asked for again and again. 419: a
     question was lost; others, asked anew over lost links, had taught it that answers take a minute; 656 likewise.
@@ -132,7 +132,8 @@ def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     round, when its own clock, a little ahead, showed the next boundary: what it heard was a cycle old. 5866: most of a
     grid died, and the living had no link to each other; all of them were at home, and the helper left it to newcomers
     that could be dialled to lead, who may not. 5900: the only one left waited for an entry that the dead had. 7015: the
-    two that were ahead were shunned for a damaged span, so the two behind asked each other for the entries."""
+    two that were ahead were shunned for a damaged span, so the two behind asked each other for the entries. 7529: a
+    donor that had heads and not yet the bytes said nothing, and who had asked waited long for others."""
     assert play(draw_scenario(seed, (3, 64), frozenset(FaultKind))).invariant is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +38,21 @@ def test_a_version_that_somebody_has_begun_to_fetch_is_served_to_its_end(monkeyp
             assert reply.head == state.head
             pieces.append(reply.piece)
         assert b"".join(pieces) == raw
+
+    act(scene)
+
+
+def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
+    async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
+        await swarm.run_to_round(0)
+        assert founder.island is not None
+        state = founder.island.states.pop(SPAN)
+        loop = asyncio.get_running_loop()
+        loop.call_later(3 * serving.SERVE_AGAIN_SECONDS, founder.island.states.__setitem__, SPAN, state)
+        began = loop.time()
+        reply = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0), SpanReply)
+        assert reply.piece == state_bytes(state)[: len(reply.piece)]
+        assert loop.time() - began < 5 * serving.SERVE_AGAIN_SECONDS
 
     act(scene)
 
