@@ -42,8 +42,8 @@ demo: $(STAMP)
 # The pure rooms first: they take seconds, and every line and branch of them is covered. Last, and one at a time, what
 # looks at the wall clock.
 test: pure
-	$(BIN)/python -m pytest $(IN_PARALLEL) tests $(addprefix --ignore=,$(PURE_TESTS) tests/swarm) $(TEST_FLAGS)
-	$(BIN)/python -m pytest tests/swarm $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long and not wall_clock" tests $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not long" tests/swarm $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
