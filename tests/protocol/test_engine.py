@@ -184,6 +184,27 @@ def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
 
 
+@pytest.mark.parametrize(("sender", "is_sign_of_life"), [("ann", False), ("bob", True)])
+def test_only_an_entry_that_another_sends_shows_that_somebody_is_here(sender: str, is_sign_of_life: bool) -> None:
+    certified = roster_1(1)
+    engine = with_roster(engine_of(), certified)
+    span = next(iter(engine.rules.span_elements))
+    start = head_of()
+    engine.hold_state(dict.fromkeys(engine.rules.span_elements, start))
+    engine.tick(0.0)
+    parent = next_head(start, entry_on(start, certified.roster, engine.me.peer, span=span))
+    engine.entry_checked(peer_id(sender), entry_on(parent, certified.roster, engine.me.peer, span=span), 1.0, 1.0)
+    assert engine._repair._alone_since == (1.0 if is_sign_of_life else 0.0)
+
+
+def test_a_peer_with_hardly_a_link_needs_one_to_anybody() -> None:
+    engine = with_roster(engine_of(), roster_1(3))
+    assert engine.is_cut_off()
+    for name in ("bob", "cat"):
+        engine.link_up(peer_id(name))
+    assert not engine.is_cut_off()
+
+
 def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() -> None:
     """Its roster lies on no chain that anybody would tell us of; we asked for it again and again."""
     certified, given_up = roster_1(1), roster_1(1, included_total=7).roster
