@@ -111,6 +111,7 @@ class Machine:
         offset_seconds, drift: how wrong its clock is; drift is seconds per second.
         links: open halves of links, by the peer at the other end.
         wanted: whom it would dial; None: everybody.
+        cut_off_since: when it was first seen without links that lead anywhere; None: it has some.
         founds: whether it founds the run, and founds it again should it die before anybody else is certified.
         remembers: whether it knew, at its last start, what earlier incarnations had voted.
         tick_at: when the next tick is due, so that a later one is recognised as outdated.
@@ -130,6 +131,7 @@ class Machine:
     life: int = 0
     links: dict[PeerId, Any] = field(default_factory=dict)
     wanted: frozenset[PeerId] | None = None
+    cut_off_since: float | None = None
     tick_at: float = 0.0
     border_is_due: bool = False
     awake_since: float = 0.0

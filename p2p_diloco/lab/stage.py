@@ -127,10 +127,10 @@ class Stage:
         """Let a machine look for links to all others, each after a while; to those it needs, if it knows them."""
         self.look_around(machine)
 
-    def look_around(self, machine: Machine) -> None:
+    def look_around(self, machine: Machine, *, to_anybody: bool = False) -> None:
         """Let a machine work out anew whom it needs a link to; dial those, hang up on whom neither end needs."""
         announced = [other.peer for other in self.machines.values() if other.runs]
-        machine.wanted = machine.running.wanted_links(announced)
+        machine.wanted = None if to_anybody else machine.running.wanted_links(announced)
         for pair in self.network.links_of(machine):
             other = self.machines[next(name for name in pair if name != machine.name)]
             is_needed = machine.wants(other) or other.wants(machine)

@@ -16,7 +16,7 @@ from p2p_diloco.lab.machine import Disk, Machine
 from p2p_diloco.lab.maths import SharedMaths
 from p2p_diloco.lab.mistakes import Mistake, Mistakes
 from p2p_diloco.lab.playing import Player
-from p2p_diloco.lab.stage import Violated
+from p2p_diloco.lab.stage import DIAL_SECONDS, Violated
 from p2p_diloco.lab.toy_run import found_run, signer, start_states, toy_rules, verify
 from p2p_diloco.lab.trace import Trace
 from p2p_diloco.outer.state import SpanState
@@ -121,7 +121,7 @@ class Swarm(Player):
         machine.paused_at, machine.border_is_due = None, False
         machine.awake_since, machine.slept_seconds = self.now, 0.0
         machine.backlog.clear()
-        machine.wanted = None
+        machine.wanted = machine.cut_off_since = None
         machine.remembers = bool(machine.disk.rosters)
         machine.island = self._make_island(machine)
         machine.engine = self._make_engine(machine, incarnation)
@@ -271,13 +271,21 @@ class Swarm(Player):
         self.perform(machine, engine.tick(local))
         self.perform(machine, self.mistakes.certify_alone(machine, local))
         self.inspector.ticked(machine)
-        if machine.wanted is not None and engine.is_cut_off():
-            self.look_around(machine)
+        self._look_when_cut_off(machine)
         if not machine.trains:
             self._drop_start(machine, local)
         wait = max(engine.wake_at(local) - local, SHORTEST_PAUSE_SECONDS) / (1.0 + machine.drift)
         machine.tick_at = self.now + wait
         self.later(machine, wait, self._tick, machine, machine.tick_at)
+
+    def _look_when_cut_off(self, machine: Machine) -> None:
+        """Let a machine look for links to anybody once those that it needs have had the time to come about."""
+        if not machine.running.is_cut_off():
+            machine.cut_off_since = None
+        elif machine.cut_off_since is None:
+            machine.cut_off_since = self.now
+        elif machine.wanted is not None and self.now - machine.cut_off_since > 2 * DIAL_SECONDS[1]:
+            self.look_around(machine, to_anybody=True)
 
     def _drop_start(self, machine: Machine, local: float) -> None:
         """Hold the start no longer than it is needed, as a session does that does not train."""

@@ -39,7 +39,7 @@ class Routes:
     def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return whom this peer needs a link to, for the rounds of now and the grid that comes next; None: to all.
 
-        Who has no place in a grid yet, and no row that waits for it, may talk with anybody, and so may who is cut off.
+        Who has no place in a grid yet, and no row that waits for it, may talk with anybody, and so may who is stuck.
         Two branches that both have grids would never meet, were links kept with members only: each row meets its share
         of all strangers.
 
@@ -48,7 +48,7 @@ class Routes:
         """
         book = self._membership.book
         grid, roster = book.grid(), book.in_force
-        if grid is None or roster is None or len(grid.rows) == 1 or self.is_cut_off():
+        if grid is None or roster is None or len(grid.rows) == 1 or self._is_stuck():
             return None
         grids = [grid]
         governing = book.governing(round_index) if round_index is not None else None
@@ -63,13 +63,17 @@ class Routes:
         return frozenset(strangers).union(*(each.neighbours(self._me) for each in grids)) - {self._me}
 
     def is_cut_off(self) -> bool:
-        """Tell whether the grid's links do not hold the swarm together: too few here, or no roster comes about.
+        """Tell whether the links that this peer should have lead nowhere: too few of them, or no roster comes about."""
+        return len(self._linked) < FEW_LINKS or self._is_stuck()
+
+    def _is_stuck(self) -> bool:
+        """Tell whether no roster comes about for long.
 
         When most of a roster has died, its living members may have no link to each other, and none may be on the way
         from one to the other.
         """
-        few, void_cycles = len(self._linked) < FEW_LINKS, self._membership.void_cycles
-        return few or (void_cycles > 0 and 2 * void_cycles >= self._rules.void_cycles)
+        void_cycles = self._membership.void_cycles
+        return void_cycles > 0 and 2 * void_cycles >= self._rules.void_cycles
 
     # -- to one
 

@@ -6,39 +6,15 @@ from dataclasses import replace
 
 import pytest
 from fake_run import RUN, run_rules, verify
-from made import SPAN, head_of, ids
+from fetching import NEW, A, B, C, catch_up, piece, what_is_fetched
+from made import SPAN, head_of
 
 from p2p_diloco.ids import SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, ReplaceSpan, Report, Send
-from p2p_diloco.protocol.catch_up import CatchUp, CatchUpRules
+from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
 from p2p_diloco.protocol.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
-
-A, B, C = ids(3)
-NEW = head_of(height=5, digest=b"new")
-
-
-def catch_up() -> tuple[CatchUp, ChainBook]:
-    rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
-    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    return CatchUp(rules=what_is_fetched(SPAN), chains=chains), chains
-
-
-def what_is_fetched(*spans: SpanId) -> CatchUpRules:
-    return CatchUpRules(
-        num_spans=(len(spans),),
-        span_bytes=dict.fromkeys(spans, 8),
-        answer_seconds=2.0,
-        entry_seconds=2.0,
-        piece_seconds=2.0,
-        piece_target_seconds=1.0,
-        pause_seconds=8.0,
-    )
-
-
-def piece(offset: int = 0, body: bytes = b"12345678", head: SpanHead = NEW, total: int = 8) -> SpanReply:
-    return SpanReply(span=SPAN, head=head, total_bytes=total, offset=offset, piece=body)
 
 
 def test_a_piece_that_comes_after_a_branch_was_given_up_changes_nothing() -> None:
@@ -397,34 +373,3 @@ def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
     assert len(fetch.pump([A], 308.1)) > 0, "whatever else the donor answers meanwhile"
     fetch.take_span(A, piece(4, b"5678"), 308.2)
     assert fetch.is_complete()
-
-
-def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
-    fetch, chains = catch_up()
-    fetch.want_everything()
-    fetch.pump([A], 0.0)
-    fetch.take_span(A, piece(total=99), 0.1)  # that does not fit: others are asked for spans before A
-    fetch.pump([B], 0.2)
-    fetch.take_span(B, piece(head=head_of(height=4, digest=b"old")), 0.3)
-    chains.heads[SPAN] = head_of(height=4, digest=b"old")
-    fetch.want_entry(SPAN, A)
-    (send,) = fetch.pump([A, B], 0.4)
-    assert isinstance(send, Send)
-    assert isinstance(send.message, EntryRequest)
-    assert send.to == A
-
-
-def test_who_is_left_alone_waits_for_nothing_beyond_what_it_holds() -> None:
-    fetch, chains = catch_up()
-    chains.heads[SPAN] = head_of(height=4, digest=b"old")
-    for want in (lambda: fetch.want_entry(SPAN, A), lambda: fetch.want_transfer(SPAN, A), fetch.adopt):
-        want()
-        assert not fetch.is_complete()
-        fetch.stop_waiting()
-        assert fetch.is_complete()
-    del chains.heads[SPAN]
-    fetch.want_everything()
-    fetch.adopt()
-    fetch.want_everything()
-    fetch.stop_waiting()
-    assert not fetch.is_complete(), "what was never here is still needed"

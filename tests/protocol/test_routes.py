@@ -58,7 +58,7 @@ def test_a_peer_wants_its_neighbours_and_before_a_new_grid_those_of_the_next() -
 
 
 def test_who_is_cut_off_wants_a_link_to_anybody() -> None:
-    assert routes_of(FIRST, linked=TWO[:1]).wanted_links(None) is None, "one link may lead nowhere"
+    assert routes_of(FIRST, linked=TWO[:1]).is_cut_off(), "one link may lead nowhere"
     membership = membership_of(FIRST, founding(), CERTIFIED, group_size=3)
     rules = replace(run_rules(), group_size=3, void_cycles=5)
     routes = Routes(rules=rules, membership=membership, linked=set(TWO))

@@ -1,0 +1,40 @@
+"""Who is shunned, or left alone: what is still asked of whom, and what is not waited for any more."""
+
+from __future__ import annotations
+
+from fetching import A, B, catch_up, piece
+from made import SPAN, head_of
+
+from p2p_diloco.protocol.actions import Send
+from p2p_diloco.protocol.messages import EntryRequest
+
+
+def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    fetch.take_span(A, piece(total=99), 0.1)  # that does not fit: others are asked for spans before A
+    fetch.pump([B], 0.2)
+    fetch.take_span(B, piece(head=head_of(height=4, digest=b"old")), 0.3)
+    chains.heads[SPAN] = head_of(height=4, digest=b"old")
+    fetch.want_entry(SPAN, A)
+    (send,) = fetch.pump([A, B], 0.4)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, EntryRequest)
+    assert send.to == A
+
+
+def test_who_is_left_alone_waits_for_nothing_beyond_what_it_holds() -> None:
+    fetch, chains = catch_up()
+    chains.heads[SPAN] = head_of(height=4, digest=b"old")
+    for want in (lambda: fetch.want_entry(SPAN, A), lambda: fetch.want_transfer(SPAN, A), fetch.adopt):
+        want()
+        assert not fetch.is_complete()
+        fetch.stop_waiting()
+        assert fetch.is_complete()
+    del chains.heads[SPAN]
+    fetch.want_everything()
+    fetch.adopt()
+    fetch.want_everything()
+    fetch.stop_waiting()
+    assert not fetch.is_complete(), "what was never here is still needed"
