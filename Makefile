@@ -3,7 +3,7 @@
 # make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
 # make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
-# make twin       a swarm of real processes, recorded, and made again in one process: five minutes
+# make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
