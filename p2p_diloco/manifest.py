@@ -124,7 +124,9 @@ class OuterSection(Section):
         "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"
     )
     fragment_update_alpha: Share = Field(0.0, description="the local share when merge is blend")
-    late: Literal["drop", "keep"] = Field("drop", description="drop | keep own contributions that were not included")
+    late: Literal["drop", "shrink", "keep"] = Field(
+        "drop", description="drop, halve or keep own contributions that were not included"
+    )
 
     @model_validator(mode="after")
     def _alpha_belongs_to_blend(self) -> Self:

@@ -30,6 +30,7 @@ class ExperimentOptions:
         quick: few seeds.
         size, islands, steps, sync_every: how large it is; steps None: `STEPS`, or `QUICK_STEPS`.
         optimizer: of the inner steps.
+        rows: names with commas between; None: all.
         seeds: of each row; None: as many as the experiment wants.
         data: path of a text; None: the standard library's source.
         device: where islands step.
@@ -44,6 +45,7 @@ class ExperimentOptions:
     steps: int | None
     sync_every: int
     optimizer: OptimizerName
+    rows: str | None
     seeds: int | None
     data: str | None
     device: str
@@ -69,6 +71,8 @@ def run_named_experiment(options: ExperimentOptions) -> int:
         is_quick=options.quick,
     )
     experiment = experiment_named(options.name, scope)
+    if options.rows is not None:
+        experiment = experiment.only([name.strip() for name in options.rows.split(",")])
     device = str(choose_device(options.device))
     check_target(options.json)
     keep = Path(options.keep) if options.keep is not None else None

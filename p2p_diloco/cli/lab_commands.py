@@ -113,6 +113,7 @@ def add_experiment(app: App) -> None:
         steps: int | None = None,
         sync_every: int = 32,
         optimizer: Literal["adamw", "muon"] = "adamw",
+        rows: str | None = None,
         seeds: int | None = None,
         data: str | None = None,
         device: str = "cpu",
@@ -138,6 +139,8 @@ def add_experiment(app: App) -> None:
             steps from one exchange of a part to its next
         optimizer
             of the inner steps of all rows: adamw or muon
+        rows
+            names with commas between; all without it. The others are compared with the first
         seeds
             trials of each row
         data
@@ -159,6 +162,7 @@ def add_experiment(app: App) -> None:
             steps=steps,
             sync_every=sync_every,
             optimizer=optimizer,
+            rows=rows,
             seeds=seeds,
             data=data,
             device=device,

@@ -18,7 +18,8 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.vector import Vector, iterate_blocks, loops_for, read_only
 
 _KINDS = ("keep", "blend", "overwrite")
-_LATE = ("drop", "keep")
+_LATE = ("drop", "shrink", "keep")
+_SHRUNK = np.float32(0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,13 @@ class MergeRule:
         kind: `keep`, `blend` or `overwrite`.
         alpha: for `blend`, the *local* share (torchft's `fragment_update_alpha`); 0.0 with the other kinds.
         late: for `keep`, what becomes of a contribution that its round's entry did not include: `drop` takes it out of
-            θ all the same, `keep` leaves it there although others moved (only to be compared).
+            θ all the same, `keep` leaves it there although others moved, `shrink` leaves half of it (the latter two
+            only to be compared).
     """
 
     kind: Literal["keep", "blend", "overwrite"] = "keep"
     alpha: float = 0.0
-    late: Literal["drop", "keep"] = "drop"
+    late: Literal["drop", "shrink", "keep"] = "drop"
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -79,7 +81,7 @@ def merge_local(
     """
     if rule.kind != "keep":
         return _blend(local_N, anchor_after_N, rule.alpha)
-    leaving_N = resolved_N if was_included or rule.late == "drop" else None
+    leaving_N = _leaving(resolved_N, was_included, rule)
     merged_N = np.empty_like(local_N)
     leaving = () if leaving_N is None else (leaving_N,)
     loops = loops_for(local_N, anchor_before_N, anchor_after_N, *leaving)
@@ -99,6 +101,12 @@ def merge_local(
                 np.add(merged_B, leaving_N[block], out=merged_B)
             np.add(local_N[block], merged_B, out=merged_B)
     return merged_N
+
+
+def _leaving(resolved_N: Vector | None, was_included: bool, rule: MergeRule) -> Vector | None:
+    if resolved_N is None or was_included or rule.late == "drop":
+        return resolved_N
+    return np.multiply(resolved_N, _SHRUNK) if rule.late == "shrink" else None
 
 
 def _blend(local_N: Vector, anchor_after_N: Vector, alpha: float) -> Vector:

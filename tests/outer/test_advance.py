@@ -241,9 +241,9 @@ EVENTS = st.lists(
 
 
 @settings(deadline=None, max_examples=300)
-@given(events=EVENTS, late=st.sampled_from(["drop", "keep"]))
+@given(events=EVENTS, late=st.sampled_from(["drop", "shrink", "keep"]))
 def test_whatever_happens_the_residual_is_what_the_island_learnt_and_nobody_was_told(
-    events: list[tuple[str, int, int]], late: Literal["drop", "keep"]
+    events: list[tuple[str, int, int]], late: Literal["drop", "shrink", "keep"]
 ) -> None:
     span = SpanAdvance(genesis_state(vector(0.0), ROSTER), InFlight(), vector(0.0))
     untold = 0.0
@@ -267,8 +267,8 @@ def test_whatever_happens_the_residual_is_what_the_island_learnt_and_nobody_was_
             included = event == "entry"
             span = receive(span, entry_round, float(value), MergeRule(late=late), included=included)
             untold += sum(c for own_round, c in flight.items() if own_round < entry_round)
-            if late == "keep" and not included:
-                untold += flight.get(entry_round, 0.0)
+            if not included:
+                untold += {"drop": 0.0, "shrink": 0.5, "keep": 1.0}[late] * flight.get(entry_round, 0.0)
             assert all(own_round > entry_round for own_round in span.in_flight.rounds)
         assert residual(span) == untold
 

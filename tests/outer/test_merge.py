@@ -36,10 +36,12 @@ def test_keep_leaves_the_residual_as_it_was(
 @pytest.mark.parametrize(("late", "was_included", "expected"), [
     ("drop", True, 10.0 - 3.0 + 2.0),
     ("drop", False, 10.0 - 3.0 + 2.0),
+    ("shrink", True, 10.0 - 3.0 + 2.0),
+    ("shrink", False, 10.0 - 3.0 + 1.0),
     ("keep", True, 10.0 - 3.0 + 2.0),
     ("keep", False, 10.0 - 3.0),
 ])  # fmt: skip
-def test_only_late_keep_leaves_in_local_what_was_not_included(late: Any, was_included: bool, expected: float) -> None:
+def test_late_work_stays_whole_with_keep_and_half_with_shrink(late: Any, was_included: bool, expected: float) -> None:
     merged_N = merge_local(vector(10.0), vector(8.0), vector(5.0), vector(2.0), was_included, MergeRule(late=late))
     assert merged_N.tolist() == [expected]
 
@@ -98,7 +100,7 @@ def test_what_is_in_flight_is_shared_like_local() -> None:
     ("arguments", "text"),
     [
         ({"kind": "mix"}, "merge is 'mix'; expected one of keep, blend, overwrite"),
-        ({"late": "lose"}, "late is 'lose'; expected one of drop, keep"),
+        ({"late": "lose"}, "late is 'lose'; expected one of drop, shrink, keep"),
         ({"kind": "blend", "alpha": 1.5}, "fragment_update_alpha is 1.5; expected 0 to 1, the local share"),
         ({"kind": "blend", "alpha": math.nan}, "fragment_update_alpha is nan; expected 0 to 1"),
         ({"alpha": 0.5}, "fragment_update_alpha is 0.5 but merge is 'keep'; set merge to 'blend' or alpha to 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,20 @@ class Experiment:
     question: str
     settings: tuple[Setting, ...]
     seeds: int
+
+    def only(self, names: Sequence[str]) -> Experiment:
+        """Return some rows of it, in the order of `names`.
+
+        Raises:
+            ConfigError: there is no row of such a name, or fewer than two are left.
+        """
+        rows = {setting.name: setting for setting in self.settings}
+        for name in names:
+            if name not in rows:
+                raise ConfigError(f"no row is called {name!r}; known are {', '.join(rows)}")
+        if len(set(names)) < 2:
+            raise ConfigError(f"--rows names {', '.join(names)}; expected at least two rows, to be compared")
+        return replace(self, settings=tuple(rows[name] for name in dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +79,7 @@ _VARIATIONS = {
             "none-lost": {},
             "50%-lost": {"lost_share": 0.5},
             "25%-lost-late-keep": {"lost_share": 0.25, "late": "keep"},
+            "25%-lost-late-shrink": {"lost_share": 0.25, "late": "shrink"},
         },
     ),
     "bits": Variations(

@@ -90,7 +90,7 @@ class Setting:
     outer_schedule: Literal["constant", "warm-up", "decay"] = "constant"
     merge: Literal["keep", "blend", "overwrite"] = "keep"
     alpha: float = 0.0
-    late: Literal["drop", "keep"] = "drop"
+    late: Literal["drop", "shrink", "keep"] = "drop"
     contribution: str = "int4"
     entry: str = "int4"
     rounds_stochastically: bool = True

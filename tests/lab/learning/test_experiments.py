@@ -42,3 +42,14 @@ def test_seeds_are_those_asked_for() -> None:
     assert experiment_named("parity", Scope(seeds=3)).seeds == 3
     with pytest.raises(ConfigError, match="no experiment is called 'luck'; known are parity"):
         experiment_named("luck", Scope())
+
+
+def test_only_some_rows_in_the_order_asked_for() -> None:
+    parity = experiment_named("parity", Scope())
+    rows = parity.only(["textbook-diloco", "p2p-diloco", "textbook-diloco"]).settings
+    assert [setting.name for setting in rows] == ["textbook-diloco", "p2p-diloco"]
+    assert set(rows) <= set(parity.settings)
+    with pytest.raises(ConfigError, match="no row is called 'gossip'; known are p2p-diloco"):
+        parity.only(["p2p-diloco", "gossip"])
+    with pytest.raises(ConfigError, match="at least two rows"):
+        parity.only(["p2p-diloco"])
