@@ -25,8 +25,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# One worker for each core.
-IN_PARALLEL := -n auto
+# One worker for each core; who is done takes over what others have not begun, so that no long test is waited for alone.
+IN_PARALLEL := -n auto --dist worksteal
 
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_lines.py thin_network.py)
 PURE_TESTS := tests/outer tests/codec tests/protocol
