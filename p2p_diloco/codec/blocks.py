@@ -16,6 +16,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +46,13 @@ _TO_INTEGER = np.float32(12582912.0)
 Codes = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
 ScaleBits = npt.NDArray[np.uint16]
+
+
+class BlockParts(NamedTuple):
+    """What an encoding consists of: the bits of all scales, shape (B,), and the packed codes."""
+
+    scale_bits_B: ScaleBits
+    packed: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +87,7 @@ class BlockCodec(Codec):
         """Scale and round to codes, block by block; see `Codec.encode`."""
         vector_N = contiguous_vector(vector_N)
         encoded = np.empty(self.encoded_bytes(vector_N.size), dtype=np.uint8)
-        scale_bits_B, packed = _parts(encoded, vector_N.size)
+        scale_bits_B, packed = parts_of(encoded, vector_N.size)
         noise = None if rounding_seed is None else RoundingBits(rounding_seed)
         begin = self._encode_whole_blocks(vector_N, scale_bits_B, packed, noise)
         scratch_BK = np.empty((min(_CHUNK_BLOCKS, scale_bits_B.size), BLOCK_ELEMENTS), dtype=np.float32)
@@ -99,7 +108,7 @@ class BlockCodec(Codec):
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         """Multiply codes by scales; see `Codec.decode`."""
-        scale_bits_B, packed = self._checked_parts(encoded, elements)
+        scale_bits_B, packed = self._checked(encoded, elements)
         scales_B = _widen(scale_bits_B)
         vector_N = np.empty(elements, dtype=np.float32)
         begin = self._decode_whole_blocks(scale_bits_B, packed, vector_N)
@@ -118,7 +127,7 @@ class BlockCodec(Codec):
         loop, least = self._loop("accumulate"), np.int32(-self.largest_code)
         if loop is None or elements % BLOCK_ELEMENTS or not elements:
             return super(BlockCodec, self).add_up(encoded, shares, elements)
-        parts = [self._checked_parts(one, elements) for one in encoded]
+        parts = [self._checked(one, elements) for one in encoded]
         sum_N = np.empty(elements, dtype=np.float32)
         for start in range(0, elements, _CHUNK_ELEMENTS):
             out_N = sum_N[start : start + _CHUNK_ELEMENTS]
@@ -131,7 +140,7 @@ class BlockCodec(Codec):
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
-        scale_bits_B, packed = self._checked_parts(encoded, elements)
+        scale_bits_B, packed = self._checked(encoded, elements)
         code_squares_B = np.empty(scale_bits_B.size, dtype=np.int64)
         begin = self._square_whole_blocks(packed, elements, code_squares_B)
         for start in range(begin, elements, _CHUNK_ELEMENTS):
@@ -140,6 +149,21 @@ class BlockCodec(Codec):
             # 64 · 127² < 2^24: float32 holds every partial sum, in whatever order it is taken.
             code_squares_B[first_block : first_block + len(codes_BK)] = np.einsum("bk,bk->b", codes_BK, codes_BK)
         return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
+
+    def parts(self, encoded: Encoded, elements: int) -> BlockParts:
+        """Return views of an encoding's parts that refuse writes. Only the size is checked: a loop looks at the rest.
+
+        Raises:
+            FrameError: wrong size.
+        """
+        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
+        scale_bits_B, packed = parts_of(received, elements)
+        return BlockParts(frozen(scale_bits_B), frozen(packed))
+
+    def loop_limits(self) -> tuple[np.float32, np.uint32, np.uint32]:
+        """Return what a compiled encoder must know: the largest code, and the bits of the least and largest scale."""
+        most_bits = np.uint32(largest_scale_bits(self.largest_code))
+        return np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS), most_bits
 
     # Compiled loops take the whole blocks, and what is left is done here: all of it, where a loop met what must not be.
 
@@ -150,15 +174,14 @@ class BlockCodec(Codec):
         loop, blocks = self._loop("encode"), vector_N.size // BLOCK_ELEMENTS
         if loop is None or not blocks:
             return 0
-        limits = (np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS))
-        most_bits = np.uint32(largest_scale_bits(self.largest_code))
+        limits = self.loop_limits()
         for first in range(0, blocks, _LOOP_BLOCKS):
             last = min(first + _LOOP_BLOCKS, blocks)
             start, stop = first * BLOCK_ELEMENTS, last * BLOCK_ELEMENTS
             noise_N = noise.draw(stop - start) if noise is not None else _NO_NOISE
             bytes_here = packed[self.code_bytes(start) : self.code_bytes(stop)]
             vector_here = frozen(vector_N[start:stop])
-            if not loop(vector_here, noise_N, *limits, most_bits, scale_bits_B[first:last], bytes_here):
+            if not loop(vector_here, noise_N, *limits, scale_bits_B[first:last], bytes_here):
                 refuse_non_finite_update(vector_N)
         return blocks * BLOCK_ELEMENTS
 
@@ -186,9 +209,9 @@ class BlockCodec(Codec):
         kernels = block_kernels()
         return None if kernels is None else getattr(kernels, f"{name}{self.code_bits}", None)
 
-    def _checked_parts(self, encoded: Encoded, elements: int) -> tuple[ScaleBits, Bytes]:
+    def _checked(self, encoded: Encoded, elements: int) -> BlockParts:
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
-        scale_bits_B, packed = _parts(received, elements)
+        scale_bits_B, packed = parts_of(received, elements)
         largest_bits = largest_scale_bits(self.largest_code)
         # One comparison refuses negative, infinite, NaN and overflowing scales: as integers they are all larger.
         wrong_B = (scale_bits_B > largest_bits) | ((scale_bits_B < _SMALLEST_SCALE_BITS) & (scale_bits_B != 0))
@@ -198,7 +221,7 @@ class BlockCodec(Codec):
                 f"{self.name} block {block} of {scale_bits_B.size} has a scale of {_widen(scale_bits_B)[block]:.3g}; "
                 f"expected 0 or a number from {_scale(_SMALLEST_SCALE_BITS):.3g} to {_scale(largest_bits):.3g}"
             )
-        return scale_bits_B, packed
+        return BlockParts(scale_bits_B, packed)
 
     def _checked_codes(self, packed: Bytes, start: int, elements: int) -> Codes:
         """Return the codes of one chunk that begins at element `start`."""
@@ -221,15 +244,17 @@ def num_blocks(elements: int) -> int:
     return -(-elements // BLOCK_ELEMENTS)
 
 
+@cache
 def largest_scale_bits(largest_code: int) -> int:
     """Return the bits of the largest bfloat16 scale whose largest value is finite in float32."""
     limit = np.finfo(np.float32).max / np.float32(largest_code)
     return int(limit.view(np.uint32)) >> 16
 
 
-def _parts(encoded: Bytes, elements: int) -> tuple[ScaleBits, Bytes]:
+def parts_of(encoded: Bytes, elements: int) -> BlockParts:
+    """Return views of an encoding's parts."""
     border = _SCALE_BYTES * num_blocks(elements)
-    return encoded[:border].view("<u2"), encoded[border:]
+    return BlockParts(encoded[:border].view("<u2"), encoded[border:])
 
 
 def _whole_blocks(chunk_N: Vector) -> Vector:

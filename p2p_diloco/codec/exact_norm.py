@@ -84,4 +84,4 @@ def _sum_of_shifted(shift_N: npt.NDArray[np.int64], integer_N: npt.NDArray[np.in
 
 
 def _sum_of_bins(bins_E: npt.NDArray[Any]) -> int:
-    return sum(int(total) << (2 * shift) for shift, total in enumerate(bins_E.tolist()) if total)
+    return sum(int(bins_E[shift]) << (2 * shift) for shift in np.flatnonzero(bins_E).tolist())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,11 @@ def sizes(model: nn.Module) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of one tensor that a slice of a fragment covers."""
+    """The part of one tensor that a slice of a fragment covers; `host_N` is the same memory where NumPy can see it."""
 
     flat: Tensor
     offset: int
+    host_N: NDArray[np.float32] | None
 
 
 class LocalParameters:
@@ -42,6 +43,7 @@ class LocalParameters:
     def __init__(self, model: nn.Module, fragments: Sequence[Fragment]) -> None:
         self.fragments = tuple(fragments)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._known: dict[tuple[int, int, int], list[_Piece]] = {}
         planned = [(slot.name, slot.elements) for fragment in self.fragments for slot in fragment.tensors]
         if sorted(planned) != sorted(sizes(model)):
             raise ConfigError(
@@ -67,9 +69,22 @@ class LocalParameters:
         if values_N.shape != (stop - start,) or values_N.dtype != np.float32:
             raise ValueError(f"got {values_N.dtype} of shape {values_N.shape}; expected float32 of ({stop - start},)")
         for piece in self._pieces(fragment, start, stop):
-            # torch.tensor copies; torch.from_numpy would warn about the read-only arrays of the agreed state.
-            source = torch.tensor(values_N[piece.offset : piece.offset + piece.flat.numel()])
-            piece.flat.copy_(source)
+            here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
+            if piece.host_N is not None:
+                np.copyto(piece.host_N, here_N)
+            else:
+                # torch.tensor copies; torch.from_numpy would warn about the read-only arrays of the agreed state.
+                piece.flat.copy_(torch.tensor(here_N))
+
+    def view(self, fragment: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Return elements `start` to `stop` of a fragment, float32, not to be written to.
+
+        It may be θ itself, where that lies on the host in one piece: it then changes with the next `write` or step.
+        """
+        pieces = self._pieces(fragment, start, stop)
+        if len(pieces) == 1 and pieces[0].host_N is not None:
+            return pieces[0].host_N
+        return self.read(fragment, start, stop)
 
     def read_all(self) -> tuple[NDArray[np.float32], ...]:
         """Return a fresh host copy of every fragment, by index."""
@@ -80,13 +95,20 @@ class LocalParameters:
         for fragment, vector_N in zip(self.fragments, vectors, strict=True):
             self.write(fragment.index, 0, fragment.elements, vector_N)
 
-    def _pieces(self, fragment: int, start: int, stop: int) -> Iterator[_Piece]:
-        """Yield flat views of the model's tensors under a slice of a fragment, with their offsets in the slice."""
+    def _pieces(self, fragment: int, start: int, stop: int) -> list[_Piece]:
+        """Return flat views of the model's tensors under a slice of a fragment, with their offsets in the slice."""
         plan = self.fragments[fragment]
         if not 0 <= start <= stop <= plan.elements:
             raise ValueError(f"elements {start} to {stop} do not lie in fragment {fragment} of {plan.elements}")
+        known = self._known.get((fragment, start, stop))
+        if known is not None:
+            return known
+        pieces = []
         for slot in plan.tensors:
             low, high = max(start, slot.start), min(stop, slot.start + slot.elements)
             if low < high:
-                flat = self._parameters[slot.name].detach().view(-1)
-                yield _Piece(flat[low - slot.start : high - slot.start], low - start)
+                flat = self._parameters[slot.name].detach().view(-1)[low - slot.start : high - slot.start]
+                is_on_host = flat.device.type == "cpu" and flat.dtype == torch.float32
+                pieces.append(_Piece(flat, low - start, flat.numpy() if is_on_host else None))
+        self._known[fragment, start, stop] = pieces
+        return pieces

@@ -22,7 +22,7 @@ _TO_INTEGER = np.float32(12582912.0)
 _NOISE_STEP = np.float32(2**-16)
 _NOISE_START = np.float32(2**-17 - 0.5)
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_NO_SCALE = np.uint32(0xFFFFFFFF)
+NO_SCALE = np.uint32(0xFFFFFFFF)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
 # Inlined by numba itself: an array that is handed to a function has its references counted, block by block.
@@ -30,23 +30,23 @@ _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
 
 
 @_inlined
-def _low_code(pair):  # type: ignore[no-untyped-def]
+def low_code(pair):  # type: ignore[no-untyped-def]
     return ((np.int32(pair) & np.int32(15)) ^ np.int32(8)) - np.int32(8)
 
 
 @_inlined
-def _high_code(pair):  # type: ignore[no-untyped-def]
+def high_code(pair):  # type: ignore[no-untyped-def]
     return ((np.int32(pair) >> np.int32(4)) ^ np.int32(8)) - np.int32(8)
 
 
 @_inlined
-def _scale_of(vector_K, largest, least_bits, most_bits):  # type: ignore[no-untyped-def]
+def scale_of(vector_K, largest, least_bits, most_bits):  # type: ignore[no-untyped-def]
     """Return the bits of a block's scale; all ones when a value is not finite."""
     peak = np.uint32(0)
     for k in range(BLOCK):
         peak = max(peak, bits_of(vector_K[k]) & _MAGNITUDE)
     if peak >= _INFINITY:
-        return _NO_SCALE
+        return NO_SCALE
     if peak == 0:
         return np.uint32(0)
     rounded_up = (bits_of(float_of(peak) / largest) + np.uint32(0xFFFF)) >> np.uint32(16)
@@ -54,7 +54,7 @@ def _scale_of(vector_K, largest, least_bits, most_bits):  # type: ignore[no-unty
 
 
 @_inlined
-def _find_codes(vector_K, scale_bits, largest, codes_K):  # type: ignore[no-untyped-def]
+def find_codes(vector_K, scale_bits, largest, codes_K):  # type: ignore[no-untyped-def]
     """Write the codes of a block, rounded to nearest, into the low bits of `codes_K`."""
     scale = float_of(scale_bits << np.uint32(16))
     inverse = _ONE / scale if scale_bits > 0 else _ZERO
@@ -75,11 +75,11 @@ def _draw_codes(vector_K, scale_bits, largest, noise_K, codes_K):  # type: ignor
 @_inlined
 def _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K):  # type: ignore[no-untyped-def]
     vector_K = vector_N[b * BLOCK : b * BLOCK + BLOCK]
-    scale_bits = _scale_of(vector_K, largest, least_bits, most_bits)
+    scale_bits = scale_of(vector_K, largest, least_bits, most_bits)
     if noise_N.size:
         _draw_codes(vector_K, scale_bits, largest, noise_N[b * BLOCK : b * BLOCK + BLOCK], codes_K)
     else:
-        _find_codes(vector_K, scale_bits, largest, codes_K)
+        find_codes(vector_K, scale_bits, largest, codes_K)
     return scale_bits
 
 
@@ -89,7 +89,7 @@ def encode4(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, pac
     codes_K = np.empty(BLOCK, np.uint32)
     for b in range(scale_bits_B.size):
         scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
-        if scale_bits == _NO_SCALE:
+        if scale_bits == NO_SCALE:
             return False
         scale_bits_B[b] = scale_bits
         out = packed[b * HALF : b * HALF + HALF]
@@ -104,7 +104,7 @@ def encode8(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, pac
     codes_K = np.empty(BLOCK, np.uint32)
     for b in range(scale_bits_B.size):
         scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
-        if scale_bits == _NO_SCALE:
+        if scale_bits == NO_SCALE:
             return False
         scale_bits_B[b] = scale_bits
         out = packed[b * BLOCK : b * BLOCK + BLOCK]
@@ -121,7 +121,7 @@ def decode4(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
         scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
         held, out_K = packed[b * HALF : b * HALF + HALF], out_N[b * BLOCK : b * BLOCK + BLOCK]
         for k in range(HALF):
-            low, high = _low_code(held[k]), _high_code(held[k])
+            low, high = low_code(held[k]), high_code(held[k])
             lowest = min(lowest, low, high)
             out_K[2 * k] = np.float32(low) * scale
             out_K[2 * k + 1] = np.float32(high) * scale
@@ -161,7 +161,7 @@ def accumulate4(scale_bits_B, packed, least, share, is_first, mean_N):  # type: 
         scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
         held = packed[b * HALF : b * HALF + HALF]
         for k in range(HALF):
-            low, high = _low_code(held[k]), _high_code(held[k])
+            low, high = low_code(held[k]), high_code(held[k])
             lowest = min(lowest, low, high)
             values_K[2 * k] = np.float32(low) * scale
             values_K[2 * k + 1] = np.float32(high) * scale
@@ -192,7 +192,7 @@ def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
     for b in range(squares_B.size):
         held, total = packed[b * HALF : b * HALF + HALF], np.int32(0)
         for k in range(HALF):
-            low, high = _low_code(held[k]), _high_code(held[k])
+            low, high = low_code(held[k]), high_code(held[k])
             lowest = min(lowest, low, high)
             total += low * low + high * high
         squares_B[b] = total

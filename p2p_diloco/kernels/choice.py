@@ -27,6 +27,11 @@ def vector_kernels() -> ModuleType | None:
     return None if _switched_off else _vectors()
 
 
+def span_kernels() -> ModuleType | None:
+    """Return the loops of `kernels/spans.py`, or None."""
+    return None if _switched_off else _spans()
+
+
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a view that refuses writes. What a loop reads comes as one: it is compiled once more for another kind."""
     view = array.view()
@@ -65,3 +70,14 @@ def _vectors() -> ModuleType | None:
     except Exception:
         return None
     return vectors
+
+
+@cache
+def _spans() -> ModuleType | None:
+    try:
+        from p2p_diloco.kernels import spans
+
+        spans.try_out()
+    except Exception:
+        return None
+    return spans

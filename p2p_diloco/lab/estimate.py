@@ -168,7 +168,7 @@ def measure_outer_work(elements: int = 1 << 21, repeats: int = 3) -> float:
         prepared = prepare_contribution(state, InFlight(), local_N, round_index=0)
         prepared, payload = encode_contribution(codec, prepared)
         decoded_N = codec.decode(payload, elements)
-        sent = record_contribution(state, InFlight(), local_N, round_index=0, decoded_N=decoded_N)
+        sent = record_contribution(state, InFlight(), local_N, round_index=0, sent=decoded_N)
         entry = AbsorbedEntry(
             digest=sha256(b"entry"), round=0, roster=Digest(ZERO_DIGEST), radius=prepared.norm, median_weight=1.0
         )

@@ -202,7 +202,7 @@ class Island:
         prepared = prepare_contribution(state, known, local_N, round_index=round_index)
         prepared, payload = encode_contribution(codec, prepared, lambda encoded: maths.norm(codec, encoded))
         decoded_N = maths.decode(codec, payload)
-        advance = record_contribution(state, in_flight, local_N, round_index=round_index, decoded_N=decoded_N)
+        advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)
         self._keep(span, advance)
         self._sent(span, prepared, round_index, decoded_N)
         return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight
+from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.pseudo_gradient import clip_to_norm, pseudo_gradient
@@ -105,7 +105,7 @@ def record_contribution(
     local_N: Vector,
     *,
     round_index: int,
-    decoded_N: Vector,
+    sent: Vector | Sent,
     max_in_flight: int = MAX_IN_FLIGHT,
 ) -> SpanAdvance:
     """Remember what was sent; with more than `max_in_flight` under way the oldest count as if included.
@@ -117,14 +117,14 @@ def record_contribution(
         in_flight: what was sent before.
         local_N: θ now. Not changed.
         round_index: the contribution's round.
-        decoded_N: c, what everybody decodes from it; handed over.
+        sent: c, as it was sent or as everybody decodes it; handed over.
         max_in_flight: limit of the list, from the manifest.
     Returns:
         The span with c in flight; `local_N` is the very array given unless something overflowed.
     Raises:
         RoundError: that round or a later one is in flight already.
     """
-    remaining, surplus = in_flight.with_contribution(round_index, decoded_N).overflow(max_in_flight)
+    remaining, surplus = in_flight.with_contribution(round_index, sent).overflow(max_in_flight)
     for overflowed_N in surplus:
         local_N = np.add(local_N, overflowed_N)
     return SpanAdvance(state, remaining, local_N)

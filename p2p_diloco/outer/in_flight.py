@@ -8,6 +8,7 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,11 +20,23 @@ from p2p_diloco.outer.vector import Vector, read_only
 MAX_IN_FLIGHT = 8
 
 
+class Sent(NamedTuple):
+    """A contribution as it went over the wire: an eighth of the memory of what it decodes to."""
+
+    payload: bytes
+    decode: Callable[[bytes], Vector]
+
+
 class Contribution(NamedTuple):
-    """What an island sent for one span in one round, as everybody decodes it; the vector is not to be changed."""
+    """What an island sent for one span in one round, decoded or not; a vector is not to be changed."""
 
     round: int
-    decoded_N: Vector
+    sent: Vector | Sent
+
+    @property
+    def decoded_N(self) -> Vector:
+        """Return it as everybody decodes it."""
+        return self.sent.decode(self.sent.payload) if isinstance(self.sent, Sent) else self.sent
 
 
 # Not compared by value: `==` on arrays has no single truth value.
@@ -46,8 +59,8 @@ class InFlight:
         """Decoded contributions in order of rounds, as `pseudo_gradient` takes them."""
         return tuple(contribution.decoded_N for contribution in self.contributions)
 
-    def with_contribution(self, round_index: int, decoded_N: Vector) -> InFlight:
-        """Add what was sent in a round; `decoded_N` must not be written to afterwards.
+    def with_contribution(self, round_index: int, sent: Vector | Sent) -> InFlight:
+        """Add what was sent in a round; a vector must not be written to afterwards.
 
         Raises:
             RoundError: something of that round or of a later one is in flight already (a clock that was set back).
@@ -57,7 +70,16 @@ class InFlight:
                 f"round {round_index} cannot follow round {self.contributions[-1].round}, whose contribution is in "
                 "flight; contribute again in a later round"
             )
-        return InFlight(contributions=(*self.contributions, Contribution(round_index, read_only(decoded_N))))
+        kept = sent if isinstance(sent, Sent) else read_only(sent)
+        return InFlight(contributions=(*self.contributions, Contribution(round_index, kept)))
+
+    def of_round(self, entry_round: int) -> Contribution | None:
+        """Return the contribution of exactly that round, while it is in flight."""
+        return next((one for one in self.contributions if one.round == entry_round), None)
+
+    def after(self, entry_round: int) -> InFlight:
+        """Return what remains once the entry of a round has settled its own and all earlier ones."""
+        return InFlight(contributions=tuple(one for one in self.contributions if one.round > entry_round))
 
     def resolve(self, entry_round: int) -> tuple[InFlight, Vector | None]:
         """Resolve what the entry of a round settles.
@@ -66,9 +88,8 @@ class InFlight:
         earlier rounds are void, since chains only go forward: they leave too, stay in θ, and so are part of the next Δ.
         Those of later rounds remain.
         """
-        remaining = tuple(contribution for contribution in self.contributions if contribution.round > entry_round)
-        resolved_N = next((decoded_N for own_round, decoded_N in self.contributions if own_round == entry_round), None)
-        return InFlight(contributions=remaining), resolved_N
+        resolved = self.of_round(entry_round)
+        return self.after(entry_round), resolved.decoded_N if resolved is not None else None
 
     def overflow(self, limit: int = MAX_IN_FLIGHT) -> tuple[InFlight, list[Vector]]:
         """Keep the newest `limit` contributions; return the older ones, to be taken out of θ as if included."""
@@ -86,7 +107,6 @@ class InFlight:
         factor = np.float32(alpha)
         return InFlight(
             contributions=tuple(
-                Contribution(own_round, read_only(np.multiply(decoded_N, factor)))
-                for own_round, decoded_N in self.contributions
+                Contribution(one.round, read_only(np.multiply(one.decoded_N, factor))) for one in self.contributions
             )
         )

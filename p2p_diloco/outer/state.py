@@ -55,6 +55,24 @@ class SpanState:
         """N."""
         return len(self.anchor_N)
 
+    def followed_by(self, entry: AbsorbedEntry, anchor_N: Vector, momentum_N: Vector) -> SpanState:
+        """Return the span after an entry whose outer step led to these: d ← H(d, entry digest), height + 1.
+
+        Raises:
+            StateError: the entry's round is not behind the span's.
+        """
+        if entry.round <= self.head.round:
+            raise StateError(f"entry of round {entry.round} cannot follow round {self.head.round}, absorbed already")
+        head = SpanHead(
+            digest=sha256(self.head.digest, entry.digest),
+            height=self.head.height + 1,
+            round=entry.round,
+            roster=entry.roster,
+            radius=entry.radius,
+            median_weight=entry.median_weight,
+        )
+        return SpanState(head=head, anchor_N=anchor_N, momentum_N=momentum_N)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsorbedEntry:
@@ -116,20 +134,10 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
         StateError: the entry's round is not behind the span's, or its length is another.
         NonFiniteUpdate: the update or the step along it is not finite.
     """
-    if entry.round <= state.head.round:
-        raise StateError(f"entry of round {entry.round} cannot follow round {state.head.round}, absorbed already")
     if len(update_N) != state.elements:
         raise StateError(f"update of {len(update_N)} elements does not fit a span of {state.elements}")
     anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, rule)
-    head = SpanHead(
-        digest=sha256(state.head.digest, entry.digest),
-        height=state.head.height + 1,
-        round=entry.round,
-        roster=entry.roster,
-        radius=entry.radius,
-        median_weight=entry.median_weight,
-    )
-    return SpanState(head=head, anchor_N=anchor_N, momentum_N=momentum_N)
+    return state.followed_by(entry, anchor_N, momentum_N)
 
 
 def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:

@@ -14,7 +14,7 @@ import numpy as np
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
-from p2p_diloco.kernels.choice import block_kernels, vector_kernels
+from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
@@ -55,6 +55,7 @@ def warm_up() -> None:
     """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none."""
     block_kernels()
     vector_kernels()
+    span_kernels()
 
 
 def encode_contribution(

@@ -15,19 +15,13 @@ from p2p_diloco.island.data import BatchStream
 from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.outer.advance import (
-    SpanAdvance,
-    advance_span,
-    prepare_contribution,
-    record_contribution,
-    replace_span,
-)
+from p2p_diloco.outer.advance import SpanAdvance, replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.swarm.replica import SpanUpdate
-from p2p_diloco.swarm.vector_work import encode_contribution
+from p2p_diloco.swarm.span_work import contribute_span, follow_span
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.run_plan import RunPlan
 
@@ -64,6 +58,7 @@ class Island:
         self._in_flight: dict[SpanId, InFlight] = {}
         self._since = [_Since() for _ in plan.fragments]
         self._is_loaded = False
+        self._heights = 0
         if diary is not None:
             diary.began(stream.position)
 
@@ -85,23 +80,23 @@ class Island:
         """Follow an entry: outer step, then merge."""
         span, plan = update.span, self._plan
         state, place = self.states[span], plan.places[span]
-        update_N = plan.codecs.entry.decode(update.payload, place.stop - place.start)
         if not self._is_loaded:
-            self.states[span] = absorb(state, entry=update.absorbed, update_N=update_N, rule=plan.outer)
+            update_N = plan.codecs.entry.decode(update.payload, state.elements)
+            self._hold(span, absorb(state, entry=update.absorbed, update_N=update_N, rule=plan.outer))
             return
-        advance = advance_span(
+        advance = follow_span(
             state,
             self._in_flight.get(span, InFlight()),
-            self.parameters.read(span.fragment, place.start, place.stop),
+            self.parameters.view(span.fragment, place.start, place.stop),
             entry=update.absorbed,
-            update_N=update_N,
+            payload=update.payload,
             own_included=update.own_included,
+            codecs=plan.codecs,
             outer_rule=plan.outer,
             merge_rule=plan.merge,
         )
         self._keep(span, advance)
-        heights = sum(state.head.height for state in self.states.values())
-        self.loop.set_progress(heights / len(self.states) / plan.manifest.rounds.planned_cycles)
+        self.loop.set_progress(self._heights / len(self.states) / plan.manifest.rounds.planned_cycles)
         if self._diary is not None:
             self._diary.absorbed(self.loop.steps, span, update.absorbed.digest, update.own_included)
 
@@ -109,7 +104,7 @@ class Island:
         """Take a span as it was transferred or mended."""
         place = self._plan.places[span]
         if not self._is_loaded:
-            self.states[span] = state
+            self._hold(span, state)
             return
         self._keep(
             span,
@@ -147,29 +142,30 @@ class Island:
         """Return a copy of θ, fragment by fragment."""
         return self.parameters.read_all()
 
+    def _hold(self, span: SpanId, state: SpanState) -> None:
+        before = self.states.get(span)
+        self._heights += state.head.height - (before.head.height if before is not None else 0)
+        self.states[span] = state
+
     def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
         place = self._plan.places[span]
-        self.states[span] = advance.state
+        self._hold(span, advance.state)
         self._in_flight[span] = advance.in_flight
         self.parameters.write(span.fragment, place.start, place.stop, advance.local_N)
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         plan, state, place = self._plan, self.states[span], self._plan.places[span]
-        codec, elements = plan.codecs.contribution, place.stop - place.start
-        in_flight = self._in_flight.get(span, InFlight())
-        local_N = self.parameters.read(span.fragment, place.start, place.stop)
-        kappa = plan.manifest.limits.kappa
-        prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index, kappa=kappa)
-        prepared, payload = encode_contribution(codec, prepared)
-        advance = record_contribution(
+        local_N = self.parameters.view(span.fragment, place.start, place.stop)
+        norm, payload, advance = contribute_span(
             state,
-            in_flight,
+            self._in_flight.get(span, InFlight()),
             local_N,
             round_index=round_index,
-            decoded_N=codec.decode(payload, elements),
+            codec=plan.codecs.contribution,
+            kappa=plan.manifest.limits.kappa,
             max_in_flight=plan.manifest.limits.in_flight,
         )
         self._in_flight[span] = advance.in_flight
         if advance.local_N is not local_N:
             self.parameters.write(span.fragment, place.start, place.stop, advance.local_N)
-        return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)
+        return EncodedSpan(span=span, parent=state.head.digest, norm=norm, payload=payload)

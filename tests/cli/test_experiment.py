@@ -21,14 +21,15 @@ SMALL = ["--size", "micro", "--islands", "2", "--steps", "8", "--sync-every", "8
 def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    words = ["experiment", "loss", *SMALL, "--data", str(text)]
+    rows = ["25%-lost", "none-lost", "50%-lost"]
+    words = ["experiment", "loss", *SMALL, "--data", str(text), "--rows", ", ".join(rows)]
     assert main([*words, "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in figures["rows"]] == ["25%-lost", "none-lost", "50%-lost", "25%-lost-late-keep"]
-    assert set(figures["gaps"]) == {"none-lost", "50%-lost", "25%-lost-late-keep"}
+    assert [row["name"] for row in figures["rows"]] == rows
+    assert set(figures["gaps"]) == {"none-lost", "50%-lost"}
     to, keep = tmp_path / "figures.json", tmp_path / "kept.jsonl"
     assert main([*words, "--json", str(to), "--keep", str(keep)]) == 0
-    assert len(keep.read_text().splitlines()) == 4
+    assert len(keep.read_text().splitlines()) == 3
     assert json.loads(to.read_text()) == figures
     assert "what does it cost when contributions are lost?" in capsys.readouterr().out
 
@@ -41,6 +42,7 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
         (["parity", "--islands", "1"], "--islands is 1; expected at least 2"),
         (["parity", "--steps", "100"], "expected multiples of 32"),
         (["parity", "--sync-every", "12", "--steps", "24"], "and of 8"),
+        (["loss", "--rows", "none-lost"], "--rows names none-lost; expected at least two rows"),
         (["parity", "--seeds", "0"], "--seeds is 0"),
         (["parity", "--device", "tpu"], "device 'tpu' is not known"),
         (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),

@@ -82,7 +82,7 @@ def test_a_contribution_is_clipped_to_twice_the_last_radius_and_tells_its_norm_b
 def test_what_was_clipped_is_part_of_the_next_contribution() -> None:
     state, local_N = span_at(10.0, radius=2.0), vector(2.0)
     first = prepare_contribution(state, InFlight(), local_N, round_index=1)
-    span = record_contribution(state, InFlight(), local_N, round_index=1, decoded_N=first.delta_N)
+    span = record_contribution(state, InFlight(), local_N, round_index=1, sent=first.delta_N)
     second = prepare_contribution(*span, round_index=2)
     assert float(first.delta_N[0]) + float(second.delta_N[0]) == pytest.approx(8.0, rel=1e-6)
 
@@ -117,14 +117,14 @@ def test_a_contribution_whose_encoding_is_too_long_is_shrunk_until_it_fits() -> 
 
 def test_recording_leaves_only_what_was_not_sent_in_the_residual() -> None:
     local_N = vector(3.0)
-    span = record_contribution(span_at(10.0), InFlight(), local_N, round_index=4, decoded_N=vector(6.5))
+    span = record_contribution(span_at(10.0), InFlight(), local_N, round_index=4, sent=vector(6.5))
     assert residual(span) == 0.5
     assert span.local_N is local_N
 
 
 def test_too_many_in_flight_take_the_oldest_out_of_local_as_if_included() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=1.0, r2=2.0), vector(3.0))
-    after = record_contribution(*before, round_index=3, decoded_N=vector(4.0), max_in_flight=1)
+    after = record_contribution(*before, round_index=3, sent=vector(4.0), max_in_flight=1)
     assert after.in_flight.rounds == (3,)
     assert after.local_N.tolist() == [3.0 + 1.0 + 2.0]
     assert residual(after) == residual(before) - 4.0
@@ -133,7 +133,7 @@ def test_too_many_in_flight_take_the_oldest_out_of_local_as_if_included() -> Non
 
 def test_an_entry_after_an_overflow_does_not_take_the_contribution_out_again() -> None:
     span = SpanAdvance(span_at(10.0), flying(r1=1.0), vector(3.0))
-    span = record_contribution(*span, round_index=2, decoded_N=vector(2.0), max_in_flight=1)
+    span = record_contribution(*span, round_index=2, sent=vector(2.0), max_in_flight=1)
     assert receive(span, 1, update=1.0).local_N.tolist() == [span.local_N[0] - 1.0]
 
 
@@ -255,7 +255,7 @@ def test_whatever_happens_the_residual_is_what_the_island_learnt_and_nobody_was_
         elif event == "contribute":
             prepared = prepare_contribution(*span, round_index=round_index, kappa=math.inf)
             assert prepared.delta_N.tolist() == [untold]
-            span = record_contribution(*span, round_index=round_index, decoded_N=vector(value), max_in_flight=3)
+            span = record_contribution(*span, round_index=round_index, sent=vector(value), max_in_flight=3)
             assert len(span.in_flight) <= 3
             untold -= value
         elif event == "replacement":
@@ -284,7 +284,7 @@ def test_the_same_events_give_the_same_bits(events: list[tuple[str, int, int]]) 
                 span = span._replace(local_N=span.local_N * np.float32(0.9) + np.float32(value) / np.float32(3.0))
             elif event == "contribute":
                 delta_N = prepare_contribution(*span, round_index=round_index, kappa=1.3).delta_N
-                span = record_contribution(*span, round_index=round_index, decoded_N=delta_N)
+                span = record_contribution(*span, round_index=round_index, sent=delta_N)
             else:
                 span = receive(span, round_index, value / 7.0, HALF if event == "replacement" else KEEP)
             trace += state_digest([span.state]) + span.local_N.tobytes()

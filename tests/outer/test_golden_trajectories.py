@@ -70,7 +70,7 @@ class Island:
             self.state, subtracted, self.local_N, round_index=round_index, kappa=float("inf")
         )
         self.state, self.in_flight, self.local_N = record_contribution(
-            self.state, self.in_flight, self.local_N, round_index=round_index, decoded_N=prepared.delta_N
+            self.state, self.in_flight, self.local_N, round_index=round_index, sent=prepared.delta_N
         )
         return prepared.delta_N
 

@@ -252,7 +252,7 @@ class FakeIsland:
         decoded_N = codec.decode(payload, SPAN_ELEMENTS)
         self._keep(
             span,
-            record_contribution(state, in_flight, self._local(span), round_index=round_index, decoded_N=decoded_N),
+            record_contribution(state, in_flight, self._local(span), round_index=round_index, sent=decoded_N),
         )
         return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)
 

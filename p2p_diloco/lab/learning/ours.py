@@ -192,7 +192,7 @@ class OurSwarm(Algorithm):
             return None
         prepared, payload = encode_contribution(codec, prepared)
         decoded_N = codec.decode(payload, len(local_N))
-        advance = record_contribution(state, in_flight, local_N, round_index=round_index, decoded_N=decoded_N)
+        advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)
         self._in_flight[learner][fragment] = advance.in_flight
         if rule.residual == "weights":
             if advance.local_N is not local_N:

@@ -1,0 +1,128 @@
+"""What an island does to a span of 4-bit codes, in one pass each: contribute, and follow an entry.
+
+The same operations in the same order as the loops of `blocks.py` and `vectors.py` one after the other, so the same
+bits; but φ, m and θ come from memory once, and what lies between the operations never goes there.
+
+Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from p2p_diloco.kernels.bits import bits_of, float_of
+from p2p_diloco.kernels.blocks import BLOCK, HALF, NO_SCALE, find_codes, high_code, low_code, scale_of
+from p2p_diloco.kernels.choice import frozen
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+
+_compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
+_inlined = njit(inline="always", error_model="numpy", boundscheck=False)
+
+
+@_compiled
+def contribute4(anchor_N, local_N, largest, least_bits, most_bits, scale_bits_B, packed, squares_B):  # type: ignore[no-untyped-def]
+    """Encode φ − θ, rounded to nearest, with the sum of the squared codes of each block.
+
+    Returns the sum of the squares of φ − θ, added up as `sum_of_squares` does; NaN when a value is not finite.
+    """
+    delta_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
+    lanes_K = np.zeros(BLOCK, np.float64)
+    for b in range(scale_bits_B.size):
+        anchor_K, local_K = anchor_N[b * BLOCK : b * BLOCK + BLOCK], local_N[b * BLOCK : b * BLOCK + BLOCK]
+        for k in range(BLOCK):
+            delta_K[k] = anchor_K[k] - local_K[k]
+        for k in range(BLOCK):
+            wide = np.float64(delta_K[k])
+            lanes_K[k] += wide * wide
+        scale_bits = scale_of(delta_K, largest, least_bits, most_bits)
+        if scale_bits == NO_SCALE:
+            return np.nan
+        scale_bits_B[b] = scale_bits
+        find_codes(delta_K, scale_bits, largest, codes_K)
+        out = packed[b * HALF : b * HALF + HALF]
+        for k in range(HALF):
+            out[k] = (codes_K[2 * k] & np.uint32(15)) | ((codes_K[2 * k + 1] & np.uint32(15)) << np.uint32(4))
+        total = np.int32(0)
+        for k in range(HALF):
+            low, high = low_code(out[k]), high_code(out[k])
+            total += low * low + high * high
+        squares_B[b] = total
+    total_of_lanes = 0.0
+    for k in range(BLOCK):
+        total_of_lanes += lanes_K[k]
+    return total_of_lanes
+
+
+@_inlined
+def _decode_block(scale_bits, held, values_K):  # type: ignore[no-untyped-def]
+    """Write a block's values; return its lowest code."""
+    scale, lowest = float_of(scale_bits << np.uint32(16)), np.int32(0)
+    for k in range(HALF):
+        low, high = low_code(held[k]), high_code(held[k])
+        lowest = min(lowest, low, high)
+        values_K[2 * k] = np.float32(low) * scale
+        values_K[2 * k + 1] = np.float32(high) * scale
+    return lowest
+
+
+@_inlined
+def _is_scale(scale_bits, least_bits, most_bits):  # type: ignore[no-untyped-def]
+    """Tell whether an encoder writes it: anything negative or not finite is larger, as an integer."""
+    return scale_bits <= most_bits and (scale_bits >= least_bits or scale_bits == 0)
+
+
+@_compiled
+def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[no-untyped-def]
+    """Outer step along an entry, and θ's merge with `keep`: its own contribution leaves, if there is one.
+
+    Args:
+        entry, own: (bits of scales, codes) each; `own` is empty where nothing is to leave θ.
+        vectors: φ, m, θ.
+        rates: η, μ.
+        limits: the largest code, and the bits of the least and the largest scale.
+        next_vectors: where the next φ, m and θ go.
+    Returns False for a code or scale that no encoder writes, and where a φ is not finite: what was written then is not
+    to be used.
+    """
+    (entry_scales_B, entry_codes), (own_scales_B, own_codes) = entry, own
+    (anchor_N, momentum_N, local_N), (rate, momentum), (largest, least_bits, most_bits) = vectors, rates, limits
+    next_anchor_N, next_momentum_N, next_local_N = next_vectors
+    update_K, own_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    lowest, peak, least = np.int32(0), np.uint32(0), np.int32(-largest)
+    for b in range(entry_scales_B.size):
+        start, stop = b * BLOCK, b * BLOCK + BLOCK
+        scale_bits = np.uint32(entry_scales_B[b])
+        if not _is_scale(scale_bits, least_bits, most_bits):
+            return False
+        lowest = min(lowest, _decode_block(scale_bits, entry_codes[b * HALF : b * HALF + HALF], update_K))
+        anchor_K, momentum_K, local_K = anchor_N[start:stop], momentum_N[start:stop], local_N[start:stop]
+        next_anchor_K, next_momentum_K = next_anchor_N[start:stop], next_momentum_N[start:stop]
+        next_local_K = next_local_N[start:stop]
+        for k in range(BLOCK):
+            moved = momentum_K[k] * momentum + update_K[k]
+            stepped = anchor_K[k] - (update_K[k] + moved * momentum) * rate
+            next_momentum_K[k] = moved
+            next_anchor_K[k] = stepped
+            peak = max(peak, bits_of(stepped) & _MAGNITUDE)
+        if own_scales_B.size:
+            own_bits = np.uint32(own_scales_B[b])
+            lowest = min(lowest, _decode_block(own_bits, own_codes[b * HALF : b * HALF + HALF], own_K))
+            for k in range(BLOCK):
+                next_local_K[k] = local_K[k] + ((next_anchor_K[k] - anchor_K[k]) + own_K[k])
+        else:
+            for k in range(BLOCK):
+                next_local_K[k] = local_K[k] + (next_anchor_K[k] - anchor_K[k])
+    return lowest >= least and peak < _INFINITY
+
+
+def try_out() -> None:
+    """Use each loop once, as `swarm/span_work.py` does."""
+    vector_N, out_N = frozen(np.ones(BLOCK, np.float32)), np.empty(BLOCK, np.float32)
+    scale_bits_B, packed = np.empty(1, np.uint16), np.empty(HALF, np.uint8)
+    limits = (np.float32(7), np.uint32(0x0080), np.uint32(0x7E00))
+    contribute4(vector_N, vector_N, *limits, scale_bits_B, packed, np.empty(1, np.int64))
+    sent, rates = (frozen(scale_bits_B), frozen(packed)), (np.float32(0.5), np.float32(0.5))
+    follow4(sent, sent, (vector_N,) * 3, rates, limits, (out_N, np.empty_like(out_N), np.empty_like(out_N)))
