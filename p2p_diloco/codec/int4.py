@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
 from p2p_diloco.codec.blocks import BLOCK_ELEMENTS, BlockCodec, Bytes, Codes
+from p2p_diloco.kernels.choice import span_kernels
 
 _LOW_NIBBLES = np.uint16(0x0F0F)
 
@@ -45,3 +47,7 @@ class Int4Codec(BlockCodec):
         nibbles_N ^= 8
         nibbles_N -= 8
         return nibbles_N.view(np.int8)
+
+    def span_loops(self, elements: int) -> ModuleType | None:
+        """Return the loops that do all that is done to a span at once; None without them, or without whole blocks."""
+        return span_kernels() if elements and elements % BLOCK_ELEMENTS == 0 else None

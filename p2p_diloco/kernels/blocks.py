@@ -63,7 +63,7 @@ def find_codes(vector_K, scale_bits, largest, codes_K):  # type: ignore[no-untyp
 
 
 @_inlined
-def _draw_codes(vector_K, scale_bits, largest, noise_K, codes_K):  # type: ignore[no-untyped-def]
+def draw_codes(vector_K, scale_bits, largest, noise_K, codes_K):  # type: ignore[no-untyped-def]
     """Write the codes of a block, rounded stochastically, into the low bits of `codes_K`."""
     scale = float_of(scale_bits << np.uint32(16))
     inverse = _ONE / scale if scale_bits > 0 else _ZERO
@@ -77,7 +77,7 @@ def _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
     vector_K = vector_N[b * BLOCK : b * BLOCK + BLOCK]
     scale_bits = scale_of(vector_K, largest, least_bits, most_bits)
     if noise_N.size:
-        _draw_codes(vector_K, scale_bits, largest, noise_N[b * BLOCK : b * BLOCK + BLOCK], codes_K)
+        draw_codes(vector_K, scale_bits, largest, noise_N[b * BLOCK : b * BLOCK + BLOCK], codes_K)
     else:
         find_codes(vector_K, scale_bits, largest, codes_K)
     return scale_bits

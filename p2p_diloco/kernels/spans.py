@@ -1,9 +1,9 @@
-"""What an island does to a span of 4-bit codes, in one pass each: contribute, and follow an entry.
+"""What is done to a span of 4-bit codes, in one pass each: contribute it, average it, and follow an entry.
 
 The same operations in the same order as the loops of `blocks.py` and `vectors.py` one after the other, so the same
 bits; but φ, m and θ come from memory once, and what lies between the operations never goes there.
 
-Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
+Legend: N = 64 B elements, B blocks, K = 64 elements of a block, P contributions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from p2p_diloco.kernels.bits import bits_of, float_of
-from p2p_diloco.kernels.blocks import BLOCK, HALF, NO_SCALE, find_codes, high_code, low_code, scale_of
+from p2p_diloco.kernels.blocks import BLOCK, HALF, NO_SCALE, draw_codes, find_codes, high_code, low_code, scale_of
 from p2p_diloco.kernels.choice import frozen
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -20,6 +20,24 @@ _INFINITY = np.uint32(0x7F800000)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
 _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
+
+
+@_inlined
+def _is_scale(scale_bits, least_bits, most_bits):  # type: ignore[no-untyped-def]
+    """Tell whether an encoder writes it: anything negative or not finite is larger, as an integer."""
+    return scale_bits <= most_bits and (scale_bits >= least_bits or scale_bits == 0)
+
+
+@_inlined
+def _pack_block(codes_K, out):  # type: ignore[no-untyped-def]
+    """Write a block's codes, two to a byte; return the sum of their squares."""
+    for k in range(HALF):
+        out[k] = (codes_K[2 * k] & np.uint32(15)) | ((codes_K[2 * k + 1] & np.uint32(15)) << np.uint32(4))
+    total = np.int32(0)
+    for k in range(HALF):
+        low, high = low_code(out[k]), high_code(out[k])
+        total += low * low + high * high
+    return total
 
 
 @_compiled
@@ -42,14 +60,7 @@ def contribute4(anchor_N, local_N, largest, least_bits, most_bits, scale_bits_B,
             return np.nan
         scale_bits_B[b] = scale_bits
         find_codes(delta_K, scale_bits, largest, codes_K)
-        out = packed[b * HALF : b * HALF + HALF]
-        for k in range(HALF):
-            out[k] = (codes_K[2 * k] & np.uint32(15)) | ((codes_K[2 * k + 1] & np.uint32(15)) << np.uint32(4))
-        total = np.int32(0)
-        for k in range(HALF):
-            low, high = low_code(out[k]), high_code(out[k])
-            total += low * low + high * high
-        squares_B[b] = total
+        squares_B[b] = _pack_block(codes_K, packed[b * HALF : b * HALF + HALF])
     total_of_lanes = 0.0
     for k in range(BLOCK):
         total_of_lanes += lanes_K[k]
@@ -66,12 +77,6 @@ def _decode_block(scale_bits, held, values_K):  # type: ignore[no-untyped-def]
         values_K[2 * k] = np.float32(low) * scale
         values_K[2 * k + 1] = np.float32(high) * scale
     return lowest
-
-
-@_inlined
-def _is_scale(scale_bits, least_bits, most_bits):  # type: ignore[no-untyped-def]
-    """Tell whether an encoder writes it: anything negative or not finite is larger, as an integer."""
-    return scale_bits <= most_bits and (scale_bits >= least_bits or scale_bits == 0)
 
 
 @_compiled
@@ -118,11 +123,57 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
     return lowest >= least and peak < _INFINITY
 
 
+@_compiled
+def average4(scales_PB, codes_PN, shares_P, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B):  # type: ignore[no-untyped-def]
+    """Encode Σ share · value, rounded to nearest where `noise_N` is empty, with the squared codes of each block.
+
+    Returns False for a code or scale that no encoder writes, and where a sum is not finite: what was written then is
+    not to be used.
+    """
+    values_K, mean_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
+    largest, least_bits, most_bits = limits
+    lowest, least = np.int32(0), np.int32(-largest)
+    for b in range(scale_bits_B.size):
+        for p in range(shares_P.size):
+            bits, share = np.uint32(scales_PB[p, b]), shares_P[p]
+            if not _is_scale(bits, least_bits, most_bits):
+                return False
+            held, scale, total = codes_PN[p, b * HALF : b * HALF + HALF], float_of(bits << np.uint32(16)), np.int32(0)
+            for k in range(HALF):
+                low, high = low_code(held[k]), high_code(held[k])
+                lowest = min(lowest, low, high)
+                total += low * low + high * high
+                values_K[2 * k] = np.float32(low) * scale
+                values_K[2 * k + 1] = np.float32(high) * scale
+            squares_PB[p, b] = total
+            if p == 0:
+                for k in range(BLOCK):
+                    mean_K[k] = values_K[k] * share
+            else:
+                for k in range(BLOCK):
+                    mean_K[k] = mean_K[k] + values_K[k] * share
+        scale_bits = scale_of(mean_K, largest, least_bits, most_bits)
+        if scale_bits == NO_SCALE:
+            return False
+        scale_bits_B[b] = scale_bits
+        if noise_N.size:
+            draw_codes(mean_K, scale_bits, largest, noise_N[b * BLOCK : b * BLOCK + BLOCK], codes_K)
+        else:
+            find_codes(mean_K, scale_bits, largest, codes_K)
+        squares_B[b] = _pack_block(codes_K, packed[b * HALF : b * HALF + HALF])
+    return lowest >= least
+
+
 def try_out() -> None:
-    """Use each loop once, as `swarm/span_work.py` does."""
+    """Use each loop once, as `swarm/span_work.py` and `swarm/vector_work.py` do."""
     vector_N, out_N = frozen(np.ones(BLOCK, np.float32)), np.empty(BLOCK, np.float32)
     scale_bits_B, packed = np.empty(1, np.uint16), np.empty(HALF, np.uint8)
     limits = (np.float32(7), np.uint32(0x0080), np.uint32(0x7E00))
     contribute4(vector_N, vector_N, *limits, scale_bits_B, packed, np.empty(1, np.int64))
     sent, rates = (frozen(scale_bits_B), frozen(packed)), (np.float32(0.5), np.float32(0.5))
     follow4(sent, sent, (vector_N,) * 3, rates, limits, (out_N, np.empty_like(out_N), np.empty_like(out_N)))
+    two_scales, two_codes, shares_P = np.zeros((2, 1), np.uint16), np.zeros((2, HALF), np.uint8), np.ones(2, np.float32)
+    squares_PB, squares_B = np.empty((2, 1), np.int64), np.empty(1, np.int64)
+    average4(
+        two_scales, two_codes, shares_P, np.zeros(BLOCK, np.uint16), limits, scale_bits_B, packed, squares_PB, squares_B
+    )

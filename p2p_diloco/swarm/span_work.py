@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import BLOCK_ELEMENTS, BlockParts, parts_of
+from p2p_diloco.codec.blocks import BlockParts, parts_of
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
-from p2p_diloco.kernels.choice import frozen, span_kernels
+from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
@@ -161,9 +161,6 @@ def _leaving(
 
 
 def _loops_for(codec: Codec, anchor_N: Vector, local_N: Vector) -> ModuleType | None:
-    """Return the loops for such a span: whole blocks of 4-bit codes; None where there are none."""
-    if not isinstance(codec, Int4Codec) or not len(local_N) or len(local_N) % BLOCK_ELEMENTS:
-        return None
-    if len(anchor_N) != len(local_N) or not is_vector(local_N) or not local_N.flags.c_contiguous:
-        return None
-    return span_kernels()
+    """Return the loops for such a span. They check nothing: of other vectors NumPy says what is wrong."""
+    is_sound = len(anchor_N) == len(local_N) and is_vector(local_N) and local_N.flags.c_contiguous
+    return codec.span_loops(len(local_N)) if isinstance(codec, Int4Codec) and is_sound else None

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from p2p_diloco.codec.blocks import parts_of
 from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
@@ -89,6 +93,9 @@ def payload_norm(codec: Codec, payload: bytes, elements: int) -> float:
 
 def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
     """Average the sound parts in roster order and encode the mean; or say why there is none."""
+    at_once = _reduce_at_once(action, codecs, elements)
+    if at_once is not None:
+        return at_once
     source, target = codecs.of(action.stage)
     kept, dropped = [], []
     for part in action.parts:
@@ -101,9 +108,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
         mean_N = _mean_of(kept, source, elements)
-        is_entry = action.stage is not Stage.ROW
-        seed = action.rounding_seed if codecs.rounds_stochastically and is_entry else None
-        payload = target.encode(mean_N, rounding_seed=seed)
+        payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
     return Reduced(
@@ -112,6 +117,43 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
         norm=payload_norm(target, payload, elements),
         dropped=tuple(dropped),
     )
+
+
+def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | None:
+    """Do what `reduce_parts` does in one pass; None where no loop can, or where something is to be refused."""
+    source, target = codecs.of(action.stage)
+    if not isinstance(source, Int4Codec) or not isinstance(target, Int4Codec):
+        return None
+    loops = target.span_loops(elements)
+    if loops is None or not action.parts:
+        return None
+    try:
+        parts = [source.parts(part.payload, elements) for part in action.parts]
+        shares = np.array(shares_of([part.weight for part in action.parts], len(parts)), dtype=np.float32)
+    except (PeerError, RoundError):
+        return None
+    encoded = np.empty(target.encoded_bytes(elements), dtype=np.uint8)
+    scale_bits_B, packed = parts_of(encoded, elements)
+    squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
+    seed = _seed_of(action, codecs)
+    noise_N = RoundingBits(seed).draw(elements) if seed is not None else np.empty(0, dtype=np.uint16)
+    scales_PB, codes_PN = np.stack([part.scale_bits_B for part in parts]), np.stack([part.packed for part in parts])
+    limits, squares = source.loop_limits(), (squares_PB[:-1], squares_PB[-1])
+    if not loops.average4(scales_PB, codes_PN, shares, noise_N, limits, scale_bits_B, packed, *squares):
+        return None
+    norms = [
+        math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
+        for bits_B, squares_B in zip([*scales_PB, scale_bits_B], squares_PB, strict=True)
+    ]
+    if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
+        return None
+    sound = frozenset(part.peer for part in action.parts)
+    return Reduced(sound=sound, payload=encoded.tobytes(), norm=norms[-1], dropped=())
+
+
+def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
+    """Return what an entry's rounding is drawn from; None rounds to nearest, as means of rows do."""
+    return action.rounding_seed if codecs.rounds_stochastically and action.stage is not Stage.ROW else None
 
 
 def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> None:

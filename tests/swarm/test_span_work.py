@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,16 @@ from hypothesis import strategies as st
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
-from p2p_diloco.ids import SpanHead, sha256
+from p2p_diloco.ids import PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.kernels.choice import numpy_alone, span_kernels
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.swarm.span_work import contribute_span, follow_span
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.swarm.vector_work import Codecs, Reduced, reduce_parts
 
 ROSTER = sha256(b"a roster")
 INT4, INT8 = codec_named("int4"), codec_named("int8")
@@ -125,19 +127,71 @@ def test_following_at_once_is_following_step_by_step(
     assert result[5] == []
 
 
+def reduce(parts: list[Part], elements: int, *, norm_limit: float = float("inf"), stage: Stage = Stage.WHOLE) -> Any:
+    action = ReduceSpan(
+        round=4, span=SpanId(0, 0), stage=stage, parts=tuple(parts), norm_limit=norm_limit, rounding_seed=b"seed"
+    )
+    at_once = reduce_parts(action, CODECS, elements)
+    with numpy_alone():
+        assert at_once == reduce_parts(action, CODECS, elements)
+    return at_once
+
+
+def parts_of(seed: int, elements: int, num_parts: int, size: float = 1.0) -> list[Part]:
+    """Return parts of several peers; the first is three times as long as the others."""
+    return [
+        Part(
+            peer=PeerId(sha256(bytes([place]))),
+            payload=INT4.encode(some(seed + place, elements, size * (3.0 if place == 0 else 1.0))),
+            weight=1.0 + place,
+            norm=1.0,
+        )
+        for place in range(num_parts)
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, elements=SIZES, num_parts=st.integers(1, 6), limit=st.sampled_from([float("inf"), 10.0]))
+def test_averaging_at_once_is_averaging_step_by_step(seed: int, elements: int, num_parts: int, limit: float) -> None:
+    result = reduce(parts_of(seed, elements, num_parts), elements, norm_limit=limit)
+    assert isinstance(result, str) or INT4.squared_norm(result.payload, elements) == pytest.approx(result.norm**2)
+
+
+def test_a_part_too_long_or_unreadable_is_left_out_of_the_mean_alone() -> None:
+    parts = parts_of(1, 128, 4)
+    norms = [INT4.squared_norm(part.payload, 128) ** 0.5 for part in parts]
+    assert norms[0] > 1.1 * max(norms[1:])
+    assert len(reduce(parts, 128, norm_limit=1.05 * max(norms[1:])).sound) == 3
+    for spoilt in (b"\xff" * 68, b"short", bytes(4) + b"\x88" * 64):
+        assert len(reduce([parts[1], replace(parts[0], payload=spoilt)], 128).sound) == 1
+    assert "weight 0" in reduce([replace(parts[0], weight=0.0)], 128)
+    assert "no contribution was sound" in reduce([], 128)
+
+
+def test_at_the_end_of_what_is_finite_both_ways_agree() -> None:
+    parts = [replace(part, payload=INT4.encode(np.full(128, 3.3e38, np.float32))) for part in parts_of(1, 128, 3)]
+    assert isinstance(reduce(parts, 128), Reduced)
+
+
+def test_means_of_rows_are_eight_bits_wide_and_go_step_by_step() -> None:
+    result = reduce(parts_of(3, 128, 3), 128, stage=Stage.ROW)
+    assert len(result.payload) == INT8.encoded_bytes(128)
+
+
 def test_only_whole_blocks_of_four_bits_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the two properties above compare is really two ways."""
     kernels = span_kernels()
     assert kernels is not None
     calls: list[str] = []
-    for name in ("contribute4", "follow4"):
+    for name in ("contribute4", "average4", "follow4"):
         loop = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *args, _loop=loop, _name=name: (calls.append(_name), _loop(*args))[1])
     for elements in (128, 100):
         state = span(1, elements)
         sent = contribute(state, InFlight(), local(state, 2))
+        reduce(parts_of(1, elements, 2), elements)
         follow(state, sent.advance.in_flight, sent.advance.local_N, sent.payload)
-        assert calls == ["contribute4", "follow4"]
+        assert calls == ["contribute4", "average4", "follow4"]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
