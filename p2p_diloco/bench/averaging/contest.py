@@ -31,6 +31,7 @@ HASH_SECONDS = 120.0
 LEAD_SECONDS = 0.1
 """Between the word to begin and the moment that it names: all must have heard it by then."""
 MOST_TRIALS = 8
+MOST_SETTLING = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,18 @@ def ready_crew(plan: ContestPlan, system: str, root: Path, say: Callable[[str], 
                 break
         else:
             raise NetworkError(f"{system} came to no whole exchange in {MOST_TRIALS} turns: {trouble}")
+        _settle(crew, plan.turn_seconds)
         yield crew
+
+
+def _settle(crew: Crew, turn_seconds: float) -> None:
+    """Have done what a system does once after its start, before turns count."""
+    for _ in range(MOST_SETTLING):
+        word = {"do": "settle", "turn": crew.num_plays, "at": time.monotonic() + LEAD_SECONDS}
+        crew.num_plays += 1
+        if all(answer["is_settled"] for answer in crew.ask(word, turn_seconds)):
+            return
+    raise NetworkError(f"{crew.system} did not come to rest in {MOST_SETTLING} turns without an exchange")
 
 
 def _orders(plan: ContestPlan, system: str) -> Sequence[Mapping[str, Any]]:

@@ -48,6 +48,10 @@ class GlooPeer:
         self._outer.step(self._outer.delta_N.div_(self._num_peers))
         return {"applied_at": time.monotonic(), "trouble": ""}
 
+    def settle(self, turn: int, at: float) -> dict[str, Any]:
+        """Have nothing to settle."""
+        return {"is_settled": True}
+
     def digest(self) -> str:
         """Return a hash of the anchor."""
         return self._outer.digest()

@@ -104,6 +104,10 @@ class HivemindPeer:
         trouble = "" if is_whole else f"{len(gathered)} of {self._num_peers} peers in its group"
         return {"applied_at": applied_at, "trouble": trouble}
 
+    def settle(self, turn: int, at: float) -> dict[str, Any]:
+        """Have nothing to settle."""
+        return {"is_settled": True}
+
     def digest(self) -> str:
         """Return a hash of the anchor."""
         return self._outer.digest()

@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ LOOK_SECONDS = 0.02
 TRIAL_LINGER_SECONDS = 1.0
 """In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
 LINGER_SECONDS = 0.1
+SETTLE_SECONDS = 5.0
 KEEP_CHECKPOINTS = 3
 START_SCALE = 0.02
 
@@ -146,6 +148,13 @@ class OurPeer:
         trouble = self._runner.run(self._play(turn, at, TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS))
         return {"applied_at": self._applied_at, "trouble": trouble}
 
+    def settle(self, turn: int, at: float) -> dict[str, Any]:
+        """Sit through a round without an exchange, so that contents are compared with others as after every start.
+
+        A fragment that moves in every round cannot be compared: peers would hash all of it in vain, again and again.
+        """
+        return {"is_settled": self._runner.run(self._settle(turn, at))}
+
     def digest(self) -> str:
         """Return a hash of φ and m."""
         return state_digest(self._thread.states())
@@ -228,23 +237,37 @@ class OurPeer:
             self._in_loop(self._applied.set)
 
     async def _play(self, turn: int, at: float, linger_seconds: float) -> str:
-        clock = self._plan.rules.clock
         self._num_absorbed, self._is_in_all, self._applied_at = 0, True, at
         self._applied.clear()
         self._listener.sentences.clear()
-        self._stage.set(clock.begin(turn), at)
-        await asyncio.sleep(max(at - time.monotonic(), 0.0))
-        driving = asyncio.ensure_future(self._node.run())
-        try:
-            await self._wait_for_entries(driving, clock.round_seconds)
+        async with self._driven(turn, at) as driving:
+            await self._wait_for_entries(driving, self._plan.rules.clock.round_seconds)
             # What is on its way to the disk belongs to the exchange too.
             await self._loop.run_in_executor(self._writer, lambda: None)
             trouble = self._trouble(turn)
             await asyncio.sleep(linger_seconds)
+        return trouble
+
+    async def _settle(self, turn: int, at: float) -> bool:
+        scrub, give_up = self._engine.catch_up.scrub, at + SETTLE_SECONDS
+        others = self._transport.linked_peers()
+        async with self._driven(turn, at):
+            while not scrub.is_verified(others) and time.monotonic() < give_up:  # noqa: ASYNC110  # not measured
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(TRIAL_LINGER_SECONDS)  # others ask this one
+        return scrub.is_verified(others)
+
+    @asynccontextmanager
+    async def _driven(self, turn: int, at: float) -> AsyncIterator[asyncio.Future[None]]:
+        """Have swarm time run from this turn's round on, and the node with it, while inside."""
+        self._stage.set(self._plan.rules.clock.begin(turn), at)
+        await asyncio.sleep(max(at - time.monotonic(), 0.0))
+        driving = asyncio.ensure_future(self._node.run())
+        try:
+            yield driving
         finally:
             driving.cancel()
             await asyncio.wait({driving})
-        return trouble
 
     async def _wait_for_entries(self, driving: asyncio.Future[None], seconds: float) -> None:
         applied = asyncio.ensure_future(self._applied.wait())

@@ -50,6 +50,14 @@ class Contestant(Protocol):
         """
         ...
 
+    def settle(self, turn: int, at: float) -> dict[str, Any]:
+        """Sit through a turn without an exchange, for what is done once after a start.
+
+        Returns:
+            `is_settled`: whether that is done.
+        """
+        ...
+
     def digest(self) -> str:
         """Return a hash of the resulting vectors."""
         ...
@@ -99,6 +107,8 @@ def _do(contestant: Contestant, word: Mapping[str, Any]) -> dict[str, Any]:
             contestant.prepare(word["turn"])
         case "play":
             return contestant.play(word["turn"], word["at"], word["is_trial"])
+        case "settle":
+            return contestant.settle(word["turn"], word["at"])
         case "digest":
             return {"digest": contestant.digest()}
     return {}

@@ -29,6 +29,9 @@ class FakeContestant:
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
         return {"applied_at": at, "trouble": "", "trial": is_trial}
 
+    def settle(self, turn: int, at: float) -> dict[str, Any]:
+        return {"is_settled": True}
+
     def digest(self) -> str:
         return "d1"
 
@@ -58,10 +61,18 @@ def test_each_word_is_answered_by_one_line_until_the_end(contestant: FakeContest
         {"do": "meet", "words": [{"addresses": ["here"]}]},
         {"do": "prepare", "turn": 0},
         {"do": "play", "turn": 0, "at": 1.5, "is_trial": True},
+        {"do": "settle", "turn": 1, "at": 1.5},
         {"do": "digest"},
         {"do": "end"},
         {"do": "digest"},
-    ) == [{"addresses": ["here"]}, {}, {}, {"applied_at": 1.5, "trouble": "", "trial": True}, {"digest": "d1"}]
+    ) == [
+        {"addresses": ["here"]},
+        {},
+        {},
+        {"applied_at": 1.5, "trouble": "", "trial": True},
+        {"is_settled": True},
+        {"digest": "d1"},
+    ]
     assert contestant.done == [[{"addresses": ["here"]}], "closed"]
 
 
