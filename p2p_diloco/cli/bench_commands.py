@@ -28,4 +28,50 @@ def make_bench() -> App:
 
         return bench_vectors(VectorsOptions(codec=codec, parameters=parameters, repeat=repeat, json=json))
 
+    @bench.command
+    def averaging(
+        *,
+        peers: int = 4,
+        parameters: str = "10M",
+        codec: str = "int4",
+        against: str = "hivemind,gloo",
+        repeat: int = 5,
+        spans: int = 32,
+        json: str | None = None,
+    ) -> int:
+        """Measure a whole exchange of real processes over libp2p, in turn with what others wrote for it.
+
+        From pseudo-gradients in memory to the outer step applied at all peers: time, CPU and memory of all processes,
+        bytes on the wire, and whether all end with the same bytes.
+
+        Parameters
+        ----------
+        peers
+            2 to 16, each a process with a libp2p daemon
+        parameters
+            length of the vector, like 10M
+        codec
+            of p2p_diloco's contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
+        against
+            hivemind (its averager, float32 and float16), gloo (torch.distributed, float32), both, or none
+        repeat
+            turns of each that count
+        spans
+            pieces in which p2p_diloco exchanges the vector
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.bench_averaging import AveragingOptions, bench_averaging
+
+        options = AveragingOptions(
+            peers=peers,
+            parameters=parameters,
+            codec=codec,
+            against=against,
+            spans=spans,
+            repeat=repeat,
+            json=json,
+        )
+        return bench_averaging(options)
+
     return bench

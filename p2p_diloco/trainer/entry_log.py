@@ -13,18 +13,20 @@ import os
 import re
 import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_diloco.errors import FrameError, StateError
-from p2p_diloco.ids import Digest, SpanId, sha256
+from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import decode_message, encode_message
 from p2p_diloco.trainer.whole_file import sync_file
 
 _FRAME = struct.Struct("<IQ8s")
+_SUMS = struct.Struct("<II")
 _GIVEN_UP = struct.Struct("<4sHI")
 _GIVEN_UP_MARK = b"gone"
 _FILE_NAME = re.compile(r"cycle-(\d{12})\.log", re.ASCII)
@@ -252,7 +254,13 @@ def _entry_in(body: bytes) -> Entry | None:
 
 
 def _checksum(sequence: int, body: bytes) -> bytes:
-    return sha256(sequence.to_bytes(8, "little"), body)[:8]
+    """Tell torn and damaged frames, not forged ones: what an entry says of itself is checked where it is followed.
+
+    Two sums of different kinds; together they take a tenth of the time of SHA-256 without hardware for it, and every
+    entry of every peer passes here.
+    """
+    start = sequence.to_bytes(8, "little")
+    return _SUMS.pack(zlib.crc32(body, zlib.crc32(start)), zlib.adler32(body, zlib.adler32(start)))
 
 
 def _write_at(path: Path, offset: int, content: bytes) -> None:

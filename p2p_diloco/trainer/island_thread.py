@@ -12,19 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-
 from p2p_diloco.ids import SpanId
-from p2p_diloco.island.data import BatchStream
 from p2p_diloco.island.inner_loop import InnerStep
-from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.swarm.replica import Answer, SpanUpdate
-from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.run_plan import RunPlan
 
 IDLE_SECONDS = 0.05
 LOSS_SMOOTHING = 0.95
@@ -53,29 +47,24 @@ class IslandThread:
     """One island's thread; a `Replica` for the swarm.
 
     Args:
+        island: nobody else may call it once the thread runs.
         now: swarm seconds, callable from any thread.
         in_loop: hands a call over to the event loop.
         died: told, in the loop, when training ended with an error.
-        diary: where the island writes down what it does; None: nowhere.
-        trains: False for a peer that only holds the state.
     """
 
     def __init__(
         self,
         *,
-        plan: RunPlan,
-        model: DecoderModel,
-        stream: BatchStream,
-        device: torch.device,
+        island: Island,
         now: Callable[[], float],
         in_loop: Callable[[Callable[[], None]], None],
         died: Callable[[BaseException], None],
-        diary: Diary | None = None,
     ) -> None:
         self._now = now
         self._in_loop = in_loop
         self._died = died
-        self.island = Island(plan=plan, model=model, stream=stream, device=device, diary=diary)
+        self.island = island
         self._commands: deque[Command] = deque()
         self._has_command = threading.Condition()
         self._stopping = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,7 +61,17 @@ def plan_run(manifest: RunManifest) -> RunPlan:
     """
     shape = replace(model_shape(manifest.model.size), **manifest.model.changes())
     with torch.device("meta"):
-        parameter_sizes = sizes(DecoderModel(shape))
+        return plan_tensors(manifest, shape, sizes(DecoderModel(shape)))
+
+
+def plan_tensors(manifest: RunManifest, shape: ModelShape, parameter_sizes: Sequence[tuple[str, int]]) -> RunPlan:
+    """Work out what a manifest means for a model of these tensors; a bench has other ones than the manifest's model.
+
+    Args:
+        parameter_sizes: (name, elements) of each, in model order.
+    Raises:
+        ConfigError: more fragments than tensors.
+    """
     fragments = plan_fragments(parameter_sizes, manifest.rounds.fragments)
     codecs = Codecs(
         contribution=codec_named(manifest.codec.contribution),

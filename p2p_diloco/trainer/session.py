@@ -32,6 +32,7 @@ from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
+from p2p_diloco.trainer.island import Island
 from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.peer_memory import RunFolder
@@ -166,16 +167,14 @@ class PeerSession:
         plan = self._plan
         parts = self._parts
         stream = open_stream(corpus, plan, parts.run, parts.key.peer, self._engine.me.incarnation)
-        return IslandThread(
+        island = Island(
             plan=plan,
             model=build_model(plan.shape, plan.manifest.model.seed),
             stream=stream,
             device=choose_device(self._parts.settings.device),
-            now=self._clock.now,
-            in_loop=self._in_loop,
-            died=self._fail,
             diary=Diary(self._parts.folder.path) if self._parts.settings.keep_diary else None,
         )
+        return IslandThread(island=island, now=self._clock.now, in_loop=self._in_loop, died=self._fail)
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""

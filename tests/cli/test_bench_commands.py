@@ -9,4 +9,6 @@ from p2p_diloco.cli.app import main
 
 def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
-    assert "vectors" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "vectors" in listed
+    assert "averaging" in listed

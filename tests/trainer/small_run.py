@@ -21,6 +21,7 @@ from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.island import Island
 from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
@@ -73,14 +74,14 @@ class HandDrivenIsland:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
         self.failures: list[BaseException] = []
-        self.thread = IslandThread(
+        island = Island(
             plan=plan,
             model=build_model(plan.shape, plan.manifest.model.seed),
             stream=stream_of(plan, corpus, peer_key(name).peer),
             device=torch.device("cpu"),
-            now=lambda: self.now,
-            in_loop=lambda call: call(),
-            died=self.failures.append,
+        )
+        self.thread = IslandThread(
+            island=island, now=lambda: self.now, in_loop=lambda call: call(), died=self.failures.append
         )
 
     def hold(self, states: Mapping[SpanId, SpanState]) -> None:

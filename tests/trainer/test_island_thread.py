@@ -27,6 +27,7 @@ from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.model import build_model
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.trainer.island import Island
 from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.run_plan import RunPlan
 
@@ -304,15 +305,13 @@ class Desk:
 
 
 def started(corpus: Corpus, desk: Desk, stream: Any = None) -> IslandThread:
-    thread = IslandThread(
+    island = Island(
         plan=PLAN,
         model=build_model(PLAN.shape, 0),
         stream=stream if stream is not None else stream_of(PLAN, corpus, peer_key("ada").peer),
         device=torch.device("cpu"),
-        now=lambda: 0.0,
-        in_loop=desk.hand_over,
-        died=desk.deaths.append,
     )
+    thread = IslandThread(island=island, now=lambda: 0.0, in_loop=desk.hand_over, died=desk.deaths.append)
     thread.start()
     return thread
 

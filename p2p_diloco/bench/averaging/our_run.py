@@ -1,0 +1,50 @@
+"""The run that a bench is: a manifest and an organiser of its own, one fragment, rounds as long as a turn may take."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.signing import SigningKey
+
+CODECS = ("float32", "bfloat16", "int8", "int4", "topk2")
+_NEVER = 2**20
+
+
+def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]:
+    """Return what each peer of ours is told: the signed manifest and the organiser's key, in hexadecimal.
+
+    Args:
+        codec: of contributions and of entries; with topk2, which is for contributions alone, entries are int4.
+        turn_seconds: what a turn may take. Contributions count until the middle of a round.
+    Raises:
+        ConfigError: no such codec, or a number of spans that cannot be.
+    """
+    check_codec(codec)
+    organiser = SigningKey(secrets.token_bytes(32))
+    round_seconds = 2.0 * turn_seconds
+    manifest = draft_manifest(
+        organiser=organiser.peer,
+        now_seconds=time.time(),
+        name="bench",
+        values={
+            "codec": {"contribution": codec, "entry": "int4" if codec == "topk2" else codec},
+            "rounds": {"round_seconds": round_seconds, "fragments": 1, "spans_per_fragment": spans},
+            "membership": {"heartbeat_seconds": min(round_seconds, 3600.0), "void_cycles": _NEVER},
+            "limits": {"scrub_cycles": _NEVER},
+        },
+    )
+    return {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}
+
+
+def check_codec(codec: str) -> None:
+    """See that there is such a codec.
+
+    Raises:
+        ConfigError: there is not.
+    """
+    if codec not in CODECS:
+        raise ConfigError(f"--codec is {codec!r}; expected one of {', '.join(CODECS)}")

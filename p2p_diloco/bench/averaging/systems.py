@@ -1,0 +1,48 @@
+"""Who takes part: this project, hivemind's averager with two compressions, gloo; and what each needs of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2p_diloco.errors import ConfigError
+
+OURS = "p2p_diloco"
+HIVEMIND_FLOAT32, HIVEMIND_FLOAT16, GLOO = "hivemind_fp32", "hivemind_fp16", "gloo_fp32"
+OPPONENTS: dict[str, tuple[str, ...]] = {"hivemind": (HIVEMIND_FLOAT32, HIVEMIND_FLOAT16), "gloo": (GLOO,)}
+NOBODY = "none"
+
+_MIB = 1024 * 1024
+# Seen at work, and a little more: what a peer's processes take without vectors, and bytes for each parameter.
+_PEER_BYTES = {OURS: 450 * _MIB, HIVEMIND_FLOAT32: 700 * _MIB, HIVEMIND_FLOAT16: 700 * _MIB, GLOO: 300 * _MIB}
+_PARAMETER_BYTES = {OURS: 32, HIVEMIND_FLOAT32: 28, HIVEMIND_FLOAT16: 28, GLOO: 16}
+_SHARE_OF_MEMORY = 0.6
+
+
+def systems_against(words: str) -> tuple[str, ...]:
+    """Return the systems of a run by the words of `--against`, such as `hivemind,gloo`; ours is the first.
+
+    Raises:
+        ConfigError: an unknown word.
+    """
+    named = [word.strip() for word in words.split(",") if word.strip()]
+    if named == [NOBODY]:
+        return (OURS,)
+    for word in named:
+        if word not in OPPONENTS:
+            known = ", ".join(OPPONENTS)
+            raise ConfigError(f"--against names {word!r}; expected one or more of {known}, with commas, or {NOBODY}")
+    if not named:
+        raise ConfigError(f"--against names nobody; expected one or more of {', '.join(OPPONENTS)}, or {NOBODY}")
+    return (OURS, *(system for word in OPPONENTS for system in OPPONENTS[word] if word in named))
+
+
+def expected_bytes(system: str, num_peers: int, parameters: int) -> int:
+    """Return about how much memory all processes of a system take."""
+    return num_peers * (_PEER_BYTES[system] + _PARAMETER_BYTES[system] * parameters)
+
+
+def can_all_stay(systems: Sequence[str], num_peers: int, parameters: int, available_bytes: int) -> bool:
+    """Tell whether the processes of all systems fit into memory side by side; else each is started for its turn."""
+    return sum(expected_bytes(system, num_peers, parameters) for system in systems) <= (
+        _SHARE_OF_MEMORY * available_bytes
+    )

@@ -1,0 +1,122 @@
+"""A crew is asked together, says who failed, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p_diloco.bench.averaging.crew import Crew
+from p2p_diloco.errors import NetworkError, PeerError, StateError
+from tests.swarm.bench_processes import Witness, is_alive
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+
+# A worker with a child in its group and one in a session of its own, which only its parent's death may end.
+ACTOR = """
+import json, os, subprocess, sys, time
+order = json.loads(sys.stdin.readline())
+sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+children = [subprocess.Popen(sleeper, start_new_session=alone) for alone in (False, True)]
+for line in sys.stdin:
+    word = json.loads(line)
+    if word["do"] == "end":
+        for child in children: child.kill()
+        break
+    if order["place"] == word.get("who"):
+        if word["do"] == "die": print("alas", file=sys.stderr, flush=True); os._exit(3)
+        if word["do"] == "sleep": time.sleep(60)
+        if word["do"] == "fail": print(json.dumps({"error": "ValueError: no"}), flush=True); continue
+    print(json.dumps({"place": order["place"], "big": "x" * 200_000 if word["do"] == "talk" else ""}), flush=True)
+"""
+
+
+def crew_in(folder: Path) -> Crew:
+    return Crew("acting", [{}, {}], folder, command=(sys.executable, "-c", ACTOR))
+
+
+def test_answers_come_in_order_however_long(tmp_path: Path) -> None:
+    witness = Witness()
+    with crew_in(tmp_path) as crew:
+        answers = crew.ask({"do": "talk"}, 20.0)
+        witness.look()
+        assert [answer["place"] for answer in answers] == [0, 1]
+        assert all(len(answer["big"]) == 200_000 for answer in answers)
+        assert [len(peer) for peer in crew.pids_by_peer()] == [3, 3]
+    witness.check_all_gone()
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "text"),
+    [
+        ("die", PeerError, "peer 1 of acting ended with exit code 3 when it was to die; .* last words: alas"),
+        ("fail", StateError, "peer 1 of acting failed: ValueError: no"),
+        ("sleep", NetworkError, "1 of 2 peers of acting did not sleep within 1 s"),
+    ],
+)
+def test_who_does_not_do_as_told_is_named_and_all_end(
+    do: str, error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    witness = Witness()
+
+    def play() -> None:
+        with crew_in(tmp_path) as crew:
+            crew.ask({"do": "start"}, 20.0)
+            crew.pids_by_peer()
+            witness.look()
+            crew.ask({"do": do, "who": 1}, 1.0 if do == "sleep" else 20.0)
+
+    with pytest.raises(error, match=text):
+        play()
+    witness.check_all_gone()
+
+
+def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
+    witness = Witness()
+
+    def play() -> None:
+        with crew_in(tmp_path) as crew:
+            crew.ask({"do": "start"}, 20.0)
+            victim = crew.pids_by_peer()[0][0]
+            witness.look()
+            psutil.Process(victim).kill()
+            for _ in range(100):
+                crew.ask({"do": "talk"}, 20.0)
+
+    with pytest.raises(PeerError, match="peer 0 of acting was ended by signal 9 when it was to talk"):
+        play()
+    witness.check_all_gone()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from p2p_diloco.bench.averaging.crew import Crew
+order = {"num_peers": 2, "parameters": 64}
+with Crew("gloo_fp32", [order, order], Path(sys.argv[1])) as crew:
+    crew.ask({"do": "start"}, 60.0)
+    print(*[pid for peer in crew.pids_by_peer() for pid in peer], crew.network.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        processes = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
+        assert len(processes) == 3
+    finally:
+        parent.kill()
+        parent.communicate()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, processes)):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.02)

@@ -1,0 +1,39 @@
+"""Peers of ours exchange over the real transport and end with the same bytes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.bench.averaging.contest import ContestPlan, play_turn, ready_crew
+from p2p_diloco.bench.averaging.our_peer import StageClock
+from p2p_diloco.bench.averaging.systems import OURS
+from tests.swarm.bench_processes import Witness
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+
+
+def test_swarm_time_runs_from_an_agreed_moment_on() -> None:
+    stage = StageClock(100.0)
+    at = time.monotonic() + 50.0
+    stage.set(200.0, at)
+    assert stage.raw() == pytest.approx(150.0, abs=1.0)
+
+
+def test_three_peers_exchange_everything_and_hold_the_same_bytes(tmp_path: Path) -> None:
+    plan = ContestPlan(systems=(OURS,), num_peers=3, parameters=1 << 16, codec="int4", spans=6, repeats=1)
+    witness = Witness()
+    with ready_crew(plan, OURS, tmp_path, say=lambda text: None) as crew:
+        turns = [play_turn(crew, [], plan.turn_seconds) for _ in range(3)]
+        witness.look()
+        is_private = crew.network.is_private
+    for turn in turns:
+        assert turn.results_equal
+        assert 0.0 < turn.wall_seconds < plan.turn_seconds
+        if is_private:  # what reducers get and owners hand down: 2 (N - 1) / N vectors, and some words
+            vector = 0.53125 * 4 / 3
+            assert vector <= turn.wire_bytes / plan.parameters / plan.num_peers < vector + 0.4
+    witness.check_all_gone()

@@ -1,0 +1,42 @@
+"""A network of one's own counts nobody else's bytes, and ends with us."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from p2p_diloco.bench.averaging import private_network
+from p2p_diloco.bench.averaging.meters import loopback_bytes
+from p2p_diloco.bench.averaging.private_network import PrivateNetwork
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
+
+TALKER = (
+    "import socket; "
+    "receiver = socket.socket(type=socket.SOCK_DGRAM); receiver.bind(('127.0.0.1', 0)); "
+    "[receiver.sendto(bytes(1000), receiver.getsockname()) for _ in range(100)]"
+)
+
+
+def test_what_runs_in_it_is_counted_in_it_alone() -> None:
+    with PrivateNetwork() as network, PrivateNetwork() as other:
+        if not (network.is_private and other.is_private):
+            pytest.skip("this machine lets nobody make networks of its own")
+        before = loopback_bytes(network.pid), loopback_bytes(other.pid)
+        subprocess.run([*network.entrance, sys.executable, "-c", TALKER], check=True)
+        assert loopback_bytes(network.pid) - before[0] >= 100 * 1000
+        assert loopback_bytes(other.pid) == before[1]
+        holder = network.pid
+    assert not network.entrance
+    with pytest.raises(FileNotFoundError):
+        loopback_bytes(holder)
+
+
+def test_where_none_can_be_made_it_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_network.shutil, "which", lambda tool: None)
+    with PrivateNetwork() as network:
+        assert not network.is_private
+        assert network.entrance == ()
+        assert loopback_bytes(network.pid) >= 0
