@@ -14,7 +14,11 @@ from p2p_diloco.bench.averaging.systems import GLOO, OURS
 from p2p_diloco.errors import PeerError
 from tests.swarm.bench_processes import Witness
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+pytestmark = [
+    pytest.mark.wall_clock,
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
+]
 
 PLAN = ContestPlan(systems=(OURS, GLOO), num_peers=2, parameters=1 << 16, codec="int4", spans=4, repeats=2)
 

@@ -15,7 +15,11 @@ from p2p_diloco.bench.averaging.crew import Crew
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 from tests.swarm.bench_processes import Witness, is_alive
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+pytestmark = [
+    pytest.mark.wall_clock,
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
+]
 
 # A worker with a child in its group and one in a session of its own, which only its parent's death may end.
 ACTOR = """

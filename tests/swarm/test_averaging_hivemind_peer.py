@@ -11,7 +11,11 @@ from p2p_diloco.bench.averaging.contest import ContestPlan, play_turn, ready_cre
 from p2p_diloco.bench.averaging.systems import HIVEMIND_FLOAT16, OURS
 from tests.swarm.bench_processes import Witness
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+pytestmark = [
+    pytest.mark.wall_clock,
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
+]
 
 PLAN = ContestPlan(systems=(OURS, HIVEMIND_FLOAT16), num_peers=2, parameters=1 << 16, codec="int4", spans=4, repeats=1)
 
