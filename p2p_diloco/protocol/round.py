@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.inclusion import Inclusion, as_float32, join_inclusions
@@ -103,7 +103,7 @@ def contribution_messages(
         incarnation=incarnation,
         tokens=contribution.tokens,
         steps=contribution.steps,
-        commitment=sha256(*(s.payload for s in spans)),
+        commitment=ZERO_DIGEST,
         spans=offers,
     )
     vectors = tuple(SpanVector(round=contribution.round, span=s.span, payload=s.payload) for s in spans)
