@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import RoundError
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight
+from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, Sent
 from p2p_diloco.outer.vector import Vector
 
 
@@ -124,3 +124,26 @@ def test_each_contribution_is_resolved_exactly_once(events: list[str]) -> None:
         returned += leaving
         void += sorted(gone - set(leaving))
     assert sorted([*returned, *void, *in_flight.rounds]) == sent
+
+
+def test_what_is_kept_as_it_was_sent_is_decoded_when_somebody_asks() -> None:
+    asked: list[bytes] = []
+
+    def decode(payload: bytes) -> Vector:
+        asked.append(payload)
+        return decoded(payload[0])
+
+    in_flight = InFlight().with_contribution(4, Sent(b"\x07", decode)).with_contribution(8, decoded(8.0))
+    assert in_flight.rounds == (4, 8)
+    assert asked == []
+    assert firsts(in_flight.vectors) == [7.0, 8.0]
+    own = in_flight.of_round(4)
+    assert own is not None
+    assert own.decoded_N[0] == 7.0
+    assert in_flight.of_round(5) is None
+    assert firsts(in_flight.scaled(0.5).vectors) == [3.5, 4.0]
+    assert in_flight.after(4).rounds == (8,)
+    remaining, resolved_N = in_flight.resolve(4)
+    assert remaining.rounds == (8,)
+    assert resolved_N is not None
+    assert resolved_N[0] == 7.0

@@ -58,3 +58,19 @@ def test_a_peer_that_dies_ends_the_bench_with_a_sentence_and_all_processes() -> 
     with pytest.raises(PeerError, match=r"peer \d of p2p_diloco was ended by signal 9 when it was to prepare"):
         play_contest(PLAN, say)
     witness.check_all_gone()
+
+
+def test_an_opponent_that_dies_is_started_again() -> None:
+    witness, said = Witness(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        witness.look()
+        if text.startswith("repeat 1 of 2: p2p_diloco"):
+            workers = [p for p in witness.seen if p.is_running() and "p2p_diloco.bench.averaging.worker" in p.cmdline()]
+            max(workers, key=lambda process: process.create_time()).kill()
+
+    played = play_contest(PLAN, say)
+    assert [len(turns) for turns in played.turns.values()] == [2, 2]
+    assert sum(text.endswith("starting gloo_fp32 again") for text in said) == 1
+    witness.check_all_gone()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -23,7 +23,7 @@ from p2p_diloco.bench.averaging.figures import Contest, Turn
 from p2p_diloco.bench.averaging.meters import cpu_seconds, forget_peaks, loopback_bytes, peak_rss_bytes
 from p2p_diloco.bench.averaging.our_run import our_orders
 from p2p_diloco.bench.averaging.systems import OURS, can_all_stay
-from p2p_diloco.errors import NetworkError
+from p2p_diloco.errors import NetworkError, P2PDilocoError
 
 START_SECONDS = 180.0
 PREPARE_SECONDS = 300.0
@@ -32,6 +32,8 @@ LEAD_SECONDS = 0.1
 """Between the word to begin and the moment that it names: all must have heard it by then."""
 MOST_TRIALS = 8
 MOST_SETTLING = 32
+MOST_FAILURES = 3
+"""Of an opponent, in a whole run: hivemind does not always find a group on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,27 +71,86 @@ def play_contest(plan: ContestPlan, say: Callable[[str], None]) -> Contest:
     available = psutil.virtual_memory().available
     stays = can_all_stay(plan.systems, plan.num_peers, plan.parameters, available)
     turns: dict[str, list[Turn]] = {system: [] for system in plan.systems}
-    are_private: list[bool] = []
-    with _scratch_folder() as root, ExitStack() as crews:
-        kept = {system: crews.enter_context(ready_crew(plan, system, root, say)) for system in plan.systems if stays}
+    with _scratch_folder() as root, _Stage(plan, root, say, stays=stays) as stage:
         for repeat in range(plan.repeats):
             for system in plan.systems:
-                with ExitStack() as brief:
-                    crew = kept.get(system) or brief.enter_context(ready_crew(plan, system, root, say))
-                    others = [other for name, other in kept.items() if name != system]
-                    turn = play_turn(crew, others, plan.turn_seconds)
-                    are_private.append(crew.network.is_private)
-                    say(f"repeat {repeat + 1} of {plan.repeats}: {system} {turn.wall_seconds:.3f} s")
+                turn = stage.play(system)
+                say(f"repeat {repeat + 1} of {plan.repeats}: {system} {turn.wall_seconds:.3f} s")
                 turns[system].append(turn)
+        is_private = stage.is_private
     return Contest(
         num_peers=plan.num_peers,
         parameters=plan.parameters,
         codec=plan.codec,
         turns=turns,
-        on_own_network=all(are_private),
+        on_own_network=is_private,
         kept_alive=stays,
         num_cores=len(os.sched_getaffinity(0)),
     )
+
+
+class _Stage:
+    """The processes of all systems. An opponent that fails is started again: its failures are not the bench's.
+
+    Args:
+        stays: whether all live through the whole run; else each is started for its turn.
+    Attributes:
+        is_private: whether each had a network of its own so far.
+    """
+
+    def __init__(self, plan: ContestPlan, root: Path, say: Callable[[str], None], *, stays: bool) -> None:
+        self._plan, self._root, self._say, self._stays = plan, root, say, stays
+        self._crews: dict[str, Crew] = {}
+        self._ends = {system: ExitStack() for system in plan.systems}
+        self._failures = dict.fromkeys(plan.systems, 0)
+        self.is_private = True
+
+    def __enter__(self) -> Self:
+        try:
+            for system in self._plan.systems if self._stays else ():
+                self._crew(system)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with ExitStack() as all_ends:
+            for system in self._plan.systems:
+                all_ends.callback(self._end, system)
+
+    def play(self, system: str) -> Turn:
+        """Let a system exchange once.
+
+        Raises:
+            PeerError, StateError, NetworkError: it failed; an opponent, for the last time.
+        """
+        while True:
+            try:
+                crew = self._crew(system)
+                others = [other for name, other in self._crews.items() if name != system]
+                turn = play_turn(crew, others, self._plan.turn_seconds)
+            except P2PDilocoError as error:
+                self._end(system)
+                self._failures[system] += 1
+                if system == OURS or self._failures[system] > MOST_FAILURES:
+                    raise
+                self._say(f"{error}; starting {system} again")
+                continue
+            if not self._stays:
+                self._end(system)
+            return turn
+
+    def _crew(self, system: str) -> Crew:
+        if system not in self._crews:
+            crew = self._ends[system].enter_context(ready_crew(self._plan, system, self._root, self._say))
+            self._crews[system] = crew
+            self.is_private = self.is_private and crew.network.is_private
+        return self._crews[system]
+
+    def _end(self, system: str) -> None:
+        self._crews.pop(system, None)
+        self._ends[system].close()
 
 
 @contextmanager

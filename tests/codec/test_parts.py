@@ -1,0 +1,48 @@
+"""What loops over whole spans are given of an encoding: views of its parts, and whether there are such loops at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from p2p_diloco.codec.blocks import BlockCodec
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.int8 import Int8Codec
+from p2p_diloco.errors import FrameError
+from p2p_diloco.kernels.choice import numpy_alone, span_kernels
+
+both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])
+
+
+@both_codecs
+def test_scales_then_codes_neither_to_be_written_to(codec: BlockCodec) -> None:
+    encoded = bytearray(codec.encode(np.arange(130, dtype=np.float32)))
+    scale_bits_B, packed = codec.parts(encoded, 130)
+    assert scale_bits_B.tobytes() + packed.tobytes() == encoded
+    assert scale_bits_B.shape == (3,)
+    for part in (scale_bits_B, packed):
+        with pytest.raises(ValueError, match="read-only"):
+            part[0] = 0
+
+
+@both_codecs
+def test_an_encoding_of_the_wrong_size_has_no_parts(codec: BlockCodec) -> None:
+    with pytest.raises(FrameError, match="span of 128 elements came as"):
+        codec.parts(codec.encode(np.ones(129, np.float32)), 128)
+
+
+@both_codecs
+def test_limits_are_those_of_what_encoders_write(codec: BlockCodec) -> None:
+    largest, least_bits, most_bits = codec.loop_limits()
+    assert largest == codec.largest_code
+    for value, expected in ((1e-45, least_bits), (np.finfo(np.float32).max, most_bits)):
+        scale_bits_B, _ = codec.parts(codec.encode(np.full(64, value, np.float32)), 64)
+        assert scale_bits_B[0] == expected
+
+
+def test_loops_take_whole_blocks_alone() -> None:
+    codec = Int4Codec()
+    assert codec.span_loops(128) is span_kernels() is not None
+    assert codec.span_loops(0) is codec.span_loops(100) is None
+    with numpy_alone():
+        assert codec.span_loops(128) is None
