@@ -125,21 +125,19 @@ class _Stage:
         Raises:
             PeerError, StateError, NetworkError: it failed; an opponent, for the last time.
         """
+        for other in () if self._stays else self._plan.systems:
+            self._end(other)
         while True:
             try:
                 crew = self._crew(system)
                 others = [other for name, other in self._crews.items() if name != system]
-                turn = play_turn(crew, others, self._plan.turn_seconds)
+                return play_turn(crew, others, self._plan.turn_seconds)
             except P2PDilocoError as error:
                 self._end(system)
                 self._failures[system] += 1
                 if system == OURS or self._failures[system] > MOST_FAILURES:
                     raise
                 self._say(f"{error}; starting {system} again")
-                continue
-            if not self._stays:
-                self._end(system)
-            return turn
 
     def _crew(self, system: str) -> Crew:
         if system not in self._crews:
