@@ -46,6 +46,11 @@ def explain_refusal(words: str) -> str:
     return " ".join(words.split())[:_LONGEST_EXPLANATION]
 
 
+def have_crossed(words: str) -> bool:
+    """Tell whether two called each other at one moment: TCP makes that one connection, with two callers on it."""
+    return "message is too short" in words
+
+
 def _is_multiaddr(address: str) -> bool:
     try:
         Multiaddr(address)

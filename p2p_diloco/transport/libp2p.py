@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
-from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
+from p2p_diloco.transport.addresses import explain_refusal, have_crossed, sort_addresses
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import greet, read_frame, write_frame
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _GREETING_SECONDS = 10.0
 _STREAMS_PER_LANE = 4  # two peers that dial each other at once have two
 _ADDRESS_REFRESH_SECONDS = 30.0
+_BACKOFF_SECONDS = 5.2
+"""After a failed dial libp2p refuses to try again for five seconds."""
 
 
 class Libp2pTransport(Transport):
@@ -173,13 +175,17 @@ class Libp2pTransport(Transport):
         link = self._links.get(peer)
         return link is not None and link.is_up
 
-    async def _connect(self, peer: PeerId, usable: Sequence[str], deadline: float) -> None:
+    async def _connect(self, peer: PeerId, usable: Sequence[str], deadline: float, *, is_second: bool = False) -> None:
         if self._lost is not None:
             raise self._lost
         seconds = deadline - asyncio.get_running_loop().time()
         try:
             await self.client.connect(peer, usable, seconds)
         except DaemonRefusal as error:
+            if not is_second and have_crossed(str(error)):
+                # One calls again first, so that they do not cross again.
+                await asyncio.sleep(_BACKOFF_SECONDS + (1.0 if self.peer > peer else 0.0))
+                return await self._connect(peer, usable, deadline, is_second=True)
             raise PeerError(f"{short_peer_id(peer)} cannot be dialled: {explain_refusal(str(error))}") from None
 
     async def _open_lanes(self, peer: PeerId, deadline: float) -> None:

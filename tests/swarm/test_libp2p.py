@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,35 @@ def test_a_stranger_who_breaks_the_framing_loses_its_link_and_is_named(
             assert await is_closed(pairs[Lane.BULK][0])
             for _, each in pairs.values():
                 each.transport.abort()
+
+    play(scene())
+
+
+@pytest.mark.parametrize("num_crossed", [1, 2])
+def test_calls_that_crossed_are_made_again_once(
+    num_crossed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that dial each other at one moment may meet on one connection as two callers; it takes luck to see it."""
+    monkeypatch.setattr(libp2p, "_BACKOFF_SECONDS", 0.0)
+
+    async def scene() -> None:
+        (one, _), (two, heard) = make(tmp_path, "one"), make(tmp_path, "two")
+        async with one, two:
+            connect, crossed = one.client.connect, iter(range(num_crossed))
+
+            async def cross(peer: PeerId, usable: Sequence[str], seconds: float) -> None:
+                if next(crossed, None) is not None:
+                    raise DaemonRefusal("failed to dial: * [/ip4/127.0.0.1/tcp/9] message is too short")
+                await connect(peer, usable, seconds)
+
+            monkeypatch.setattr(one.client, "connect", cross)
+            dialling = one.dial(two.peer, two.listen_addresses(), in_seconds(10))
+            if num_crossed == 1:
+                await dialling
+                await heard.wait_until(lambda it: it.kinds() == ["up"])
+            else:
+                with pytest.raises(PeerError, match="message is too short"):
+                    await dialling
 
     play(scene())
 

@@ -6,7 +6,7 @@ import pytest
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
-from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
+from p2p_diloco.transport.addresses import explain_refusal, have_crossed, sort_addresses
 
 PEER = PeerId(sha256(b"peer"))
 END = f"/p2p/{format_peer_id(PEER)}"
@@ -64,3 +64,14 @@ def test_a_refusal_without_addresses_is_told_as_it_is_but_short() -> None:
     assert explain_refusal("dial backoff") == "it failed a moment ago, libp2p waits before it tries again"
     assert explain_refusal("something\n  else") == "something else"
     assert len(explain_refusal("long " * 1000)) == 600
+
+
+@pytest.mark.parametrize(
+    ("words", "crossed"),
+    [
+        ("failed to dial: * [/ip4/127.0.0.1/tcp/9] failed to negotiate security protocol: message is too short", True),
+        ("failed to dial: * [/ip4/127.0.0.1/tcp/9] dial tcp4: connect: connection refused", False),
+    ],
+)
+def test_calls_that_crossed_are_told_from_those_that_nobody_took(words: str, crossed: bool) -> None:
+    assert have_crossed(words) is crossed
