@@ -184,7 +184,7 @@ class Opening:
         roster: digest of the roster that the contributor goes by; another one than the reducer's does not count.
         tokens, steps: trained for this fragment since its last snapshot.
         commitment: zeros; for runs in which witnesses compute means again, a digest over the encoded spans that follow.
-            Nobody checks it as yet, and hashing them all is a tenth of what an exchange costs.
+            Nobody checks it as yet.
     """
 
     round: int
