@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple, NewType
 
 import base58
+from blake3 import blake3
 
 from p2p_diloco.errors import ConfigError
 
@@ -63,8 +64,20 @@ class SpanHead:
 
 
 def sha256(*parts: bytes | memoryview) -> Digest:
-    """Hash the concatenation of `parts`."""
+    """Hash the concatenation of `parts`: what is short, and what people may want to check with tools that they have."""
     hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
+def blake3_of(*parts: bytes | memoryview) -> Digest:
+    """Hash the concatenation of `parts`: vectors, encoded or not.
+
+    As strong as SHA-256 and, on long inputs, several times as fast even where the processor has instructions for that.
+    Source: BLAKE3, https://github.com/BLAKE3-team/BLAKE3-specs.
+    """
+    hasher = blake3()
     for part in parts:
         hasher.update(part)
     return Digest(hasher.digest())

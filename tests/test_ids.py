@@ -17,6 +17,7 @@ from p2p_diloco.ids import (
     PeerId,
     SpanHead,
     SpanId,
+    blake3_of,
     format_peer_id,
     parse_peer_id,
     sha256,
@@ -68,6 +69,25 @@ def test_an_id_with_a_byte_too_many_is_refused() -> None:
 def test_sha256_hashes_the_concatenation(parts: list[bytes]) -> None:
     assert sha256(*parts) == hashlib.sha256(b"".join(parts)).digest()
     assert sha256(*map(memoryview, parts)) == sha256(*parts)
+
+
+@given(st.lists(st.binary(max_size=64), max_size=5))
+def test_blake3_hashes_the_concatenation(parts: list[bytes]) -> None:
+    assert blake3_of(*parts) == blake3_of(b"".join(parts)) == blake3_of(*map(memoryview, parts))
+
+
+@pytest.mark.parametrize(
+    ("length", "digest"),
+    [
+        (0, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
+        (1, "2d3adedff11b61f14c886e35afa036736dcd87a74d27b5c1510225d0f592e213"),
+        (1024, "42214739f095a406f3fc83deb889744ac00df831c10daa55189b5d121c855af7"),
+        (31744, "62b6960e1a44bcc1eb1a611a8d6235b6b4b78f32e7abc4fb4c6cdcce94895c47"),
+    ],
+)
+def test_blake3_is_that_of_the_published_vectors(length: int, digest: str) -> None:
+    # Source: test_vectors.json of the BLAKE3 reference implementation; its inputs count to 250, again and again.
+    assert blake3_of(bytes(place % 251 for place in range(length))).hex() == digest
 
 
 def test_the_zero_digest_is_as_long_as_any() -> None:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, sha256
+from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, blake3_of, sha256
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector, count_non_finite, is_vector
 
 # Each kind of digest begins with a text of its own, so that none can pass for another.
-_CONTENT_LABEL = b"p2p-diloco span content 1\n"
+_CONTENT_LABEL = b"p2p-diloco span content 2\n"
 _FRAGMENT_LABEL = b"p2p-diloco fragment heads 1\n"
 _STATE_LABEL = b"p2p-diloco state 1\n"
 
@@ -142,7 +142,7 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
 
 def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:
     """Return x = H(φ, m, d) over little-endian float32 bytes; d is `ZERO_DIGEST` at founding, where x becomes d."""
-    return sha256(_CONTENT_LABEL, _little_endian(anchor_N), _little_endian(momentum_N), chain_digest)
+    return blake3_of(_CONTENT_LABEL, _little_endian(anchor_N), _little_endian(momentum_N), chain_digest)
 
 
 def fragment_digest(heads: Sequence[SpanHead]) -> Digest:

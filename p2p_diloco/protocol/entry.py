@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import Digest, SpanHead, SpanId, blake3_of, sha256, short_peer_id
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, Verify
@@ -62,7 +62,7 @@ class Entry:
     # No slots: both are asked for more than once, and the payload they hash is long.
     @cached_property
     def _statement(self) -> bytes:
-        return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + sha256(self.payload)
+        return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + blake3_of(self.payload)
 
     def digest(self) -> Digest:
         """Return the digest that chain digests absorb. The signature is not part of it."""

@@ -44,7 +44,7 @@ from p2p_diloco.protocol.wire import (
     take_fields,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MOST_SPANS = 1 << 16
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import state_digest as outer_digest
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.swarm.vector_work import state_bytes
 
 AGREE_SECONDS = 30.0
 LOOK_SECONDS = 1.0
@@ -50,5 +50,5 @@ def all_agree(engine: PeerEngine, now: float) -> bool:
 
 
 def state_digest(states: Mapping[SpanId, SpanState]) -> str:
-    """Return SHA-256 over φ and m of all spans, in hexadecimal."""
-    return sha256(*(state_bytes(state) for _, state in sorted(states.items()))).hex()
+    """Return one digest of φ, m and d of all spans, in hexadecimal."""
+    return outer_digest([state for _, state in sorted(states.items())]).hex()

@@ -91,7 +91,7 @@ class PeerStatus:
         vector_cycles: number of cycles over which `bytes_sent.vectors` were sent.
         peers: the others.
         head: SHA-256 over all chain digests, hexadecimal.
-        state_digest: SHA-256 of anchor and momentum, hexadecimal; empty until finished.
+        state_digest: of anchor, momentum and chains of all spans, hexadecimal; empty until finished.
         addresses: under which this peer can be dialled.
         invite: the line that joins this run; empty until known.
     """
