@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError
@@ -61,6 +60,7 @@ from p2p_diloco.swarm.vector_work import (
     reduce_parts,
     state_from_bytes,
 )
+from p2p_diloco.swarm.vector_worker import Worker
 from p2p_diloco.transport.link import Lane, Transport
 
 INTRODUCTION_SECONDS = 10.0
@@ -82,7 +82,7 @@ class SwarmNode:
         clock: SwarmClock,
         observer: SwarmObserver,
         manifest: bytes,
-        worker: Executor | None,
+        worker: Worker,
         addresses: AddressBook | None = None,
         archive: EntryArchive | None = None,
     ) -> None:
@@ -226,19 +226,16 @@ class SwarmNode:
     def _work(self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any) -> None:
         """Run `function` on the worker thread and hand its result to `then` in the loop; a `PeerError` is reported."""
 
-        def done(future: asyncio.Future[Any]) -> None:
-            if future.cancelled():
-                return
-            error = future.exception()
+        def done(result: Any, error: BaseException | None) -> None:
             if isinstance(error, PeerError):
                 name = short_peer_id(peer) if peer is not None else "this peer"
                 self._observer.report("frame-refused", f"{name}: {error}")
             elif error is not None:
                 self._loop.call_exception_handler({"message": "vector work failed", "exception": error})
             else:
-                then(future.result())
+                then(result)
 
-        self._loop.run_in_executor(self._worker, function, *args).add_done_callback(done)
+        self._worker.submit(done, function, *args)
 
     def _reduce(self, action: ReduceSpan) -> None:
         def reduced(result: Reduced | str) -> None:

@@ -52,6 +52,7 @@ class Archive:
         self._is_refused = False
         self._num_given_up = 0
         self._waiting: deque[Callable[[], None]] = deque()
+        self._is_called = False
         self._log = EntryLog(folder / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=plan.rules.retained_cycles)
 
     # -- for the swarm
@@ -82,10 +83,13 @@ class Archive:
 
     def _write_soon(self, write: Callable[[], None]) -> None:
         self._waiting.append(write)
-        self._soon(self._write_all)
+        if not self._is_called:
+            self._is_called = True
+            self._soon(self._write_all)
 
     def _write_all(self) -> None:
         """Write what waits, and wait once for the disk."""
+        self._is_called = False  # first, so that nothing is left lying that comes while the last is written
         if not self._waiting:
             return
         try:

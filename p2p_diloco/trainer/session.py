@@ -27,6 +27,7 @@ from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_work import warm_up
+from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
@@ -89,7 +90,7 @@ class PeerSession:
             wanted=self._engine.wanted_links,
         )
         self._keeper.introduced(parts.records)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vectors")
+        self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
         self._replica: IslandThread | HeldState = HeldState(self._plan, in_loop=self._in_loop, died=self._fail)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +137,7 @@ class PeerSession:
         if self._parts.settings.threads is not None:
             torch.set_num_threads(self._parts.settings.threads)
         self._tally.engine = self._engine
-        self._worker.submit(warm_up)
+        self._worker.submit(lambda result, error: None, warm_up)
         if self._parts.until_round is not None:
             self._stop.end_after(self._parts.until_round)
         corpus = None
@@ -154,7 +155,7 @@ class PeerSession:
             await self._live(node)
         finally:
             self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
-            self._worker.shutdown(wait=False, cancel_futures=True)
+            self._worker.close()
             self._writer.shutdown(wait=False)
             if isinstance(self._replica, IslandThread):
                 self._replica.stop()

@@ -15,6 +15,7 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.vector_worker import AtOnce
 from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.memory import MemoryNetwork
 from p2p_diloco.transport.virtual_time import VirtualTimeLoop
@@ -98,7 +99,7 @@ class MemorySwarm:
             clock=clock,
             observer=machine,
             manifest=MANIFEST,
-            worker=None,
+            worker=AtOnce(),
             addresses=machine.keeper,
             archive=machine.disk,
         )

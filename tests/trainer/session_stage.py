@@ -14,6 +14,7 @@ from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_te
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.settings import PeerSettings
+from p2p_diloco.swarm.vector_worker import AtOnce
 from p2p_diloco.trainer import held_state, session
 from p2p_diloco.trainer.island_thread import Command, IslandThread
 from p2p_diloco.trainer.peer_memory import RunFolder
@@ -29,6 +30,16 @@ from p2p_diloco.watch.status_file import PeerStatus
 _T = TypeVar("_T")
 
 STEP_SECONDS = 0.5
+
+
+class LoopWorker(AtOnce):
+    """A worker without a thread, which there is nothing to close of."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        pass
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class LoopIsland(IslandThread):
@@ -173,5 +184,6 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any
         clock = SimpleNamespace(time=runner.get_loop().time)
         monkeypatch.setattr(session, "time", clock)
         monkeypatch.setattr(session, "IslandThread", LoopIsland)
+        monkeypatch.setattr(session, "VectorWorker", LoopWorker)
         monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)
         return runner.run(scene())

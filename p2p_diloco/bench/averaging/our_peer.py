@@ -37,6 +37,7 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_work import warm_up
+from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states
 from p2p_diloco.trainer.island_thread import IslandThread
@@ -101,10 +102,10 @@ class OurPeer:
         self._clock = SwarmClock(self._stage.raw)
         self._listener = Listener()
         self._services = contextlib.AsyncExitStack()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vectors")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._loop = self._runner.get_loop()
+        self._worker = VectorWorker(self._loop)
         self._applied = asyncio.Event()
         self._applied_at, self._num_absorbed, self._is_in_all = 0.0, 0, True
         self._failures: list[BaseException] = []
@@ -163,7 +164,7 @@ class OurPeer:
         """End the transport with its daemon, and all threads."""
         self._runner.run(self._services.aclose())
         self._thread.stop()
-        self._worker.shutdown()
+        self._worker.close()
         self._writer.shutdown()
         self._runner.close()
 
