@@ -37,11 +37,13 @@ class HeldOutWatch:
         self._plan = plan
         self._evaluation = AnchorEvaluation(plan.shape, plan.fragments, corpus)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+        self._measuring = asyncio.Lock()
 
     async def measure(self, island: IslandThread) -> HeldOutLoss:
-        """Measure the island as it is now."""
-        anchor = await self._loss(lambda part: self._anchor_of(island, part))
-        return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(island, part)))
+        """Measure the island as it is now; one measurement waits for the end of another."""
+        async with self._measuring:
+            anchor = await self._loss(lambda part: self._anchor_of(island, part))
+            return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(island, part)))
 
     def close(self) -> None:
         """End the thread."""
@@ -49,7 +51,8 @@ class HeldOutWatch:
 
     async def _loss(self, fetch: Callable[[Sequence[Slice]], Awaitable[Sequence[Vector]]]) -> float:
         loop, loss = asyncio.get_running_loop(), None
-        self._evaluation.begin()
+        # In the thread, which may still be busy with a part of a measurement that was given up.
+        await loop.run_in_executor(self._thread, self._evaluation.begin)
         for part in self._evaluation.parts:
             loss = await loop.run_in_executor(self._thread, self._evaluation.take, await fetch(part))
         assert loss is not None, "the last part gives it"

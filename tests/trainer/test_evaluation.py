@@ -84,6 +84,30 @@ def test_a_measurement_that_is_given_up_takes_no_answer_afterwards(tmp_path: Pat
     assert len(late) == 1
 
 
+def test_two_measurements_at_once_do_not_mix(tmp_path: Path) -> None:
+    corpus = small_corpus(tmp_path)
+    island = HandDrivenIsland(PLAN, corpus)
+    island.hold(start_states(PLAN))
+    island.step(3)
+
+    async def scene() -> None:
+        watch = HeldOutWatch(PLAN, corpus)
+        settling = asyncio.ensure_future(settle_again_and_again(island))
+        try:
+            alone = await watch.measure(island.thread)
+            given_up = asyncio.ensure_future(watch.measure(island.thread))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
+            given_up.cancel()
+            assert await asyncio.gather(*(watch.measure(island.thread) for _ in range(3))) == [alone] * 3
+        finally:
+            settling.cancel()
+            watch.close()
+
+    asyncio.run(scene())
+
+
 def test_a_slice_of_the_anchor_is_put_together_of_spans() -> None:
     states = start_states(PLAN)
     for fragment in PLAN.fragments:
