@@ -17,6 +17,7 @@ from p2p_diloco.invite import parse_invite
 from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.trainer.allocator import share_one_arena
 from p2p_diloco.trainer.peer import PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.watch.event_log import PeerEvent
@@ -30,6 +31,7 @@ class SwarmPeer:
     """A peer that founds the run or joins it, and does what it does by itself; asked from outside how it stands."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
+        share_one_arena()  # as `p2p-diloco join` does
         torch.set_num_threads(1)
         self._order = order
         self._changed = threading.Condition()
