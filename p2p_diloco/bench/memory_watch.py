@@ -53,7 +53,8 @@ class MemoryWatch:
             self._held += [[] for _ in range(len(groups) - len(self._held))]
             for group, peaks, held in zip(groups, self._peaks, self._held, strict=True):
                 for pid in group:
-                    peaks[pid] = max(peaks.get(pid, 0), peak_rss_bytes([pid]))
+                    # Not the largest ever seen: a child shares its parent's memory until it becomes what it shall be.
+                    peaks[pid] = peak_rss_bytes([pid]) or peaks.get(pid, 0)
                 held.append(rss_bytes(group))
 
     def peaks(self) -> list[int]:
