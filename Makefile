@@ -5,6 +5,7 @@
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
 # make rivals     the bench of averaging beside hivemind and gloo: its tests on real processes, three minutes
+# make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
@@ -34,7 +35,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair grid twin rivals disasters learning results check format clean install
+.PHONY: demo test pure faults repair grid twin rivals footprint disasters learning results check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -59,7 +60,10 @@ twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py) $(TEST_FLAGS)
+
+footprint: $(STAMP)
+	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/p2p-diloco simulate swarm --peers 3..64 --seeds 10000 --faults all

@@ -74,4 +74,24 @@ def make_bench() -> App:
         )
         return bench_averaging(options)
 
+    @bench.command
+    def memory(*, peers: int = 4, parameters: str = "10M,50M,125M", json: str | None = None) -> int:
+        """Measure what a peer holds in memory beyond the training itself: real peers that train and exchange.
+
+        Beside them the same model is trained in a process of its own, which knows no swarm. The line through the sizes
+        says how many bytes belong to each parameter, and how many are always there.
+
+        Parameters
+        ----------
+        peers
+            2 to 16, each a process with a libp2p daemon
+        parameters
+            of the models, one after the other, like 10M,50M
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.bench_memory import MemoryOptions, bench_memory
+
+        return bench_memory(MemoryOptions(peers=peers, parameters=parameters, json=json))
+
     return bench

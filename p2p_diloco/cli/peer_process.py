@@ -61,6 +61,9 @@ def run_requested_peer(request: PeerRequest) -> int:
     if request.settings.threads is not None:
         # Read once, when torch is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(request.settings.threads))
+    from p2p_diloco.trainer.allocator import share_one_arena
+
+    share_one_arena()
     import uvloop
 
     from p2p_diloco.trainer.peer import PeerPlan

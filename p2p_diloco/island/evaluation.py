@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
 
 from p2p_diloco.island.data import Corpus, held_out_windows
-from p2p_diloco.island.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.island.parameters import LocalParameters
+from p2p_diloco.island.model import DecoderModel, ModelShape, rotary_tables, token_loss
 from p2p_diloco.outer.fragments import Fragment
 
 EVALUATION_TOKENS = 6144
@@ -32,9 +33,17 @@ def held_out_loss(model: DecoderModel, corpus: Corpus, *, num_tokens: int = EVAL
 
 
 class AnchorEvaluation:
-    """Evaluates parameter vectors in a model of its own, so that any thread may do it while training goes on.
+    """Evaluates parameter vectors without a model that holds them, so that any thread may do it while training goes on.
+
+    All windows go through one part of the model, then through the next: embedding, each block, norm and head. So no
+    more than one part's parameters need be in memory beside the vectors, and not even those, when they are fetched part
+    by part (`begin`, and `take` for each of `parts`). The loss has the bits of `held_out_loss` of a model that holds
+    the vectors.
 
     Not for several threads at once.
+
+    Attributes:
+        parts: the slices of fragments that each part of the model is made of, tensor by tensor.
     """
 
     def __init__(
@@ -46,15 +55,75 @@ class AnchorEvaluation:
         device: torch.device | str = "cpu",
         num_tokens: int = EVALUATION_TOKENS,
     ) -> None:
-        self._model = build_model(shape, seed=0).to(device)
-        self._parameters = LocalParameters(self._model, fragments)
+        self._device = torch.device(device)
+        with torch.device("meta"):
+            self._model = DecoderModel(shape)
+        self._rotary = tuple(table.to(self._device) for table in rotary_tables(shape.context, shape.head_width))
+        slots = {slot.name: (fragment.index, slot) for fragment in fragments for slot in fragment.tensors}
+        self._names = _parts_of(self._model)
+        self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
+        self.parts = tuple(
+            tuple(Slice(fragment, slot.start, slot.stop) for fragment, slot in map(slots.__getitem__, names))
+            for names in self._names
+        )
         # Read once, here: from now on the corpus, which training reads, is not touched by another thread.
-        self._windows_BT = _windows(shape, corpus, num_tokens)
+        windows_BT = _windows(shape, corpus, num_tokens)
+        self._batches = [batch.to(self._device) for batch in _batches(shape, windows_BT)]
+        self._streams: list[Tensor] = []
+        self._next = 0
 
     def loss(self, vectors: Sequence[NDArray[np.float32]]) -> float:
         """Return the held-out loss in nats per byte of `vectors`, one per fragment by index."""
-        self._parameters.load_flat(vectors)
-        return _mean_loss(self._model, self._windows_BT)
+        self.begin()
+        loss = None
+        for part in self.parts:
+            loss = self.take([vectors[fragment][start:stop] for fragment, start, stop in part])
+        assert loss is not None, "the last part gives it"
+        return loss
+
+    def begin(self) -> None:
+        """Begin with the first part; what was evaluated half is forgotten."""
+        self._streams, self._next = [], 0
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[NDArray[np.float32]]) -> float | None:
+        """Let all windows pass through the next part, made of flat `tensors`; return the loss after the last part."""
+        names, last = self._names[self._next], len(self._names) - 1
+        # torch.tensor copies; torch.from_numpy would warn about the read-only arrays of the agreed state.
+        named = {
+            name: torch.tensor(vector_N, device=self._device).view(self._shapes[name])
+            for name, vector_N in zip(names, tensors, strict=True)
+        }
+        if self._next == 0:
+            embedding = named["embedding"]
+            self._streams = [functional.embedding(batch[:, :-1], embedding) for batch in self._batches]
+        elif self._next < last:
+            block = self._model.blocks[self._next - 1]
+            prefix = f"blocks.{self._next - 1}."
+            own = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+            for index, stream_BTW in enumerate(self._streams):
+                self._streams[index] = functional_call(block, own, (stream_BTW, self._rotary))
+        else:
+            loss = self._end(named["norm.gain"], named["head"])
+            self.begin()
+            return loss
+        self._next += 1
+        return None
+
+    def _end(self, gain: Tensor, head: Tensor) -> float:
+        total = 0.0
+        for batch, stream_BTW in zip(self._batches, self._streams, strict=True):
+            normed_BTW = functional_call(self._model.norm, {"gain": gain}, (stream_BTW,))
+            total += token_loss(functional.linear(normed_BTW, head), batch).item() * len(batch)
+        return total / sum(map(len, self._batches))
+
+
+class Slice(NamedTuple):
+    """Elements `start` to `stop` of a fragment."""
+
+    fragment: int
+    start: int
+    stop: int
 
 
 def anchor_loss(
@@ -74,11 +143,23 @@ def _windows(shape: ModelShape, corpus: Corpus, num_tokens: int) -> Tensor:
     return held_out_windows(corpus, context=shape.context, num_windows=max(1, num_tokens // shape.context))
 
 
+def _batches(shape: ModelShape, windows_BT: Tensor) -> tuple[Tensor, ...]:
+    """Return the windows in batches small enough to stay in the cache."""
+    return torch.split(windows_BT, max(1, _BATCH_TOKENS // shape.context))
+
+
+def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
+    """Return the names of the parameters of each part, in the order in which windows pass through them."""
+    names = [name for name, _ in model.named_parameters()]
+    blocks = [tuple(n for n in names if n.startswith(f"blocks.{index}.")) for index in range(len(model.blocks))]
+    return [("embedding",), *blocks, ("norm.gain", "head")]
+
+
 @torch.no_grad()
 def _mean_loss(model: DecoderModel, windows_BT: Tensor) -> float:
-    """Return the mean over windows, computed in batches small enough to stay in the cache."""
+    """Return the mean over windows."""
     device = model.embedding.device
     total = 0.0
-    for windows in torch.split(windows_BT, max(1, _BATCH_TOKENS // model.shape.context)):
+    for windows in _batches(model.shape, windows_BT):
         total += cast(float, model.loss(windows.to(device)).item()) * len(windows)
     return total / len(windows_BT)

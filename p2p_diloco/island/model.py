@@ -56,6 +56,11 @@ class ModelShape:
             )
 
     @property
+    def head_width(self) -> int:
+        """Elements of one attention head."""
+        return self.width // self.heads
+
+    @property
     def num_parameters(self) -> int:
         """Number of trained elements, without building the model."""
         block = 4 * self.width**2 + 3 * self.width * self.feed_forward + 2 * self.width
@@ -103,7 +108,7 @@ def build_model(shape: ModelShape, seed: int) -> DecoderModel:
                 std = EMBEDDING_STD if name == "embedding" else shape.width**-0.5
                 unit = torch.rand(parameter.shape, generator=generator)
                 parameter.copy_((unit - 0.5) * (std * math.sqrt(12.0)))
-    model.rotary_cos, model.rotary_sin = rotary_tables(shape.context, shape.width // shape.heads)
+    model.rotary_cos, model.rotary_sin = rotary_tables(shape.context, shape.head_width)
     return model
 
 
@@ -120,7 +125,7 @@ class DecoderModel(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RootMeanSquareNorm(shape.width)
         self.head = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
-        cos_TD, sin_TD = rotary_tables(shape.context, shape.width // shape.heads)
+        cos_TD, sin_TD = rotary_tables(shape.context, shape.head_width)
         self.register_buffer("rotary_cos", cos_TD, persistent=False)
         self.register_buffer("rotary_sin", sin_TD, persistent=False)
 
@@ -137,8 +142,7 @@ class DecoderModel(nn.Module):
 
     def loss(self, tokens_BT: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per token of windows of shape (B, T + 1)."""
-        logits_BTV = cast(Tensor, self(tokens_BT[:, :-1]))
-        return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
+        return token_loss(cast(Tensor, self(tokens_BT[:, :-1])), tokens_BT)
 
 
 class Block(nn.Module):
@@ -202,6 +206,11 @@ class RootMeanSquareNorm(nn.Module):
     def forward(self, stream_BTW: Tensor) -> Tensor:
         """Return the normalised stream, same shape."""
         return functional.rms_norm(stream_BTW, self.gain.shape, self.gain, NORM_EPSILON)
+
+
+def token_loss(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats per token of logits for windows of shape (B, T + 1)."""
+    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
 
 
 def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:

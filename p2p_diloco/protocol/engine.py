@@ -35,7 +35,7 @@ from p2p_diloco.protocol.turns import Turns
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 
 MOST_UNKNOWN_ROSTERS = 4
-CYCLES_IN_MEMORY = 2
+CYCLES_IN_MEMORY = 1
 """Of entries: who was late for a round asks at once. All that the manifest wants retained lies on the disk."""
 
 

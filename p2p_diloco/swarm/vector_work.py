@@ -19,6 +19,7 @@ from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
+from p2p_diloco.kernels.shed import shed_compiler
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
@@ -56,10 +57,14 @@ class Reduced:
 
 
 def warm_up() -> None:
-    """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none."""
+    """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none.
+
+    The compiler is not needed any more then.
+    """
     block_kernels()
     vector_kernels()
     span_kernels()
+    shed_compiler()
 
 
 def encode_contribution(

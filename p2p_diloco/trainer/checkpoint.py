@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, SpanHead, SpanId
 from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.trainer.tensor_file import write_tensors
 from p2p_diloco.trainer.whole_file import replace_file
 
 _FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)
@@ -109,8 +109,8 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
         contents[name] = content_digest(state.anchor_N, state.momentum_N, state.head.digest).hex()
     metadata = {"run": run.hex(), "heads": json.dumps(heads), "contents": json.dumps(contents)}
     try:
-        replace_file(path, lambda draft: save_file(tensors, draft, metadata=metadata))
-    except (OSError, SafetensorError) as error:
+        replace_file(path, lambda draft: write_tensors(draft, tensors, metadata))
+    except OSError as error:
         raise StateError(
             f"cannot write the checkpoint {path}: {error}; the one before is kept; free some space or choose another "
             "place with --state-directory"

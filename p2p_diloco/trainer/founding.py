@@ -14,10 +14,16 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.run_plan import RunPlan
 
 
-def make_start(plan: RunPlan) -> dict[SpanId, Vector]:
-    """Return φ at the start, span by span, from the manifest's model and seed."""
-    parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
-    return {span: parameters.read(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
+def make_start(plan: RunPlan, parameters: LocalParameters | None = None) -> dict[SpanId, Vector]:
+    """Return φ at the start, span by span, from the manifest's model and seed; not to be written to.
+
+    Args:
+        parameters: of a model that was built so and has not been trained, for whoever has one: what is returned may be
+            its very memory, so make states of it (`genesis_states` copies) before a step is made.
+    """
+    if parameters is None:
+        parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
+    return {span: parameters.view(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
 
 
 def genesis_digest(start: dict[SpanId, Vector]) -> Digest:

@@ -5,6 +5,7 @@ Knows no thread and no clock: the training thread plays it in a swarm, a twin pl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import BatchStream
+from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.island.parameters import LocalParameters
@@ -138,9 +140,9 @@ class Island:
             round=round_index, fragment=fragment, tokens=tokens, steps=steps, spans=tuple(spans)
         )
 
-    def look(self) -> tuple[Vector, ...]:
-        """Return a copy of θ, fragment by fragment."""
-        return self.parameters.read_all()
+    def look(self, slices: Sequence[Slice]) -> tuple[Vector, ...]:
+        """Return a copy of these slices of θ."""
+        return tuple(self.parameters.read(fragment, start, stop) for fragment, start, stop in slices)
 
     def _hold(self, span: SpanId, state: SpanState) -> None:
         before = self.states.get(span)

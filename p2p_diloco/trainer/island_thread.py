@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from p2p_diloco.ids import SpanId
+from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.island.inner_loop import InnerStep
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
@@ -37,6 +38,7 @@ class _Replacement(NamedTuple):
 
 
 class _Look(NamedTuple):
+    slices: Sequence[Slice]
     hand_over: Callable[[tuple[Vector, ...]], None]
 
 
@@ -113,9 +115,9 @@ class IslandThread:
         """Contribute at the next step border."""
         self._hand_over(_Snapshot(round_index, fragment, deadline, answer))
 
-    def look(self, hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
-        """Hand a copy of θ, fragment by fragment, to `hand_over`, in the loop."""
-        self._hand_over(_Look(hand_over))
+    def look(self, slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
+        """Hand a copy of these slices of θ, as they are at the next step border, to `hand_over`, in the loop."""
+        self._hand_over(_Look(slices, hand_over))
 
     def progress(self) -> Progress:
         """Return what heartbeats say of this island."""
@@ -174,5 +176,5 @@ class IslandThread:
                 contribution = island.contribute(command.round, command.fragment) if not is_late else None
                 self._in_loop(lambda: command.answer(contribution))
             case _Look():
-                vectors = island.look()
+                vectors = island.look(command.slices)
                 self._in_loop(lambda: command.hand_over(vectors))

@@ -216,7 +216,8 @@ class PeerSession:
 
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
-        start = await asyncio.to_thread(make_start, self._plan)
+        untrained = self._replica.island.parameters if isinstance(self._replica, IslandThread) else None
+        start = await asyncio.to_thread(make_start, self._plan, untrained)
         rosters = self._engine.book
         founding = rosters.chain()[0] if rosters.in_force is not None else None
         if founding is None:

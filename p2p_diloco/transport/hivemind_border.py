@@ -1,4 +1,4 @@
-"""Where hivemind comes in: imported when first needed, silenced, and untyped behind this line.
+"""Where hivemind comes in: imported when first needed, in parts, silenced, and untyped behind this line.
 
 hivemind 1.1.12 ships no type hints that a checker can use, brings its own log handler, and renames a log level. What
 crosses this border is `Any` on the far side and plain values on ours.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 import math
+import sys
 from typing import Any
 
 from p2p_diloco.transport.msgpack_guard import check_msgpack
@@ -26,11 +28,12 @@ class _ToOurLogger(logging.Handler):
 
 @functools.cache
 def load_hivemind() -> Any:
-    """Import hivemind, silence and guard it; return the package. Takes seconds: call it outside the loop first.
+    """Import what is needed of hivemind, silence and guard it; return the package.
 
-    Its log output goes to our logger at debug level; every msgpack message is scanned before it is parsed.
+    Takes a while: call it outside the loop first. Its log output goes to our logger at debug level; every msgpack
+    message is scanned before it is parsed.
     """
-    package = importlib.import_module("hivemind")
+    package = _package_by_parts()
     log_module = importlib.import_module("hivemind.utils.logging")
     log_module.use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
@@ -50,6 +53,33 @@ def p2pd_messages() -> Any:
     """Return the module of protobuf messages that p2pd speaks."""
     load_hivemind()
     return importlib.import_module("hivemind.proto.p2pd_pb2")
+
+
+def _package_by_parts() -> Any:
+    """Return hivemind so that importing a part of it imports that part only.
+
+    The package itself imports all of its parts, and with its layers for experts all of SciPy: 42 MB of which a peer
+    needs nothing. Who asks the package for something that is not there yet gets the whole.
+    """
+    if "hivemind" in sys.modules:
+        return sys.modules["hivemind"]
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or spec.loader is None:
+        return importlib.import_module("hivemind")  # which says that it is missing
+    loader, package = spec.loader, importlib.util.module_from_spec(spec)
+
+    def import_whole(name: str) -> Any:
+        if f"hivemind.{name}" in sys.modules:  # being imported just now
+            return sys.modules[f"hivemind.{name}"]
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(f"module 'hivemind' has no attribute {name!r}")
+        del package.__dict__["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__dict__["__getattr__"] = import_whole
+    sys.modules["hivemind"] = package
+    return package
 
 
 def _guard_parser(serializer: Any, dictionary_class: Any) -> None:

@@ -62,6 +62,23 @@ def test_the_anchors_loss_is_that_of_a_model_which_holds_it(shape: ModelShape, c
     assert anchor_loss(shape, fragments, vectors, corpus) == held_out_loss(model, corpus)
 
 
+def test_parts_cover_every_element_once_and_can_come_one_by_one(shape: ModelShape, corpus: Corpus) -> None:
+    model = shaken(shape)
+    fragments = plan_fragments(sizes(model), 3)
+    local = LocalParameters(model, fragments)
+    evaluation = AnchorEvaluation(shape, fragments, corpus)
+    assert len(evaluation.parts) == shape.layers + 2
+    covered = [each for part in evaluation.parts for each in part]
+    assert sorted(covered) == sorted(
+        (fragment.index, slot.start, slot.stop) for fragment in fragments for slot in fragment.tensors
+    )
+    evaluation.take([local.read(*each) for each in evaluation.parts[0]])
+    evaluation.begin()  # forgets what was begun
+    losses = [evaluation.take([local.read(*each) for each in part]) for part in evaluation.parts]
+    assert losses[:-1] == [None] * (len(losses) - 1)
+    assert losses[-1] == held_out_loss(model, corpus)
+
+
 def test_one_evaluation_serves_many_anchors(shape: ModelShape, corpus: Corpus) -> None:
     model = shaken(shape)
     fragments = plan_fragments(sizes(model), 2)

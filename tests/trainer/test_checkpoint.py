@@ -177,11 +177,11 @@ def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.Mo
     path = saved(tmp_path / "c")
     before = path.read_bytes()
 
-    def fill_the_disk(tensors: Any, draft: Path, metadata: Any) -> None:
+    def fill_the_disk(draft: Path, tensors: Any, metadata: Any) -> None:
         draft.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", fill_the_disk)
+    monkeypatch.setattr(checkpoint, "write_tensors", fill_the_disk)
     with pytest.raises(StateError, match="No space left on device; the one before is kept; free some space"):
         saved(path)
     assert path.read_bytes() == before
@@ -281,7 +281,7 @@ def test_a_write_that_fails_costs_no_older_one(tmp_path: Path, monkeypatch: pyte
     def fill_the_disk(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", fill_the_disk)
+    monkeypatch.setattr(checkpoint, "write_tensors", fill_the_disk)
     with pytest.raises(StateError, match="No space left on device"):
         folder.save(at_height(2))
     assert newest_height(folder) == 1

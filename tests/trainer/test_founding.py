@@ -8,6 +8,8 @@ from small_run import ORGANISER, peer_key, small_plan
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import GENESIS_ROUND, sha256
+from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.protocol.roster import CertifiedRoster, Member
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.signing import SigningKey, is_signed_by
@@ -43,6 +45,18 @@ def test_the_start_covers_every_parameter() -> None:
     start = make_start(plan)
     assert {span: len(vector_N) for span, vector_N in start.items()} == plan.rules.span_elements
     assert all(np.isfinite(vector_N).all() for vector_N in start.values())
+
+
+def test_a_model_at_its_start_need_not_be_built_again() -> None:
+    plan = small_plan()
+    parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
+    start = make_start(plan, parameters)
+    assert genesis_digest(start) == genesis_digest(make_start(plan))
+    states = genesis_states(start, found(plan).roster)
+    for span, place in plan.places.items():
+        zeros_N = np.zeros(place.stop - place.start, np.float32)
+        parameters.write(span.fragment, place.start, place.stop, zeros_N)
+    assert any(state.anchor_N.any() for state in states.values()), "states are copies"
 
 
 def test_roster_0_is_valid_and_puts_the_founder_in_force() -> None:

@@ -24,6 +24,7 @@ from small_run import (
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import Corpus
+from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.island.model import build_model
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.round import FragmentContribution
@@ -255,11 +256,12 @@ def test_a_look_is_a_copy_of_the_local_parameters(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(1)
     seen: list[Any] = []
-    island.thread.look(seen.append)
+    island.thread.look([Slice(1, 0, 100), Slice(0, 7, 9)], seen.append)
     island.settle()
     before = [vector_N.copy() for vector_N in seen[0]]
+    assert np.array_equal(before[0], island.thread.island.parameters.read(1, 0, 100))
     island.step(1)
-    assert [len(vector_N) for vector_N in seen[0]] == [fragment.elements for fragment in PLAN.fragments]
+    assert [len(vector_N) for vector_N in seen[0]] == [100, 2]
     assert all(np.array_equal(one, other) for one, other in zip(before, seen[0], strict=True))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import subprocess
+import sys
 
 import msgpack
 import pytest
@@ -66,3 +68,27 @@ def test_what_a_strangers_dictionary_says_of_itself_is_put_right(size: object, l
 def test_the_messages_of_the_daemon_are_there() -> None:
     messages = p2pd_messages()
     assert messages.Request(type=messages.Request.IDENTIFY).SerializeToString() == b"\x08\x00"
+
+
+PARTS = """
+import sys
+from p2p_diloco.transport.hivemind_border import load_hivemind, p2pd_messages
+package = load_hivemind()
+p2pd_messages()
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P
+found = {name.split(".")[0] for name in sys.modules} | {".".join(name.split(".")[:2]) for name in sys.modules}
+assert not found & {"scipy", "hivemind.moe", "hivemind.optim", "hivemind.averaging"}, found
+assert not hasattr(package, "__wrapped__")
+assert "hivemind.optim" not in sys.modules
+import hivemind
+assert hivemind is package
+assert hivemind.Optimizer.__module__ == "hivemind.optim.optimizer"
+assert hivemind.p2p.P2P is P2P
+assert hivemind.__version__
+"""
+
+
+def test_only_parts_are_imported_and_the_whole_for_who_asks() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PARTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

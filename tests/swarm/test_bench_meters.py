@@ -10,12 +10,13 @@ import time
 
 import pytest
 
-from p2p_diloco.bench.averaging.meters import (
+from p2p_diloco.bench.meters import (
     cpu_seconds,
     family_of,
     forget_peaks,
     loopback_bytes,
     peak_rss_bytes,
+    rss_bytes,
     sent_bytes,
 )
 
@@ -55,6 +56,7 @@ def test_a_peak_is_remembered_until_it_is_forgotten() -> None:
     block = bytearray(os.urandom(1)) * (64 * MIB)
     del block
     assert peak_rss_bytes([*me, gone_pid()]) - before > 48 * MIB
+    assert 0 < rss_bytes([*me, gone_pid()]) < peak_rss_bytes(me) - 32 * MIB
     forget_peaks(me)
     assert peak_rss_bytes(me) - before < 48 * MIB
 

@@ -44,13 +44,19 @@ def forget_peaks(pids: Iterable[int]) -> None:
 
 def peak_rss_bytes(pids: Iterable[int]) -> int:
     """Return the sum of these processes' peaks of resident memory; what several share counts for each of them."""
-    return sum(_peak_of(pid) for pid in pids)
+    return sum(_status_of(pid, "VmHWM:") for pid in pids)
 
 
-def _peak_of(pid: int) -> int:
+def rss_bytes(pids: Iterable[int]) -> int:
+    """Return the sum of these processes' resident memory now; what several share counts for each of them."""
+    return sum(_status_of(pid, "VmRSS:") for pid in pids)
+
+
+def _status_of(pid: int, field: str) -> int:
+    """Return a size that the kernel tells of a process, in bytes; 0 once it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(field):
                 return int(line.split()[1]) * _KIB
     return 0
 

@@ -1,0 +1,1 @@
+"""What a peer holds in memory, beside the same training alone."""

@@ -1,0 +1,153 @@
+"""A whole peer of this project in a thread of this process: all that `p2p-diloco join` runs but its output."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+
+from p2p_diloco.errors import NetworkError
+from p2p_diloco.invite import parse_invite
+from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.settings import PeerSettings
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.trainer.allocator import share_one_arena
+from p2p_diloco.trainer.peer import PeerPlan, PeerResult, run_peer
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.watch.event_log import PeerEvent
+from p2p_diloco.watch.status_file import PeerStatus
+
+EVALUATE_SECONDS = 60.0
+KEEP_CHECKPOINTS = 1
+
+
+class SwarmPeer:
+    """A peer that founds the run or joins it, and does what it does by itself; asked from outside how it stands."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        share_one_arena()  # as `p2p-diloco join` does
+        torch.set_num_threads(1)
+        self._order = order
+        self._changed = threading.Condition()
+        self._invite = ""
+        self._status = PeerStatus()
+        self._sentences: deque[str] = deque(maxlen=4)
+        self._rounds: set[int] = set()
+        self._result: PeerResult | None = None
+        self._failure: BaseException | None = None
+        self._is_over = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: StopRequest | None = None
+        self._thread = threading.Thread(target=self._live, name="peer", daemon=True)
+        self._plan: PeerPlan
+
+    # -- for the worker
+
+    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
+        """Found, join, wait for rounds with entries, or end after a round that all are told."""
+        match word["do"]:
+            case "found" if self._order["place"] == 0:
+                return self._found(word)
+            case "join" if self._order["place"] > 0:
+                self._start(PeerPlan(settings=self._settings(), invite=parse_invite(word["invite"]), **_EVALUATED))
+            case "exchange":
+                self._wait_until(lambda: len(self._rounds) >= word["rounds"], word["seconds"], "an exchange")
+                return {"round": self._status.round}
+            case "finish":
+                return self._finish(word)
+        return {}
+
+    def close(self) -> None:
+        """Let the thread end; when it cannot, the process ends it."""
+        self._thread.join(10.0)
+
+    def _found(self, word: Mapping[str, Any]) -> dict[str, Any]:
+        organiser = SigningKey(bytes.fromhex(self._order["organiser"]))
+        signed = decode_signed_manifest(bytes.fromhex(self._order["manifest"]))
+        self._start(PeerPlan(settings=self._settings(), signed_manifest=signed, organiser_key=organiser, **_EVALUATED))
+        self._wait_until(lambda: bool(self._invite), word["seconds"], "the founding")
+        return {"invite": self._invite}
+
+    def _finish(self, word: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.end_after, word["last_round"])
+        self._wait_until(lambda: self._result is not None, word["seconds"], "the end")
+        assert self._result is not None
+        return {
+            "digest": self._result.state_digest,
+            "rounds": len(self._rounds),
+            "entries": self._status.entries_absorbed,
+            "steps": self._status.inner_steps,
+        }
+
+    def _settings(self) -> PeerSettings:
+        return PeerSettings(
+            state_directory=Path(self._order["folder"]) / "state",
+            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            device="cpu",
+            threads=1,
+            keep_checkpoints=KEEP_CHECKPOINTS,
+        )
+
+    def _wait_until(self, is_so: Any, seconds: float, what: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: is_so() or self._is_over, seconds)
+            if self._failure is not None:
+                raise self._failure
+            if not is_so():
+                said = " | ".join(self._sentences) or "nothing"
+                raise NetworkError(f"{what} has not come within {seconds:.0f} s; the peer said: {said}")
+
+    # -- the peer
+
+    def _start(self, plan: PeerPlan) -> None:
+        self._plan = plan
+        self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                result = runner.run(self._run())
+                self._note(result=result)
+        except BaseException as error:
+            self._note(failure=error)
+
+    async def _run(self) -> PeerResult:
+        self._loop, self._stop = asyncio.get_running_loop(), StopRequest()
+        return await run_peer(self._plan, self, self._stop)
+
+    def _note(self, *, result: PeerResult | None = None, failure: BaseException | None = None) -> None:
+        with self._changed:
+            self._result, self._failure, self._is_over = result, failure, True
+            self._changed.notify_all()
+
+    # -- what the peer says
+
+    def listening(self, invite: str) -> None:
+        """Hear the invite."""
+        with self._changed:
+            self._invite = invite
+            self._changed.notify_all()
+
+    def status(self, status: PeerStatus) -> None:
+        """Hear how things stand."""
+        self._status = status
+
+    def event(self, event: PeerEvent) -> None:
+        """Hear what happened; count rounds from which an entry came."""
+        print(event.text, flush=True)
+        with self._changed:
+            self._sentences.append(event.text)
+            if event.topic == "round" and event.figures["num_entries"]:
+                self._rounds.add(int(event.figures["round"]))
+            self._changed.notify_all()
+
+
+_EVALUATED: dict[str, Any] = {"evaluate_seconds": EVALUATE_SECONDS}

@@ -1,0 +1,40 @@
+"""The training itself, without a swarm: same model, same text, same steps, same measure of the held-out loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.island.evaluation import held_out_loss
+from p2p_diloco.island.inner_loop import InnerLoop
+from p2p_diloco.island.model import build_model
+from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.trainer.run_plan import plan_run
+from p2p_diloco.trainer.run_text import open_run_text, open_stream
+
+
+class TrainingAlone:
+    """One island that knows nobody. It imports what training needs, and nothing that a swarm needs."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        torch.set_num_threads(1)
+        manifest = decode_signed_manifest(bytes.fromhex(order["manifest"])).manifest
+        self._plan = plan_run(manifest)
+        self._corpus = open_run_text(manifest.data, None)
+        run = manifest.digest()
+        stream = open_stream(self._corpus, self._plan, run, PeerId(sha256(b"alone")), 1)
+        self._loop = InnerLoop(build_model(self._plan.shape, manifest.model.seed), stream, self._plan.inner)
+
+    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
+        """Make `word["steps"]` steps, then measure the held-out loss in the model that trains."""
+        for _ in range(word["steps"]):
+            self._loop.step()
+        if word["do"] == "evaluate":
+            held_out_loss(self._loop.model, self._corpus)
+        return {"steps": self._loop.steps}
+
+    def close(self) -> None:
+        """Nothing to tidy up."""

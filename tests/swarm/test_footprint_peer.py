@@ -1,0 +1,28 @@
+"""A peer of the bench says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.bench.footprint.peer import SwarmPeer
+from p2p_diloco.bench.footprint.play import FootprintPlan, orders_of
+from p2p_diloco.errors import ConfigError, NetworkError
+
+pytestmark = pytest.mark.wall_clock
+
+ORDER = orders_of(FootprintPlan(num_peers=1, parameters=(200_000,)), 200_000)[0]
+
+
+def test_an_invite_that_is_none_is_refused(tmp_path: Path) -> None:
+    peer = SwarmPeer({**ORDER, "place": 1, "folder": str(tmp_path)})
+    assert peer.do({"do": "found", "seconds": 1.0}) == {}
+    with pytest.raises(ConfigError):
+        peer.do({"do": "join", "invite": "none"})
+
+
+def test_what_does_not_come_is_named() -> None:
+    peer = SwarmPeer({**ORDER, "place": 1, "folder": "unused"})
+    with pytest.raises(NetworkError, match="an exchange has not come within 0 s; the peer said: nothing"):
+        peer.do({"do": "exchange", "rounds": 1, "seconds": 0.05})
