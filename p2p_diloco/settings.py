@@ -19,11 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from p2p_diloco.address import parse_host_address, parse_peer_address
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.manifest import RunManifest
+from p2p_diloco.rate import format_rate, parse_rate
 from p2p_diloco.toml_document import Document, given_keys, known_keys, nearest_key, parse_value, read_toml, validated
 
 ENVIRONMENT_PREFIX = "P2P_DILOCO_"
 BOOTSTRAP_PORT = 31337
 IDENTITY_FILE = "identity.key"
+SLOWEST_CAP = 128e3
+"""Bits per second. Through less, a frame takes longer than other peers wait for one."""
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
@@ -58,6 +61,10 @@ class PeerSettings(BaseModel):
     announce_maddrs: tuple[str, ...] = Field((), description="addresses to tell others, instead of those listened on")
     initial_peers: tuple[str, ...] = Field((), description="further peers to ask first, beside those of the invite")
     dial_out_only: bool = Field(False, description="accept no connection; only dial others")
+    max_upload: float | None = Field(None, description="most that this peer sends, such as 20mbit; no cap if not named")
+    max_download: float | None = Field(
+        None, description="most that this peer reads, such as 100mbit; no cap if not named"
+    )
     keep_diary: bool = Field(False, description="write down each step of the exchange, for `p2p-diloco replay`")
 
     @field_validator("device")
@@ -66,6 +73,22 @@ class PeerSettings(BaseModel):
         if not _DEVICE.fullmatch(device):
             raise ValueError(f"{device!r} is no device; expected auto, cpu, cuda, cuda:<number> or mps")
         return device
+
+    @field_validator("max_upload", "max_download", mode="before")
+    @classmethod
+    def _cap_is_a_rate(cls, cap: object) -> object:
+        if cap is None or isinstance(cap, bool):
+            return cap
+        try:
+            bits = parse_rate(str(cap), "it")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if bits < SLOWEST_CAP:
+            raise ValueError(
+                f"{format_rate(bits)} is slower than any line that can take part; expected at least "
+                f"{format_rate(SLOWEST_CAP)}"
+            )
+        return bits
 
     @field_validator("host_maddrs", "announce_maddrs")
     @classmethod
@@ -120,6 +143,11 @@ class PeerSettings(BaseModel):
             return self.announce_maddrs
         kind = f"ip{ipaddress.ip_address(self.public_name).version}" if _is_ip(self.public_name) else "dns4"
         return (f"/{kind}/{self.public_name}/tcp/{listening_port}",)
+
+
+def bytes_per_second(cap: float | None) -> float | None:
+    """Return a cap of the settings, which is in bits, as those who count frames want it."""
+    return None if cap is None else cap / 8.0
 
 
 def load_settings(

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ids", "signing", "new_file", "key_file", "kernels"),
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
-    ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
+    ("address", "rate", "toml_document", "manifest", "run_file", "invite", "settings"),
     ("trainer", "lab", "bench", "watch"),
     ("cli", "__main__"),
 )
@@ -191,7 +191,7 @@ def test_no_room_is_called_utils() -> None:
 
 # What `--help` and `status` load, and what both need. Other commands load their rooms when they run.
 LIGHT_FILES = (
-    "errors.py ids.py signing.py new_file.py key_file.py address.py toml_document.py manifest.py run_file.py "
+    "errors.py ids.py signing.py new_file.py key_file.py address.py rate.py toml_document.py manifest.py run_file.py "
     "invite.py settings.py cli/app.py cli/status.py"
 ).split()
 LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES if (PACKAGE / file).is_file()]

@@ -87,8 +87,8 @@ def test_text_stays_text_and_numbers_become_numbers() -> None:
 
 def test_every_field_that_is_not_text_can_be_given_as_text() -> None:
     special = {name for name, field in PeerSettings.model_fields.items() if field.annotation not in (str, str | None)}
-    paths = {"state_directory", "identity_path"}
-    assert special - paths == module._LISTS | module._NUMBERS | module._SWITCHES
+    read_by_their_field = {"state_directory", "identity_path", "max_upload", "max_download"}
+    assert special - read_by_their_field == module._LISTS | module._NUMBERS | module._SWITCHES
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("true", True), ("0", False), ("NO", False)])
@@ -237,3 +237,28 @@ def test_a_file_name_with_a_dot_is_no_override() -> None:
 def test_an_override_without_a_value_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"--outer\.momentum needs a value, such as --outer\.momentum 0\.5"):
         split_arguments(["new", "--outer.momentum"])
+
+
+def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, 'max_upload = "20mbit"\nmax_download = "2gbit"')
+    assert load_settings(files=[file]).max_upload == 20e6
+    environment = {"P2P_DILOCO_MAX_UPLOAD": "10mbit"}
+    settings = load_settings(flags={"max_upload": "500kbit"}, environment=environment, files=[file])
+    assert (settings.max_upload, settings.max_download) == (500e3, 2e9)
+    assert load_settings(environment=environment, files=[file]).max_upload == 10e6
+    assert (load_settings().max_upload, load_settings().max_download) == (None, None)
+    assert load_settings(files=[settings_file(tmp_path, "max_upload = 1000000")]).max_upload == 1e6
+
+
+@pytest.mark.parametrize("name", ["max_upload", "max_download"])
+def test_a_cap_that_is_no_rate_says_what_is_expected(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags={name: "fast"})
+    assert str(caught.value) == f"{name} in the command line: it is 'fast'; expected a rate like 20mbit or 2gbit"
+    with pytest.raises(ConfigError, match=r"64 kbit/s is slower than any line that can .*at least 128 kbit/s"):
+        load_settings(environment={f"P2P_DILOCO_{name.upper()}": "64kbit"})
+
+
+def test_caps_are_counted_in_bytes() -> None:
+    assert module.bytes_per_second(None) is None
+    assert module.bytes_per_second(20e6) == 2.5e6

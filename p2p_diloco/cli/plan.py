@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
-
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
+from p2p_diloco.rate import format_rate, parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ def print_plan(options: PlanOptions) -> int:
     question = Question(
         parameters=count_named(options.parameters),
         islands=options.islands,
-        uplink_bits=rate_named(options.uplink),
+        uplink_bits=parse_rate(options.uplink, "--uplink"),
         step_seconds=options.step_seconds,
         cores=options.cores,
         group_size=options.group_size,
@@ -59,36 +57,19 @@ def print_plan(options: PlanOptions) -> int:
     return 0
 
 
-def rate_named(text: str) -> float:
-    """Read `2gbit`, `20mbit`, `500kbit` or a number of bits per second.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    word = text.strip().lower().removesuffix("/s")
-    unit = next((unit for unit in _BITS if word.endswith(unit)), "")
-    try:
-        rate = float(word.removesuffix(unit)) * _BITS.get(unit, 1.0)
-    except ValueError:
-        rate = 0.0
-    if not 0.0 < rate < float("inf"):
-        raise ConfigError(f"--uplink is {text!r}; expected a rate like 20mbit or 2gbit")
-    return rate
-
-
 def plan_lines(question: Question, plan: Plan) -> list[str]:
     """Return the plan for people."""
     size = question.parameters * plan.bytes_per_parameter
     rate = 8.0 * size / plan.cycle_seconds
     ours = question.step_seconds / plan.utilisation
     return [
-        f"{question.parameters:,} parameters, {question.islands} islands, {_rate(question.uplink_bits)} up from each, "
-        f"a step in {_seconds(question.step_seconds)}",
+        f"{question.parameters:,} parameters, {question.islands} islands, {format_rate(question.uplink_bits)} up from "
+        f"each, a step in {_seconds(question.step_seconds)}",
         f"exchange       {question.contribution} up, {question.entry} down: {plan.bytes_per_parameter:.3f} bytes per "
         f"parameter and cycle each way, {_bytes(size)}; {_seconds(plan.transfer_seconds)} on an empty line",
         f"cycle          {_seconds(plan.cycle_seconds)}, {plan.steps} steps; the line is busy for "
         f"{100 * plan.transfer_seconds / plan.cycle_seconds:.0f} % of it",
-        f"traffic        {_bytes(size)} up and as much down every {_seconds(plan.cycle_seconds)}: {_rate(rate)}, "
+        f"traffic        {_bytes(size)} up and as much down every {_seconds(plan.cycle_seconds)}: {format_rate(rate)}, "
         f"{_bytes(size * DAY_SECONDS / plan.cycle_seconds)} a day each way",
         f"speed          {100 * plan.utilisation:.1f} % of training alone; the outer work costs "
         f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, on {question.cores} of them",
@@ -100,13 +81,6 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"               fragments = {plan.fragments}",
         f"               spans_per_fragment = {plan.spans_per_fragment}",
     ]
-
-
-def _rate(bits: float) -> str:
-    for name, unit in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= unit:
-            return f"{bits / unit:.3g} {name}"
-    return f"{bits / 1e3:.3g} kbit/s"
 
 
 def _bytes(count: float) -> str:

@@ -20,6 +20,7 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
+from p2p_diloco.protocol.demand import Encoded, exchange_flow
 from p2p_diloco.swarm.vector_work import encode_contribution
 
 LARGEST_FRAGMENT = 500_000_000
@@ -126,26 +127,18 @@ def make_plan(question: Question) -> Plan:
 
 
 def bytes_per_parameter(question: Question) -> float:
-    """Return what an island sends in a cycle for each parameter, the mean over all islands.
-
-    In one row: its contribution to the owners of all spans but its own, and its own entries to all others. In a grid
-    of R rows and C columns also its share of a row's means, of the entries to the reducers of the other rows, and of
-    its column's entries to its row.
-    """
+    """Return what an island sends in a cycle for each parameter, the mean over islands that can all be dialled."""
     contribution, row_mean, entry = (
         _bytes_of(name) for name in (question.contribution, question.row_mean, question.entry)
     )
     islands = question.islands
-    width = max(question.group_size, math.isqrt(max(islands - 1, 0)) + 1)
-    rows = math.ceil(islands / width)
-    if rows == 1:
-        others = 1.0 - 1.0 / islands
-        return others * (contribution + entry)
-    columns = islands / rows
-    others = 1.0 - 1.0 / columns
-    up = others * contribution + (1.0 - 1.0 / rows) * row_mean / columns
-    down = (rows - 1) * entry / islands + others * entry
-    return up + down
+    return exchange_flow(
+        Encoded(contribution=contribution, row_mean=row_mean, entry=entry),
+        members=islands,
+        group_size=question.group_size,
+        reachable=islands,
+        is_reachable=True,
+    ).sent
 
 
 def _bytes_of(codec_name: str) -> float:

@@ -170,6 +170,8 @@ class Island:
         for span in self._spans:
             if span.fragment == order.fragment:
                 self._step(span, steps)
+                if order.spans is not None and span not in order.spans:
+                    continue
                 try:
                     spans.append(self._contribute_span(span, order.round))
                 except (RoundError, NonFiniteUpdate):

@@ -44,11 +44,15 @@ class KeepRoster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSnapshot:
-    """Ask the island for its contribution to a round, at its next step border; worthless after `deadline`."""
+    """Ask the island for its contribution to a round, at its next step border; worthless after `deadline`.
+
+    `spans`: of the fragment, those to contribute; None: all.
+    """
 
     round: int
     fragment: int
     deadline: float
+    spans: frozenset[SpanId] | None = None
 
 
 class Stage(enum.Enum):

@@ -13,6 +13,7 @@ from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.inclusion import build_entry
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
+from p2p_diloco.protocol.ration import Ration
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import (
     Collection,
@@ -48,6 +49,7 @@ class Exchange:
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
         self.finish: Finish | None = None
+        self.ration = Ration(rules=rules, me=membership.me.peer)
         self.is_over = False
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
@@ -61,24 +63,25 @@ class Exchange:
             return []
         roster, grid = governing
         me = self._membership.me
-        self._open(round_index, roster, grid)
+        collection = self._open(round_index, roster, grid)
         fragment = self._rules.clock.fragment(round_index)
         actions: list[Action] = []
         if contributes and me.trains and roster.member(me.peer) == me.member():
             deadline = self._rules.clock.contribute_by(round_index)
-            actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline))
+            spans = self.ration.choose(collection)
+            actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
                 actions += self.take(sender, message, self._rules.clock.begin(round_index))
         return actions
 
-    def _open(self, round_index: int, roster: Roster, grid: Grid) -> None:
+    def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
         """Begin to collect under `roster`."""
         book, me = self._membership.book, self._membership.me.peer
         fragment = self._rules.clock.fragment(round_index)
         num_spans = self._rules.num_spans[fragment]
         row = grid.row_for(me)
-        self.collection = Collection(
+        self.collection = collection = Collection(
             round=round_index,
             fragment=fragment,
             roster=roster,
@@ -89,8 +92,9 @@ class Exchange:
             reduced=grid.reduced(me, fragment, num_spans),
             newcomers=newcomers_of(roster, book.parent_of(roster)),
         )
-        owned = () if self.collection.is_one_row else grid.owned(me, fragment, num_spans)
-        self.finish = Finish(collection=self.collection, owned=owned)
+        owned = () if collection.is_one_row else grid.owned(me, fragment, num_spans)
+        self.finish = Finish(collection=collection, owned=owned)
+        return collection
 
     def contribute(self, contribution: FragmentContribution, now: float) -> list[Action]:
         """Send the island's contribution to the reducers of its row, unless the time for it is over."""
@@ -102,7 +106,11 @@ class Exchange:
         actions: list[Action] = []
         deadline = clock.reduce_by(collection.round)
         digest = collection.roster_digest
-        for reducer, spans in split_by_reducer(contribution, collection.grid, collection.row).items():
+        shares = split_by_reducer(contribution, collection.grid, collection.row)
+        if self.ration.bytes_per_second is not None:
+            # Who gets nothing would wait for it until the deadline: an opening without spans says so.
+            shares = {reducer: shares.get(reducer, []) for reducer in self._reducers(collection)}
+        for reducer, spans in shares.items():
             opening, vectors = contribution_messages(contribution, spans, digest, me.incarnation)
             messages: tuple[Piece, ...] = (opening, *vectors)
             if reducer == me.peer:
@@ -111,6 +119,10 @@ class Exchange:
             else:
                 actions += [Send(to=reducer, message=message, deadline=deadline) for message in messages]
         return actions
+
+    def _reducers(self, collection: Collection) -> list[PeerId]:
+        """Return who reduces for the row of this peer, each once."""
+        return list(dict.fromkeys(column[collection.row] for column in collection.grid.columns))
 
     def take(self, sender: PeerId, message: Piece, now: float) -> list[Action]:
         """Collect a piece of a contribution or a row's mean; what does not fit is dropped and its sender told."""

@@ -87,22 +87,26 @@ class Grid:
         return frozenset(near - {peer})
 
 
-def fold_roster(roster: Roster, group_size: int) -> Grid:
-    """Fold a roster into its grid.
+def num_rows(members: int, reachable: int, group_size: int) -> int:
+    """Return R = max(1, min(⌈N/g⌉, reachable/2)), for rows of width g = max(`group_size`, ⌈√N⌉).
 
-    R = max(1, min(⌈N/g⌉, dialable/2)) rows of width g = max(`group_size`, ⌈√N⌉), so that each row has two reducers at
-    least. Members are dealt in roster order, one to each row in turn.
+    So each row has two reducers at least.
     """
+    width = max(group_size, math.isqrt(members - 1) + 1) if members else group_size
+    return max(1, min(-(-members // width), reachable // 2))
+
+
+def fold_roster(roster: Roster, group_size: int) -> Grid:
+    """Fold a roster into its grid. Members are dealt in roster order, one to each row in turn."""
     peers = tuple(member.peer for member in roster.members)
     reachable = reducers(roster)
-    width = max(group_size, math.isqrt(len(peers) - 1) + 1) if peers else group_size
-    num_rows = max(1, min(-(-len(peers) // width), len(reachable) // 2))
-    rows = tuple(peers[row::num_rows] for row in range(num_rows))
-    num_columns = len(reachable) // num_rows
-    dealt = [reachable[row::num_rows] for row in range(num_rows)]
+    height = num_rows(len(peers), len(reachable), group_size)
+    rows = tuple(peers[row::height] for row in range(height))
+    num_columns = len(reachable) // height
+    dealt = [reachable[row::height] for row in range(height)]
     return Grid(
         rows=rows,
-        columns=tuple(tuple(dealt[row][index] for row in range(num_rows)) for index in range(num_columns)),
+        columns=tuple(tuple(dealt[row][index] for row in range(height)) for index in range(num_columns)),
         rotation=roster.k,
         row_of={peer: row for row, members in enumerate(rows) for peer in members},
     )

@@ -129,6 +129,7 @@ class SwarmNode:
                 raise self._lost
             now = self._clock.now()
             self.engine.progress = self._replica.progress()
+            self.engine.exchange.ration.backlog_bytes = self._transport.backlog_bytes()
             self._play(self.engine.tick(now))
             self._ping(now)
             self._wake.clear()
@@ -288,7 +289,9 @@ class SwarmNode:
     def _play_vectors(self, action: Action) -> None:
         match action:
             case TakeSnapshot():
-                self._replica.take_snapshot(action.round, action.fragment, action.deadline, self._contribute)
+                self._replica.take_snapshot(
+                    action.round, action.fragment, action.deadline, self._contribute, action.spans
+                )
             case ReduceSpan():
                 self._reduce(action)
             case ApplyEntry():

@@ -51,9 +51,17 @@ class Replica(Protocol):
         """Take a transferred span at the next step border, before updates that are handed over later."""
         ...
 
-    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
+    def take_snapshot(
+        self,
+        round_index: int,
+        fragment: int,
+        deadline: float,
+        answer: Answer,
+        spans: frozenset[SpanId] | None = None,
+    ) -> None:
         """Make this peer's contribution to a round at the next step border and hand it to `answer`, in the loop.
 
+        `spans` are those of the fragment to contribute; None: all. What is left out stays for a later round.
         `deadline` is in swarm seconds; None is answered after it, or when there is nothing to contribute.
         """
         ...

@@ -30,9 +30,10 @@ class Diary:
         """θ := φ, where the spans stand at these chain digests."""
         self._write("loaded", heads=[[*span, digest.hex()] for span, digest in sorted(heads.items())])
 
-    def contributed(self, steps: int, round_index: int, fragment: int) -> None:
-        """A snapshot was taken after so many steps."""
-        self._write("contributed", steps=steps, round=round_index, fragment=fragment)
+    def contributed(self, steps: int, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None) -> None:
+        """A snapshot was taken after so many steps, of the `chosen` spans where not all were."""
+        only = {"only": sorted(span.index for span in chosen)} if chosen is not None else {}
+        self._write("contributed", steps=steps, round=round_index, fragment=fragment, **only)
 
     def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
         """An entry was absorbed."""
@@ -49,6 +50,11 @@ class Diary:
         except OSError as error:
             text = f"cannot write {self._path}: {error.strerror}; free some space or leave keep_diary out"
             raise StateError(text) from None
+
+
+def chosen_spans(line: Mapping[str, Any]) -> frozenset[SpanId] | None:
+    """Return the spans that a line of what was contributed names; None: all."""
+    return frozenset(SpanId(line["fragment"], index) for index in line["only"]) if "only" in line else None
 
 
 def read_diary(folder: Path) -> Iterator[dict[str, Any]]:

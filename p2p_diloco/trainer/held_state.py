@@ -58,7 +58,14 @@ class HeldState:
         held = self._states
         self._soon(lambda: held.__setitem__(span, state))
 
-    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
+    def take_snapshot(
+        self,
+        round_index: int,
+        fragment: int,
+        deadline: float,
+        answer: Answer,
+        spans: frozenset[SpanId] | None = None,
+    ) -> None:
         """Contribute nothing."""
         answer(None)
 

@@ -121,21 +121,25 @@ class Island:
         if self._diary is not None:
             self._diary.took(self.loop.steps, span, state.head.digest)
 
-    def contribute(self, round_index: int, fragment: int) -> FragmentContribution | None:
-        """Contribute a fragment to a round; None when there is nothing new."""
+    def contribute(
+        self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None
+    ) -> FragmentContribution | None:
+        """Contribute a fragment to a round, or the `chosen` spans of it; None when there is nothing new."""
         since = self._since[fragment]
         tokens, steps = self.loop.tokens - since.tokens, self.loop.steps - since.steps
         if steps == 0 or not self._is_loaded:
             return None
         spans = []
         for span in self._plan.spans_of(fragment):
+            if chosen is not None and span not in chosen:
+                continue
             try:
                 spans.append(self._contribute_span(span, round_index))
             except (RoundError, NonFiniteUpdate):
                 continue
         since.tokens, since.steps = self.loop.tokens, self.loop.steps
         if self._diary is not None:
-            self._diary.contributed(self.loop.steps, round_index, fragment)
+            self._diary.contributed(self.loop.steps, round_index, fragment, chosen)
         return FragmentContribution(
             round=round_index, fragment=fragment, tokens=tokens, steps=steps, spans=tuple(spans)
         )

@@ -30,6 +30,7 @@ class _Snapshot(NamedTuple):
     fragment: int
     deadline: float
     answer: Answer
+    spans: frozenset[SpanId] | None
 
 
 class _Replacement(NamedTuple):
@@ -111,9 +112,16 @@ class IslandThread:
         """Take a transferred span at the next step border."""
         self._hand_over(_Replacement(span, state))
 
-    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
+    def take_snapshot(
+        self,
+        round_index: int,
+        fragment: int,
+        deadline: float,
+        answer: Answer,
+        spans: frozenset[SpanId] | None = None,
+    ) -> None:
         """Contribute at the next step border."""
-        self._hand_over(_Snapshot(round_index, fragment, deadline, answer))
+        self._hand_over(_Snapshot(round_index, fragment, deadline, answer, spans))
 
     def look(self, slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
         """Hand a copy of these slices of θ, as they are at the next step border, to `hand_over`, in the loop."""
@@ -173,7 +181,9 @@ class IslandThread:
                 island.take(command.span, command.state)
             case _Snapshot():
                 is_late = self._now() > command.deadline
-                contribution = island.contribute(command.round, command.fragment) if not is_late else None
+                contribution = None
+                if not is_late:
+                    contribution = island.contribute(command.round, command.fragment, command.spans)
                 self._in_loop(lambda: command.answer(contribution))
             case _Look():
                 vectors = island.look(command.slices)

@@ -12,9 +12,10 @@ from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.invite import Invite, format_invite
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
-from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings
+from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
+from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
@@ -22,6 +23,7 @@ from p2p_diloco.trainer.tally import PeerObserver, Tally
 from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
+from p2p_diloco.transport.link import TransportLimits
 
 START_SECONDS = 60.0
 
@@ -81,6 +83,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             folder.first_incarnation = int(time.time())
         tally = Tally(observer=observer, unix_seconds=time.time)
         async with _transport(plan, run, key) as transport:
+            tally.line = LineWatch(transport.limits, transport.counters)
             known = _known_addresses(plan, folder, transport.peer)
             records: list[bytes] = []
             signed = await _manifest(plan, run, folder, transport, known, records, tally)
@@ -130,6 +133,10 @@ async def _transport(plan: PeerPlan, run: Digest, key: SigningKey) -> AsyncItera
         host_maddrs=settings.listen_addresses(default_port) or ("/ip4/0.0.0.0/tcp/0",),
         announce_maddrs=settings.announced_addresses(port),
         dial_out_only=settings.dial_out_only,
+        limits=TransportLimits(
+            upload_bytes_per_second=bytes_per_second(settings.max_upload),
+            download_bytes_per_second=bytes_per_second(settings.max_download),
+        ),
     )
     async with transport:
         yield transport

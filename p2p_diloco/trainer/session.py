@@ -128,7 +128,9 @@ class PeerSession:
         recalled = Recalled(
             rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
         )
-        return PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
+        engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
+        engine.exchange.ration.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
+        return engine
 
     async def run(self) -> None:
         """Be this peer until told to stop, or until the round that was named."""

@@ -12,6 +12,8 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
+from p2p_diloco.trainer.line_watch import LineWatch
+from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.watch.event_log import Figure, PeerEvent
 from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
 
@@ -43,6 +45,7 @@ class Tally:
         self.invite = ""
         self.addresses: tuple[str, ...] = ()
         self.engine: PeerEngine | None = None
+        self.line: LineWatch | None = None
         self._observer = observer
         self._unix_seconds = unix_seconds
         self._rounds_closed = 0
@@ -75,7 +78,9 @@ class Tally:
         )
 
     def say(self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float) -> None:
-        """Pass on how things stand."""
+        """Pass on how things stand, and what is to be said of the line."""
+        for notice in self.line.notices(engine, now) if self.line is not None else ():
+            self.report(notice.topic, notice.text, **notice.figures)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
 
     def status(
@@ -84,6 +89,8 @@ class Tally:
         """Return how things stand."""
         roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.progress
         round_index = engine.rules.clock.round_at(now)
+        limits = self.line.limits if self.line is not None else TransportLimits()
+        up, down = self.line.rates(self._unix_seconds()) if self.line is not None else (None, None)
         heads = [head.digest for _, head in sorted(engine.chains.heads.items())]
         return PeerStatus(
             run=engine.rules.run.hex(),
@@ -117,6 +124,10 @@ class Tally:
             participation=self._included / self._could_be_included if self._could_be_included else None,
             bytes_sent=_byte_counts(node.traffic.sent),
             bytes_received=_byte_counts(node.traffic.received),
+            max_upload=_bits(limits.upload_bytes_per_second),
+            max_download=_bits(limits.download_bytes_per_second),
+            upload_rate=up,
+            download_rate=down,
             vector_cycles=self._rounds_closed / engine.rules.clock.num_fragments,
             peers=_peer_lines(engine, now),
             head=sha256(*heads).hex() if heads else "",
@@ -124,6 +135,10 @@ class Tally:
             addresses=self.addresses,
             invite=self.invite,
         )
+
+
+def _bits(bytes_per_second: float | None) -> float | None:
+    return None if bytes_per_second is None else 8 * bytes_per_second
 
 
 def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:

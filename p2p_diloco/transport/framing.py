@@ -7,14 +7,19 @@ not only its daemon: a stopped peer's daemon goes on taking streams.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
+from collections.abc import Iterator
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits, frame_too_long
+from p2p_diloco.transport.pace import Pace
 
 STALL_SECONDS = 5.0
 """After its deadline a frame whose reader goes on may take longer; one that is not read for so long may not."""
+WRITE_BUFFER_BYTES = 256 * 1024
+"""Bytes of one stream that may lie here for the daemon to take; with more, writing waits."""
 _LENGTH = struct.Struct(">I")
 _GREETING = _LENGTH.pack(0)
 _ONE_WRITE_BYTES = 64 * 1024
@@ -36,10 +41,12 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def read_frame(
-    reader: asyncio.StreamReader, *, sender: PeerId, lane: Lane, limits: TransportLimits
+    reader: asyncio.StreamReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
 ) -> bytes | None:
     """Return the next frame, or None when the stream ended between frames. Waits for a length as long as it takes.
 
+    Args:
+        pace: of the line, for frames that have to wait for it; their sender is not blamed for that time.
     Raises:
         FrameError: the frame is too long, or was cut off; memory is taken only as its bytes come.
         PeerError: the stream broke, or the frame did not come in time.
@@ -56,8 +63,10 @@ async def read_frame(
     longest = limits.frame_bytes(lane)
     if not 0 < length <= longest:
         raise FrameError(frame_too_long(sender, lane, length, longest))
-    seconds = limits.frame_seconds + length / limits.slowest_bytes_per_second
+    seconds = limits.longest_seconds(length)
     try:
+        if pace is not None:
+            return await _read_in_pieces(reader, length, seconds, pace)
         async with asyncio.timeout(seconds):
             return await reader.readexactly(length)
     except asyncio.IncompleteReadError as error:
@@ -69,33 +78,70 @@ async def read_frame(
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
 
 
+async def _read_in_pieces(reader: asyncio.StreamReader, length: int, seconds: float, pace: Pace) -> bytes:
+    """Read so many bytes as the line's cap lets them pass; `seconds` is how long the sender may be waited for."""
+    loop = asyncio.get_running_loop()
+    frame = bytearray()
+    while len(frame) < length:
+        piece = min(length - len(frame), pace.piece_bytes)
+        await pace.wait_for(piece)
+        began = loop.time()
+        try:
+            async with asyncio.timeout(seconds):
+                frame += await reader.readexactly(piece)
+        except asyncio.IncompleteReadError as error:
+            raise asyncio.IncompleteReadError(bytes(frame) + error.partial, length) from None
+        seconds -= loop.time() - began
+    return bytes(frame)
+
+
 async def write_frame(
-    writer: asyncio.StreamWriter, frame: bytes, *, receiver: PeerId, lane: Lane, deadline: float
+    writer: asyncio.StreamWriter,
+    frame: bytes,
+    *,
+    receiver: PeerId,
+    lane: Lane,
+    deadline: float,
+    limits: TransportLimits,
 ) -> None:
     """Write one frame by `deadline` (loop time), or as long as the other end goes on reading: its line may be thin.
+
+    It must have read all of it when it would itself have given up waiting for such a frame.
 
     Raises:
         PeerError: the stream broke, or the other end does not read; what was written so far spoils the stream.
     """
+    with blame(receiver, lane):
+        if len(frame) < _ONE_WRITE_BYTES:
+            writer.write(frame_prefix(frame) + frame)
+        else:
+            writer.write(frame_prefix(frame))
+            writer.write(frame)
+        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)))
+
+
+@contextlib.contextmanager
+def blame(receiver: PeerId, lane: Lane) -> Iterator[None]:
+    """Turn what goes wrong with writing into the error of the peer that does not read."""
     name = short_peer_id(receiver)
     try:
-        if len(frame) < _ONE_WRITE_BYTES:
-            writer.write(_LENGTH.pack(len(frame)) + frame)
-        else:
-            writer.write(_LENGTH.pack(len(frame)))
-            writer.write(frame)
-        await _drain(writer, deadline)
+        yield
     except TimeoutError:
         raise PeerError(f"{name} did not read a {lane.value} frame by its deadline") from None
     except OSError as error:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
 
 
-async def _drain(writer: asyncio.StreamWriter, deadline: float) -> None:
+def frame_prefix(frame: bytes) -> bytes:
+    """Return what goes before a frame."""
+    return _LENGTH.pack(len(frame))
+
+
+async def drain(writer: asyncio.StreamWriter, deadline: float, last: float) -> None:
     """Wait until there is room again.
 
     Raises:
-        TimeoutError: nothing was read by the deadline, or later for `STALL_SECONDS`.
+        TimeoutError: nothing was read by the deadline, or later for `STALL_SECONDS`, or there is none at `last`.
     """
     loop = asyncio.get_running_loop()
     left = writer.transport.get_write_buffer_size()
@@ -106,6 +152,6 @@ async def _drain(writer: asyncio.StreamWriter, deadline: float) -> None:
                 return await writer.drain()
         except TimeoutError:
             now_left = writer.transport.get_write_buffer_size()
-            if now_left >= left:
+            if now_left >= left or loop.time() >= last:
                 raise
-            left, until = now_left, loop.time() + STALL_SECONDS
+            left, until = now_left, min(loop.time() + STALL_SECONDS, last)

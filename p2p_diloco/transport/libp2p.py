@@ -20,9 +20,11 @@ from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, have_crossed, sort_addresses
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
-from p2p_diloco.transport.framing import greet, read_frame, write_frame
+from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, Transport, TransportLimits
+from p2p_diloco.transport.lane_reader import LaneReader
+from p2p_diloco.transport.lane_writer import LaneWriter
+from p2p_diloco.transport.link import Lane, Transport, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink, StreamPair
@@ -267,8 +269,9 @@ class Libp2pTransport(Transport):
             self._lose(link, "only one lane was opened")
 
     async def _read_stream(self, link: StreamLink, stream: LaneStream) -> None:
+        reader = LaneReader(link.peer, stream, limits=self.limits, pace=self.download)
         try:
-            while frame := await read_frame(stream.reader, sender=link.peer, lane=stream.lane, limits=self.limits):
+            while frame := await reader.next_frame():
                 objection = self._hand_over(link.peer, stream.lane, frame)
                 if link.is_lost:
                     return  # the listener hung up meanwhile
@@ -293,24 +296,16 @@ class Libp2pTransport(Transport):
             asyncio.get_running_loop().call_later(self.limits.linger_seconds, self._lose, link, _closed(link))
 
     async def _write_lane(self, link: StreamLink, lane: Lane) -> None:
-        loop = asyncio.get_running_loop()
-        outbox, wake, counters = link.outboxes[lane], link.wakes[lane], self.counters.lane(lane)
-        while not link.is_lost:
-            posted = outbox.take(loop.time())
-            if posted is None:
-                link.writing.discard(lane)
-                self._went_idle.set()
-                wake.clear()
-                await wake.wait()
-                continue
-            link.writing.add(lane)
-            counters.frames_sent += 1
-            counters.bytes_sent += len(posted.frame) + FRAME_PREFIX_BYTES
-            stream = link.streams[lane][0]
-            try:
-                await write_frame(stream.writer, posted.frame, receiver=link.peer, lane=lane, deadline=posted.deadline)
-            except PeerError as error:
-                self._end_stream(link, stream, str(error))
+        writer = LaneWriter(
+            link,
+            lane,
+            counters=self.counters.lane(lane),
+            limits=self.limits,
+            pace=self.upload,
+            went_idle=self._went_idle,
+            end_stream=self._end_stream,
+        )
+        await writer.run()
 
     def _end_stream(self, link: StreamLink, stream: LaneStream, reason: str) -> None:
         """Close one stream; without another in its lane the link is lost."""

@@ -18,6 +18,7 @@ from typing import Protocol, Self
 
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.transport.pace import Pace
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -44,8 +45,11 @@ class TransportLimits:
         control_queue_bytes: bytes that may wait to be written on one link's control lane.
         bulk_queue_bytes: the same for the bulk lane.
         frame_seconds: once a frame's length was read, the rest must come within this time, plus what its bytes take
-            at `slowest_bytes_per_second`.
+            at `slowest_bytes_per_second`; and who writes one waits no longer than that after its deadline.
         slowest_bytes_per_second: the slowest line that can take part.
+        control_bytes_per_second: a peer whose control frames come faster for long is read no faster.
+        upload_bytes_per_second, download_bytes_per_second: caps on this peer's line, as its packets count; None: none.
+            Bulk frames wait for them, control frames only count.
         linger_seconds: how long closing waits for frames that are still on their way out.
         links: number of peers linked at once; one more is turned away.
     """
@@ -55,7 +59,10 @@ class TransportLimits:
     control_queue_bytes: int = 4 * MIB
     bulk_queue_bytes: int = 128 * MIB
     frame_seconds: float = 30.0
-    slowest_bytes_per_second: float = 128.0 * KIB
+    slowest_bytes_per_second: float = 16.0 * KIB
+    control_bytes_per_second: float = 1.0 * MIB
+    upload_bytes_per_second: float | None = None
+    download_bytes_per_second: float | None = None
     linger_seconds: float = 2.0
     links: int = 512
 
@@ -66,6 +73,10 @@ class TransportLimits:
     def queue_bytes(self, lane: Lane) -> int:
         """Return how many bytes may wait to be written on one link's `lane`."""
         return self.control_queue_bytes if lane is Lane.CONTROL else self.bulk_queue_bytes
+
+    def longest_seconds(self, frame_bytes: int) -> float:
+        """Return how long the other end may take over a frame."""
+        return self.frame_seconds + frame_bytes / self.slowest_bytes_per_second
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +89,8 @@ class LaneCounters:
     bytes_received: int = 0
     frames_dropped: int = 0
     """Frames whose deadline passed, or whose link was lost, before their write began."""
+    bytes_waiting: int = 0
+    """Of frames that were posted and are not written, without their prefixes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +155,13 @@ class Transport(ABC):
         self.limits = limits if limits is not None else TransportLimits()
         self.listener: TransportListener = SilentListener()
         self.counters = TransportCounters()
+        up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
+        self.upload = Pace(up) if up is not None else None
+        self.download = Pace(down) if down is not None else None
+
+    def backlog_bytes(self) -> float:
+        """Return how many bytes of bulk frames are still to go out, and what a cap makes them wait for."""
+        return self.counters.bulk.bytes_waiting + (self.upload.debt_bytes() if self.upload is not None else 0.0)
 
     @abstractmethod
     def listen_addresses(self) -> tuple[str, ...]:

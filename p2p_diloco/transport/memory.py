@@ -19,6 +19,7 @@ from p2p_diloco.errors import ConfigError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, Transport, TransportLimits, frame_too_long
 from p2p_diloco.transport.outbox import Outbox, PostedFrame
+from p2p_diloco.transport.pace import book_frame
 from p2p_diloco.transport.weather import Weather
 
 
@@ -316,6 +317,9 @@ class MemoryTransport(Transport):
             earliest = max(channel.busy_until, self.loop.time())
             shared = channel.lane is Lane.BULK
             channel.busy_until = network.book_line(sender.peer, receiver.peer, len(frame), earliest, shared=shared)
+            allowed = book_frame((sender.upload, receiver.download), len(frame) + FRAME_PREFIX_BYTES)
+            if shared:
+                channel.busy_until = max(channel.busy_until, allowed)
             channel.last_arrival = max(channel.last_arrival, channel.busy_until + network.draw_delay_seconds())
             channel.pipe.append(_InPipe(channel.last_arrival, frame))
             channel.pipe_bytes += len(frame)

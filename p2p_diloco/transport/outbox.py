@@ -39,14 +39,14 @@ class Outbox:
         if self._frames and self._bytes + len(frame) > self._max_bytes:
             return False
         self._frames.append(PostedFrame(frame, deadline))
-        self._bytes += len(frame)
+        self._add(len(frame))
         return True
 
     def take(self, now: float) -> PostedFrame | None:
         """Remove and return the first frame whose deadline has not passed; those before it are dropped."""
         while self._frames:
             posted = self._frames.popleft()
-            self._bytes -= len(posted.frame)
+            self._add(-len(posted.frame))
             if posted.deadline >= now:
                 return posted
             self._counters.frames_dropped += 1
@@ -56,4 +56,8 @@ class Outbox:
         """Drop all that waits: the link is gone."""
         self._counters.frames_dropped += len(self._frames)
         self._frames.clear()
-        self._bytes = 0
+        self._add(-self._bytes)
+
+    def _add(self, num_bytes: int) -> None:
+        self._bytes += num_bytes
+        self._counters.bytes_waiting += num_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES
 from p2p_diloco.transport.link import Lane
 from p2p_diloco.transport.outbox import Outbox
 
 StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_WRITE_BUFFER_BYTES = 256 * 1024
 
 
 class LaneStream:
@@ -22,7 +22,7 @@ class LaneStream:
         self.reader, self.writer = pair
         self.task: asyncio.Task[None] | None = None
         self.has_run_out = False
-        self.writer.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
     async def close_gently(self, linger_seconds: float) -> None:
         """Send what is buffered, then the end; wait a little for the other end's, then close."""
@@ -31,7 +31,7 @@ class LaneStream:
                 if self.task is not None:
                     await asyncio.wait({self.task})
                 self.writer.write_eof()
-                while await self.reader.read(_WRITE_BUFFER_BYTES):
+                while await self.reader.read(WRITE_BUFFER_BYTES):
                     pass
         except (OSError, TimeoutError):
             pass

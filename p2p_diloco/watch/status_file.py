@@ -88,6 +88,10 @@ class PeerStatus:
         participation: contributions included, of those of members alive and ready; over closed rounds since ready.
         bytes_sent: on all links.
         bytes_received: on all links.
+        max_upload: cap on what this peer sends, bits per second on the wire; None: none.
+        max_download: the same for what it reads.
+        upload_rate: bits per second on the wire lately, about; None where nobody measures.
+        download_rate: the same for what comes in.
         vector_cycles: number of cycles over which `bytes_sent.vectors` were sent.
         peers: the others.
         head: SHA-256 over all chain digests, hexadecimal.
@@ -127,6 +131,10 @@ class PeerStatus:
     participation: float | None = None
     bytes_sent: ByteCounts = field(default_factory=ByteCounts)
     bytes_received: ByteCounts = field(default_factory=ByteCounts)
+    max_upload: float | None = None
+    max_download: float | None = None
+    upload_rate: float | None = None
+    download_rate: float | None = None
     vector_cycles: float = 0.0
     peers: tuple[PeerLine, ...] = ()
     head: str = ""

@@ -265,6 +265,7 @@ class Stage:
             )
             for span in ALL_SPANS
             if span.fragment == order.fragment and machine.vectors[span][0].round < order.round
+            if order.spans is None or span in order.spans
         )
         contribution = FragmentContribution(
             round=order.round, fragment=order.fragment, tokens=100, steps=10, spans=spans

@@ -12,8 +12,8 @@ from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage,
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
 from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
-from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages
+from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector, decode_message, encode_message
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages, still_expected
 
 ANN, BOB = peer_id("ann"), peer_id("bob")
 SPANS = tuple(SpanId(0, index) for index in range(3))
@@ -262,3 +262,30 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
     )
     assert "names another roster than 1" in refusals(rounds.take(BOB, mean, 1.0))[0]
     assert rounds.take(BOB, replace(mean, round=1), 7.9) == [], "of the next round: waits for it"
+
+
+def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing() -> None:
+    rounds, _ = exchange(num_members=3)
+    rounds.ration.bytes_per_second = 1.0
+    (order,) = rounds.begin(0, True)
+    assert isinstance(order, TakeSnapshot)
+    assert order.spans == frozenset(owned(rounds)), "what this peer reduces itself costs it nothing"
+    sends = rounds.contribute(contribution(spans=owned(rounds)), 1.0)
+    openings = {a.to: a.message for a in sends if isinstance(a, Send) and isinstance(a.message, Opening)}
+    assert openings.keys() == set(ids(3)) - {ANN}
+    assert all(opening.spans == () for opening in openings.values())
+
+    other, _ = exchange(num_members=3)
+    other.begin(0, True)
+    other.contribute(contribution(spans=owned(other)), 1.0)
+    third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
+    assert other.collection is not None
+    (opening, vectors) = words(contribution(spans=owned(other)), 3)
+    for word in (opening, *vectors):
+        other.take(third, word, 1.0)
+    empty = replace(opening, spans=())
+    assert refusals(other.take(BOB, empty, 1.0)) == []
+    assert decode_message(encode_message(empty)) == empty
+    for span in owned(other):
+        gone = frozenset[PeerId]()
+        assert not still_expected(other.collection, span, gone)

@@ -61,6 +61,7 @@ class _Snapshot(NamedTuple):
     fragment: int
     deadline: float
     answer: Answer
+    spans: frozenset[SpanId] | None
 
 
 class _Replacement(NamedTuple):
@@ -135,8 +136,15 @@ class FakeIsland:
     def replace(self, span: SpanId, state: SpanState) -> None:
         self._commands.append(_Replacement(span, state))
 
-    def take_snapshot(self, round_index: int, fragment: int, deadline: float, answer: Answer) -> None:
-        self._commands.append(_Snapshot(round_index, fragment, deadline, answer))
+    def take_snapshot(
+        self,
+        round_index: int,
+        fragment: int,
+        deadline: float,
+        answer: Answer,
+        spans: frozenset[SpanId] | None = None,
+    ) -> None:
+        self._commands.append(_Snapshot(round_index, fragment, deadline, answer, spans))
 
     def progress(self) -> Progress:
         return Progress(tokens=self.steps * TOKENS_PER_STEP, steps=self.steps)
@@ -222,7 +230,7 @@ class FakeIsland:
             return None
         spans = []
         for span in self._spans:
-            if span.fragment != command.fragment:
+            if span.fragment != command.fragment or (command.spans is not None and span not in command.spans):
                 continue
             try:
                 spans.append(self._contribute_span(span, command.round))

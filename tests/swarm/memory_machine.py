@@ -29,6 +29,7 @@ from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.replica import absorbed_entry
 from p2p_diloco.swarm.vector_work import state_bytes
+from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.transport.memory import MemoryTransport
 from tests.swarm.fake_island import CODECS, OPTIMA, OUTER, SPAN_ELEMENTS, FakeIsland
 
@@ -142,6 +143,7 @@ class Machine:
     trains: bool
     step_seconds: float
     clock_offset: float
+    limits: TransportLimits = field(default_factory=TransportLimits)
     disk: Disk = field(default_factory=Disk)
     reports: list[tuple[float, str, str]] = field(default_factory=list)
     closed: list[RoundClosed] = field(default_factory=list)

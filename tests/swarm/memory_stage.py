@@ -17,6 +17,7 @@ from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_worker import AtOnce
 from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.transport.memory import MemoryNetwork
 from p2p_diloco.transport.virtual_time import VirtualTimeLoop
 from tests.swarm.fake_island import CODECS, FakeIsland
@@ -68,9 +69,15 @@ class MemorySwarm:
         founds: bool = False,
         step_seconds: float = 1.0,
         clock_offset: float = 0.0,
+        limits: TransportLimits | None = None,
     ) -> Machine:
         machine = Machine(
-            name=name, dialable=dialable, trains=trains, step_seconds=step_seconds, clock_offset=clock_offset
+            name=name,
+            dialable=dialable,
+            trains=trains,
+            step_seconds=step_seconds,
+            clock_offset=clock_offset,
+            limits=limits if limits is not None else TransportLimits(),
         )
         self.machines[name] = machine
         self.start(name, founds=founds)
@@ -81,7 +88,9 @@ class MemorySwarm:
         machine = self.machines[name]
         machine.disk.incarnation += 1
         clock = SwarmClock(lambda: self.unix_seconds() + machine.clock_offset)
-        machine.transport = self.network.transport(machine.peer, run=RUN, can_be_dialled=machine.dialable)
+        machine.transport = self.network.transport(
+            machine.peer, run=RUN, can_be_dialled=machine.dialable, limits=machine.limits
+        )
         machine.keeper = self._make_keeper(machine)
         machine.island = FakeIsland(
             spans=tuple(self.rules.span_elements),
@@ -133,7 +142,9 @@ class MemorySwarm:
             sign=lambda statement: sign_as(peer, statement),
         )
         recalled = Recalled(rosters=tuple(disk.rosters), ballots=disk.ballots, goodbye=disk.goodbye)
-        return PeerEngine(me=me, rules=self.rules, verify=verify, recalled=recalled)
+        engine = PeerEngine(me=me, rules=self.rules, verify=verify, recalled=recalled)
+        engine.exchange.ration.bytes_per_second = machine.limits.upload_bytes_per_second
+        return engine
 
     def _hold(self, machine: Machine, states: dict[SpanId, SpanState]) -> None:
         assert machine.island is not None

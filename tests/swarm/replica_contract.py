@@ -69,6 +69,24 @@ class ReplicaContract(ABC):
     def make(self) -> ReplicaInTest:
         """Return a fresh replica that holds nothing."""
 
+    def test_what_is_not_chosen_is_not_contributed_and_comes_later(self) -> None:
+        it = self.make()
+        it.hold_all()
+        chosen = next(span for span in it.spans if span.fragment == 0)
+        answers: list[FragmentContribution | None] = []
+        for round_index, spans in ((2, frozenset({chosen})), (4, None), (6, frozenset[SpanId]())):
+            it.replica.take_snapshot(round_index, 0, ALWAYS, answers.append, spans)
+            it.settle()
+        one, rest, none = answers
+        assert one is not None
+        assert rest is not None
+        assert none is not None
+        assert [encoded.span for encoded in one.spans] == [chosen]
+        assert {encoded.span for encoded in rest.spans} == {span for span in it.spans if span.fragment == 0}
+        assert none.spans == ()
+        assert none.steps > 0
+        it.close()
+
     def test_nothing_is_held_at_first(self) -> None:
         it = self.make()
         assert all(it.replica.span_state(span) is None for span in it.spans)

@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.trainer.diary import DIARY_FILE, Diary, read_diary
+from p2p_diloco.trainer.diary import DIARY_FILE, Diary, chosen_spans, read_diary
 
 SPAN, ENTRY = SpanId(1, 2), Digest(b"\1" * 32)
 
@@ -53,3 +53,11 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
         (tmp_path / DIARY_FILE).symlink_to("/dev/full")
         with pytest.raises(StateError, match="free some space or leave keep_diary out"):
             Diary(tmp_path).began(0)
+
+
+def test_a_contribution_of_some_spans_says_which(tmp_path: Path) -> None:
+    Diary(tmp_path).contributed(3, 7, 1, frozenset({SpanId(1, 4), SpanId(1, 0)}))
+    Diary(tmp_path).contributed(4, 8, 1, frozenset())
+    Diary(tmp_path).contributed(5, 9, 1)
+    chosen = [chosen_spans(line) for line in read_diary(tmp_path)]
+    assert chosen == [{SpanId(1, 0), SpanId(1, 4)}, frozenset(), None]

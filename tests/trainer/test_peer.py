@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ class PeerStage:
 
     def _transport(self, *, peer: PeerId, run: Any, **choices: Any) -> Any:
         self.asked.append(choices)
-        return self.network.transport(peer, run=run, can_be_dialled=not choices["dial_out_only"])
+        return self.network.transport(
+            peer, run=run, can_be_dialled=not choices["dial_out_only"], limits=choices["limits"]
+        )
 
     @asynccontextmanager
     async def _open_directory(self, _: Any, *, initial_peers: tuple[str, ...]) -> AsyncIterator[MemoryDirectory]:
@@ -271,3 +274,22 @@ def test_loopback_is_told_only_when_there_is_nothing_else(addresses: tuple[str, 
 
 def test_the_clock_of_these_tests_is_before_round_0() -> None:
     assert SIGNED.manifest.rounds.clock_start == CLOCK_START
+
+
+def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        boot, ada, stop = Watcher(), Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
+        joiner = stage.joiner("ada", await stage.invite(boot))
+        capped = joiner.settings.model_copy(update={"max_upload": 160e3, "max_download": 320e3})
+        await run_peer(replace(joiner, settings=capped), ada, StopRequest())
+        limits = stage.asked[-1]["limits"]
+        assert (limits.upload_bytes_per_second, limits.download_bytes_per_second) == (20e3, 40e3)
+        assert (ada.last.max_upload, ada.last.max_download) == (160e3, 320e3)
+        assert len(ada.texts("traffic")) == 1
+        assert ada.texts("traffic")[0].startswith("with 2 members about")
+        assert boot.texts("traffic") == [], "a bootstrap peer takes no part in the exchange"
+        stop.stop_now()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from session_stage import Watcher
@@ -16,7 +16,10 @@ from p2p_diloco.protocol.attendance import Heard, Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
 from p2p_diloco.signing import is_signed_by
 from p2p_diloco.swarm.traffic import Traffic
+from p2p_diloco.trainer.expected_traffic import Notice
+from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
 
 PLAN = small_plan()
@@ -141,3 +144,21 @@ def test_peers_are_said_as_their_heartbeats_say() -> None:
     assert (ben.ready, ben.can_be_dialled, ben.trains, ben.steps) == (True, False, True, 3)
     assert (ben.tokens_per_second, ben.loss, ben.seconds_since_heard) == (7.0, 1.25, 2.0)
     assert (boot.loss, boot.seconds_since_heard) == (None, 0.0)
+
+
+def test_the_line_is_said_as_an_event_and_in_the_status() -> None:
+    count, watcher = tally()
+    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
+    assert (status_of(count, peer).max_upload, status_of(count, peer).upload_rate) == (None, None)
+    count.line = LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters())
+    count.say(peer, node, small_manifest(), 1000, NOW)
+    assert watcher.events == [], "who takes part is not known yet"
+    assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
+    assert (watcher.last.upload_rate, watcher.last.download_rate) == (0.0, 0.0)
+    notice = Notice(topic="traffic", text="much", figures={"up_bytes": 7})
+    count.line = cast(Any, SimpleNamespace(notices=lambda engine, now: [notice], rates=lambda now: (1.0, 2.0)))
+    count.line.limits = TransportLimits()
+    count.say(peer, node, small_manifest(), 1000, NOW)
+    (event,) = watcher.events
+    assert (event.topic, event.text, event.figures) == ("traffic", "much", {"up_bytes": 7})
+    assert (watcher.last.upload_rate, watcher.last.download_rate) == (1.0, 2.0)

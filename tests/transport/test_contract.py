@@ -12,6 +12,7 @@ from p2p_diloco.transport.memory import MemoryNetwork
 from p2p_diloco.transport.virtual_time import run_virtual
 from tests.transport.contract import LinkContract
 from tests.transport.failure_contract import FailureContract
+from tests.transport.rate_contract import RateContract
 from tests.transport.stage import RUN, Remote, Stage, act
 
 
@@ -45,7 +46,7 @@ class MemoryStage(Stage):
         return f"/memory/1/p2p/{format_peer_id(peer)}"
 
 
-class TestMemory(LinkContract, FailureContract):
+class TestMemory(LinkContract, FailureContract, RateContract):
     """`MemoryTransport`."""
 
     def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:

@@ -16,6 +16,7 @@ from p2p_diloco.transport.link import Lane, TransportLimits
 from p2p_diloco.transport.virtual_time import run_virtual
 
 PEER = PeerId(sha256(b"peer"))
+PATIENT = TransportLimits()
 LIMITS = TransportLimits(bulk_frame_bytes=100, frame_seconds=3.0, slowest_bytes_per_second=10.0)
 
 
@@ -63,7 +64,7 @@ def write(frame: bytes, drain: Callable[[], object] = lambda: None) -> bytes:
         writer = FakeWriter(drain)
         await write_frame(
             cast(asyncio.StreamWriter, writer), frame, receiver=PEER, lane=Lane.BULK,
-            deadline=asyncio.get_running_loop().time() + 5,
+            deadline=asyncio.get_running_loop().time() + 5, limits=LIMITS,
         )  # fmt: skip
         return writer.written
 
@@ -132,8 +133,9 @@ def test_a_write_that_is_read_slowly_goes_on_and_ends_when_it_is_read_no_more() 
 
     async def write_to(writer: SlowWriter) -> float:
         writer.left = 300
-        frame = write_frame(cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0)
-        await frame
+        await write_frame(
+            cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0, limits=PATIENT
+        )
         return asyncio.get_running_loop().time()
 
     stops_at = 1000.0

@@ -53,3 +53,17 @@ def test_clearing_counts_what_is_lost() -> None:
     outbox.offer(b"two", 1.0)
     outbox.clear()
     assert (len(outbox), outbox.waiting_bytes, counters.frames_dropped) == (0, 0, 2)
+
+
+def test_bytes_that_wait_are_counted_until_they_are_taken_or_dropped() -> None:
+    counters = LaneCounters()
+    boxes = [Outbox(1000, counters) for _ in range(2)]
+    for box in boxes:
+        assert box.offer(bytes(100), 5.0)
+        assert box.offer(bytes(50), 1.0)
+    assert counters.bytes_waiting == 300
+    assert boxes[0].take(2.0) is not None
+    assert boxes[0].take(2.0) is None, "its time was over"
+    assert counters.bytes_waiting == 150
+    boxes[1].clear()
+    assert counters.bytes_waiting == 0

@@ -29,6 +29,7 @@ from p2p_diloco.protocol.entry import Entry, included_places
 from p2p_diloco.protocol.round import rounding_seed
 from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
 from p2p_diloco.swarm.vector_work import reduce_parts
+from p2p_diloco.trainer.diary import chosen_spans
 from p2p_diloco.trainer.founding import genesis_states, make_start
 from p2p_diloco.trainer.island import Island
 from p2p_diloco.trainer.run_text import open_own_stream
@@ -217,7 +218,7 @@ class _Life:
                 return self._load({SpanId(f, i): Digest(bytes.fromhex(head)) for f, i, head in line["heads"]})
             case "contributed":
                 self._step_to(line["steps"])
-                contribution = self.island.contribute(line["round"], line["fragment"])
+                contribution = self.island.contribute(line["round"], line["fragment"], chosen_spans(line))
                 for span in contribution.spans if contribution is not None else ():
                     self._twin.send(self._peer, line["round"], span.span, span.payload)
                 return True

@@ -1,0 +1,101 @@
+"""What a run asks of a member's line: bytes of an exchange, and the rates that carry it.
+
+The one place of the formula. In one row of g members each sends its contribution to the reducers of all spans but its
+own, and its own spans' entries to all others: (1 - 1/g) of a contribution and as much of an entry. In a grid of R rows
+a reducer also sends its share of a row's means, and an owner its entries to the reducers of the other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
+from p2p_diloco.protocol.grid import num_rows
+
+USABLE_SHARE = 0.85
+"""Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Bytes of a vector in each form in which it travels: of a parameter, a fragment, a model; all here is linear."""
+
+    contribution: float
+    row_mean: float
+    entry: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Bytes that one member moves when that vector is exchanged once; the mean over spans and rosters.
+
+    Attributes:
+        contributed: sent to the reducers of its row.
+        handed_out: sent as a reducer and owner: means of its row, entries.
+        gathered: received as such: contributions, means of other rows.
+        followed: entries received.
+    """
+
+    contributed: float
+    handed_out: float
+    gathered: float
+    followed: float
+
+    @property
+    def sent(self) -> float:
+        """All that goes out."""
+        return self.contributed + self.handed_out
+
+    @property
+    def received(self) -> float:
+        """All that comes in."""
+        return self.gathered + self.followed
+
+
+def exchange_flow(encoded: Encoded, *, members: int, group_size: int, reachable: int, is_reachable: bool) -> Flow:
+    """Return what a member moves.
+
+    Args:
+        members: of the run, this one told.
+        group_size: of the manifest.
+        reachable: members that can be dialled, this one told if it can; they alone reduce.
+        is_reachable: whether this one can.
+    """
+    if not is_reachable:
+        return Flow(contributed=encoded.contribution, handed_out=0.0, gathered=0.0, followed=encoded.entry)
+    rows = num_rows(members, reachable, group_size)
+    width, columns = members / rows, reachable / rows
+    others = 1.0 - 1.0 / rows
+    return Flow(
+        contributed=(1.0 - 1.0 / columns) * encoded.contribution,
+        handed_out=(others * (encoded.row_mean + encoded.entry) + (width - 1.0) * encoded.entry) / columns,
+        gathered=((width - 1.0) * encoded.contribution + others * encoded.row_mean) / columns,
+        followed=(1.0 - 1.0 / reachable) * encoded.entry,
+    )
+
+
+def upload_needed(flow: Flow, round_seconds: float) -> float:
+    """Return the rate in bytes per second with which a member takes part in a round with all of its spans.
+
+    Its contribution must be through when half of the round is over, and all that it sends when the round is.
+    """
+    return max(flow.contributed / CONTRIBUTE_SHARE, flow.sent) / (USABLE_SHARE * round_seconds)
+
+
+def download_needed(flow: Flow, round_seconds: float) -> float:
+    """Return the rate in bytes per second with which a member reads in time all that others send it in a round."""
+    return max(flow.gathered / CONTRIBUTE_SHARE, flow.received) / (USABLE_SHARE * round_seconds)
+
+
+def entries_needed(flow: Flow, round_seconds: float) -> float:
+    """Return the rate in bytes per second below which a peer falls ever further behind the entries."""
+    return flow.followed / (USABLE_SHARE * round_seconds)
+
+
+def contribution_budget(bytes_per_second: float, round_seconds: float, *, handed_out: float) -> float:
+    """Return how many bytes of contributions a capped line carries in a round in time; what reducing needs comes first.
+
+    Not saved up from round to round: a cap that is kept in every minute lets nobody send two rounds' worth in one.
+    """
+    carried = USABLE_SHARE * bytes_per_second * round_seconds
+    return max(min(CONTRIBUTE_SHARE * carried, carried - handed_out), 0.0)

@@ -1,0 +1,157 @@
+"""What a run will ask of this machine's line, in words and figures, before it does; and what caps mean for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.protocol.demand import (
+    Encoded,
+    Flow,
+    contribution_budget,
+    download_needed,
+    entries_needed,
+    exchange_flow,
+    upload_needed,
+)
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.rate import format_rate
+from p2p_diloco.transport.link import TransportLimits
+from p2p_diloco.watch.event_log import Figure
+from p2p_diloco.watch.wording import format_bytes, format_seconds
+
+DAY_SECONDS = 86_400.0
+STATE_BYTES_PER_ELEMENT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An event to be: its topic, a sentence, and the figures in it."""
+
+    topic: str
+    text: str
+    figures: dict[str, Figure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a member will move.
+
+    Attributes:
+        cycle: bytes in a cycle, in which every fragment is exchanged once.
+        largest: bytes in the round of the largest fragment.
+        span_bytes: of a contribution to the largest span.
+    """
+
+    cycle: Flow
+    largest: Flow
+    span_bytes: int
+    cycle_seconds: float
+    round_seconds: float
+    state_bytes: int
+    members: int
+
+
+def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool) -> Forecast:
+    """Work out what a member will move; see `exchange_flow` for the arguments."""
+
+    def flow(fragment: int | None) -> Flow:
+        sums = (
+            sum(size for span, size in sizes.items() if fragment in (None, span.fragment))
+            for sizes in (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
+        )
+        contribution, row_mean, entry = sums
+        return exchange_flow(
+            Encoded(contribution=contribution, row_mean=row_mean, entry=entry),
+            members=members,
+            group_size=rules.group_size,
+            reachable=reachable,
+            is_reachable=is_reachable,
+        )
+
+    fragments = range(rules.clock.num_fragments)
+    return Forecast(
+        cycle=flow(None),
+        largest=max((flow(fragment) for fragment in fragments), key=lambda each: each.sent + each.received),
+        span_bytes=max(rules.payload_bytes.values()),
+        cycle_seconds=rules.clock.num_fragments * rules.clock.round_seconds,
+        round_seconds=rules.clock.round_seconds,
+        state_bytes=STATE_BYTES_PER_ELEMENT * sum(rules.span_elements.values()),
+        members=members,
+    )
+
+
+def traffic_notice(expected: Forecast) -> Notice:
+    """Say what will be moved."""
+    up, down = expected.cycle.sent, expected.cycle.received
+    days = DAY_SECONDS / expected.cycle_seconds
+    every = format_seconds(expected.cycle_seconds).removesuffix(" 00 s")
+    if format_bytes(up) == format_bytes(down):
+        amounts = f"{format_bytes(up)} up and as much down every {every}, {format_bytes(days * up)} a day each way"
+    else:
+        amounts = (
+            f"{format_bytes(up)} up and {format_bytes(down)} down every {every}, "
+            f"{format_bytes(days * up)} and {format_bytes(days * down)} a day"
+        )
+    text = (
+        f"with {expected.members} members about {amounts}; a newcomer fetches {format_bytes(expected.state_bytes)} "
+        "once; limit it with --max-upload and --max-download"
+    )
+    figures: dict[str, Figure] = {
+        "members": expected.members,
+        "up_bytes": round(up),
+        "down_bytes": round(down),
+        "cycle_seconds": expected.cycle_seconds,
+        "state_bytes": expected.state_bytes,
+        "upload_needed": round(8 * upload_needed(expected.largest, expected.round_seconds)),
+        "download_needed": round(8 * download_needed(expected.largest, expected.round_seconds)),
+    }
+    return Notice(topic="traffic", text=text, figures=figures)
+
+
+def cap_notices(expected: Forecast, limits: TransportLimits) -> list[Notice]:
+    """Say what caps mean that are below what the run needs; nothing about those that are not."""
+    texts = (
+        _upload_text(expected, limits.upload_bytes_per_second),
+        _download_text(expected, limits.download_bytes_per_second),
+    )
+    return [Notice(topic="cap", text=text, figures={}) for text in texts if text is not None]
+
+
+def _upload_text(expected: Forecast, cap: float | None) -> str | None:
+    flow, seconds = expected.largest, expected.round_seconds
+    needed = upload_needed(flow, seconds)
+    if cap is None or cap >= needed:
+        return None
+    needs = f"this run needs about {format_rate(8 * needed)} up; --max-upload {format_rate(8 * cap)}"
+    budget = contribution_budget(cap, seconds, handed_out=flow.handed_out)
+    if budget == 0.0:
+        return (
+            f"{needs} does not even carry what this peer hands out to others for the spans that it averages: they come "
+            "late for everybody; raise the cap, or join with --dial-out-only, which averages nothing"
+        )
+    if budget < expected.span_bytes:
+        return (
+            f"{needs} carries no span of a contribution in time: this peer contributes next to nothing; it receives "
+            "all entries"
+        )
+    share = budget / flow.contributed
+    turns = f", each part of the model in about 1 round of {round(1 / share)}" if share < 2 / 3 else ""
+    return f"{needs} lets this peer send about {100 * share:.0f} % of a contribution{turns}; it receives all entries"
+
+
+def _download_text(expected: Forecast, cap: float | None) -> str | None:
+    flow, seconds = expected.largest, expected.round_seconds
+    if cap is None or cap >= download_needed(flow, seconds):
+        return None
+    entries = entries_needed(flow, seconds)
+    if cap < entries:
+        return (
+            f"this run's entries alone need about {format_rate(8 * entries)} down; with --max-download "
+            f"{format_rate(8 * cap)} this peer cannot follow the run and will hardly be ready; raise the cap to at "
+            "least that, better one and a half times as much"
+        )
+    return (
+        f"this run needs about {format_rate(8 * download_needed(flow, seconds))} down; with --max-download "
+        f"{format_rate(8 * cap)} this peer follows the entries, but what others contribute to the spans that it "
+        "averages comes late and is left out; raise the cap, or join with --dial-out-only, which averages nothing"
+    )

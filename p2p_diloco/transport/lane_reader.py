@@ -1,0 +1,57 @@
+"""Reads what comes on one stream of a link, frame by frame, no faster than this peer's line and the lane allow.
+
+What is not read stays with the daemon, then with TCP, then with the sender: that is all the back-pressure there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.framing import read_frame
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits
+from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import TokenBucket
+from p2p_diloco.transport.stream_link import LaneStream
+
+CONTROL_BURST_SECONDS = 8.0
+MOST_CONTROL_SHARE = 0.25
+"""Of a capped line, for the control frames of one peer: more would leave too little to what the others send."""
+
+
+class LaneReader:
+    """The reader of one stream.
+
+    Args:
+        pace: of the line, if it has a cap: bulk frames wait for it, control frames are counted.
+    """
+
+    def __init__(self, sender: PeerId, stream: LaneStream, *, limits: TransportLimits, pace: Pace | None) -> None:
+        self._sender, self._stream, self._limits, self._pace = sender, stream, limits, pace
+        rate, cap = limits.control_bytes_per_second, limits.download_bytes_per_second
+        if cap is not None:
+            rate = min(rate, MOST_CONTROL_SHARE * cap)
+        self._control = TokenBucket(bytes_per_second=rate, burst_bytes=CONTROL_BURST_SECONDS * rate)
+
+    async def next_frame(self) -> bytes | None:
+        """Return the next frame, or None at the end of the stream; see `read_frame` for the errors."""
+        is_bulk = self._stream.lane is Lane.BULK
+        frame = await read_frame(
+            self._stream.reader,
+            sender=self._sender,
+            lane=self._stream.lane,
+            limits=self._limits,
+            pace=self._pace if is_bulk else None,
+        )
+        if frame is not None and not is_bulk:
+            await self._slow_down(len(frame) + FRAME_PREFIX_BYTES)
+        return frame
+
+    async def _slow_down(self, num_bytes: int) -> None:
+        """Count a control frame; wait only behind a sender that floods this lane."""
+        if self._pace is not None:
+            self._pace.count(num_bytes)
+        now = asyncio.get_running_loop().time()
+        at = self._control.spend(num_bytes, now)
+        if at > now:
+            await asyncio.sleep(at - now)

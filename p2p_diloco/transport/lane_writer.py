@@ -1,0 +1,140 @@
+"""Writes what waits on one lane of one link, frame by frame, for as long as the link lives.
+
+Under a cap on the line the frames of bulk lanes take turns and go out in pieces: never more at once than the cap lets
+pass. A frame whose reader is slower than the cap gives its turn away, so that nobody waits for who does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.transport.framing import STALL_SECONDS, WRITE_BUFFER_BYTES, blame, drain, frame_prefix, write_frame
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, LaneCounters, TransportLimits
+from p2p_diloco.transport.outbox import PostedFrame
+from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.stream_link import LaneStream, StreamLink
+
+
+class LaneWriter:
+    """The writer of one lane; `run` is a task of its link.
+
+    Args:
+        pace: of the line, if it has a cap: bulk frames wait for it, control frames are counted.
+        went_idle: set when nothing is left to write.
+        end_stream: told of a stream that must be closed, and why.
+    """
+
+    def __init__(
+        self,
+        link: StreamLink,
+        lane: Lane,
+        *,
+        counters: LaneCounters,
+        limits: TransportLimits,
+        pace: Pace | None,
+        went_idle: asyncio.Event,
+        end_stream: Callable[[StreamLink, LaneStream, str], None],
+    ) -> None:
+        self._link, self._lane, self._counters, self._limits = link, lane, counters, limits
+        self._pace = pace
+        self._went_idle = went_idle
+        self._end_stream = end_stream
+        self._has_turn = False
+
+    async def run(self) -> None:
+        """Write until the link is lost."""
+        link, lane = self._link, self._lane
+        while not link.is_lost:
+            if not len(link.outboxes[lane]):
+                link.writing.discard(lane)
+                self._went_idle.set()
+                link.wakes[lane].clear()
+                await link.wakes[lane].wait()
+                continue
+            link.writing.add(lane)
+            if self._pace is not None and lane is Lane.BULK:
+                await self._write_in_turn(self._pace)
+            else:
+                await self._write_whole()
+
+    async def _write_whole(self) -> None:
+        """Write the first frame that somebody still wants, if any."""
+        stream, posted = self._link.streams[self._lane][0], self._take()
+        if posted is None:
+            return
+        if self._pace is not None:
+            self._pace.count(len(posted.frame) + FRAME_PREFIX_BYTES)
+        self._counters.bytes_sent += len(posted.frame) + FRAME_PREFIX_BYTES
+        try:
+            await write_frame(
+                stream.writer,
+                posted.frame,
+                receiver=self._link.peer,
+                lane=self._lane,
+                deadline=posted.deadline,
+                limits=self._limits,
+            )
+        except PeerError as error:
+            self._end_stream(self._link, stream, str(error))
+
+    async def _write_in_turn(self, pace: Pace) -> None:
+        """Write the first frame that somebody still wants when it is this lane's turn: it may have waited for long."""
+        try:
+            await self._take_turn(pace)
+            stream, posted = self._link.streams[self._lane][0], self._take()
+            if posted is not None:
+                await self._write_paced(stream, posted, pace)
+        except PeerError as error:
+            self._end_stream(self._link, stream, str(error))
+        finally:
+            self._end_turn(pace)
+
+    async def _take_turn(self, pace: Pace) -> None:
+        await pace.turn.acquire()
+        self._has_turn = True
+
+    def _end_turn(self, pace: Pace) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            pace.turn.release()
+
+    def _take(self) -> PostedFrame | None:
+        posted = self._link.outboxes[self._lane].take(asyncio.get_running_loop().time())
+        if posted is not None:
+            self._counters.frames_sent += 1
+        return posted
+
+    async def _write_paced(self, stream: LaneStream, posted: PostedFrame, pace: Pace) -> None:
+        """Write a frame piece by piece, with the turn; what the cap makes it wait is not the other end's fault."""
+        frame = memoryview(frame_prefix(posted.frame) + posted.frame)
+        left = len(frame)
+        self._counters.bytes_waiting += left
+        patience = self._limits.longest_seconds(left)
+        try:
+            with blame(self._link.peer, self._lane):
+                while left > 0:
+                    piece = frame[len(frame) - left :][: pace.piece_bytes]
+                    await pace.wait_for(len(piece))
+                    stream.writer.write(piece)
+                    left -= len(piece)
+                    self._counters.bytes_sent += len(piece)
+                    self._counters.bytes_waiting -= len(piece)
+                    patience -= await self._give_way(stream, posted.deadline, patience, pace)
+        finally:
+            self._counters.bytes_waiting -= left
+
+    async def _give_way(self, stream: LaneStream, deadline: float, patience: float, pace: Pace) -> float:
+        """Let other frames pass while this one's reader is behind; return how many seconds past its deadline it was."""
+        if stream.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
+            return 0.0
+        loop = asyncio.get_running_loop()
+        began = max(loop.time(), deadline)
+        # Where the cap has used up all the time until the deadline, the reader has a moment to show that it reads.
+        first = deadline if loop.time() < deadline else min(loop.time() + STALL_SECONDS, began + patience)
+        self._end_turn(pace)
+        await drain(stream.writer, first, began + patience)
+        waited = max(loop.time() - began, 0.0)
+        await self._take_turn(pace)
+        return waited

@@ -1,0 +1,28 @@
+"""Rates are read as people write them, and written so that people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.rate import format_rate, parse_rate
+
+
+@pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit", "", "mbit", "20mb"])
+def test_a_rate_that_is_none_is_refused_with_what_is_expected(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_rate(text, "--uplink")
+    assert str(caught.value) == f"--uplink is {text!r}; expected a rate like 20mbit or 2gbit"
+
+
+def test_rates_are_read_in_bits() -> None:
+    assert parse_rate("20mbit", "it") == parse_rate(" 20Mbit/s", "it") == 20e6
+    assert parse_rate("500kbit", "it") == 500e3
+    assert parse_rate("1000", "it") == parse_rate("1kbit", "it") == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"), [(500e3, "500 kbit/s"), (4.123e6, "4.12 Mbit/s"), (2e9, "2 Gbit/s"), (1e6, "1 Mbit/s")]
+)
+def test_rates_have_three_digits_and_a_unit(bits: float, text: str) -> None:
+    assert format_rate(bits) == text

@@ -1,0 +1,117 @@
+"""What is said at join is what the manifest means, and a cap below it says what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.trainer.expected_traffic import Forecast, cap_notices, forecast, traffic_notice
+from p2p_diloco.transport.link import TransportLimits
+from tests.swarm.memory_machine import run_rules
+
+PARAMETERS = 128_000_000
+FRAGMENTS = 4
+SPANS = 32
+MBIT = 1e6 / 8
+
+
+def rules(cycle_seconds: float = 1800.0) -> RunRules:
+    """A model of 128 million parameters in int4 both ways, a cycle every half an hour."""
+    spans = [SpanId(fragment, index) for fragment in range(FRAGMENTS) for index in range(SPANS)]
+    elements = PARAMETERS // len(spans)
+    base = run_rules(group_size=16)
+    clock = replace(base.clock, round_seconds=cycle_seconds / FRAGMENTS, num_fragments=FRAGMENTS)
+    return replace(
+        base,
+        clock=clock,
+        num_spans=(SPANS,) * FRAGMENTS,
+        span_elements=dict.fromkeys(spans, elements),
+        payload_bytes=dict.fromkeys(spans, round(elements * 4.25 / 8)),
+        row_mean_bytes=dict.fromkeys(spans, round(elements * 8.25 / 8)),
+        entry_bytes=dict.fromkeys(spans, round(elements * 4.25 / 8)),
+    )
+
+
+def expected(members: int = 16, *, is_reachable: bool = True, cycle_seconds: float = 1800.0) -> Forecast:
+    reachable = members if is_reachable else members - 1
+    return forecast(rules(cycle_seconds), members=members, reachable=reachable, is_reachable=is_reachable)
+
+
+def cap_texts(of: Forecast, *, up: float | None = None, down: float | None = None) -> list[str]:
+    limits = TransportLimits(upload_bytes_per_second=up, download_bytes_per_second=down)
+    return [notice.text for notice in cap_notices(of, limits)]
+
+
+def test_the_traffic_of_a_run_is_said_in_words_and_figures() -> None:
+    notice = traffic_notice(expected())
+    assert notice.topic == "traffic"
+    assert notice.text == (
+        "with 16 members about 127.5 MB up and as much down every 30 min, 6.1 GB a day each way; a newcomer fetches "
+        "1.0 GB once; limit it with --max-upload and --max-download"
+    )
+    assert notice.figures["up_bytes"] == notice.figures["down_bytes"] == pytest.approx(127.5e6, rel=1e-3)
+    assert notice.figures["cycle_seconds"] == 1800.0
+    # 31.9 MB in a round of 450 s; the contribution, half of it, by half time, on 85 % of the line.
+    assert notice.figures["upload_needed"] == pytest.approx(8 * 31.9e6 / 450 / 0.85, rel=1e-2)
+
+
+def test_who_only_dials_out_sends_and_receives_other_amounts() -> None:
+    at_home = traffic_notice(expected(is_reachable=False)).text
+    assert "68.0 MB up and as much down every 30 min" in at_home, "its contribution up, all entries down"
+    few = forecast(rules(), members=16, reachable=2, is_reachable=True)
+    assert few.cycle.sent > 4 * expected().cycle.sent, "the few that can be dialled reduce for all"
+
+
+def test_amounts_that_differ_are_both_said() -> None:
+    base = rules()
+    sparse = replace(base, payload_bytes={span: size // 10 for span, size in base.payload_bytes.items()})
+    notice = traffic_notice(forecast(sparse, members=16, reachable=15, is_reachable=False))
+    assert "about 6.8 MB up and 68.0 MB down every 30 min, 326.4 MB and 3.3 GB a day" in notice.text
+
+
+def test_caps_that_carry_the_run_are_not_talked_about() -> None:
+    assert cap_texts(expected()) == []
+    assert cap_texts(expected(), up=1.0 * MBIT, down=1.0 * MBIT) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        (0.5, "lets this peer send about 50 % of a contribution, each part of the model in about 1 round of 2"),
+        (0.2, "lets this peer send about 20 % of a contribution, each part of the model in about 1 round of 5"),
+        (0.9, "lets this peer send about 90 % of a contribution; it receives all entries"),
+    ],
+)
+def test_an_upload_cap_below_the_need_says_how_much_takes_part(share: float, says: str) -> None:
+    of = expected(is_reachable=False)
+    needed = float(traffic_notice(of).figures["upload_needed"])
+    (text,) = cap_texts(of, up=share * needed / 8)
+    assert text.startswith("this run needs about 711 kbit/s up; --max-upload ")
+    assert says in text
+    assert text.endswith("it receives all entries")
+
+
+def test_an_upload_cap_below_what_reducing_needs_says_so() -> None:
+    (text,) = cap_texts(expected(), up=0.2 * MBIT)
+    assert "does not even carry what this peer hands out to others" in text
+    assert "--dial-out-only" in text
+
+
+def test_an_upload_cap_that_carries_no_span_says_so() -> None:
+    (text,) = cap_texts(expected(is_reachable=False, cycle_seconds=20.0), up=0.6 * MBIT)
+    assert "carries no span of a contribution in time" in text
+
+
+def test_a_download_cap_below_the_entries_says_what_it_takes_to_follow() -> None:
+    of = expected(cycle_seconds=180.0)
+    (text,) = cap_texts(of, down=1.0 * MBIT)
+    assert text.startswith(
+        "this run's entries alone need about 3.33 Mbit/s down; with --max-download 1 Mbit/s this peer"
+    )
+    assert "cannot follow the run" in text
+    (text,) = cap_texts(of, down=4.0 * MBIT)
+    assert "follows the entries, but what others contribute" in text
+    assert len(cap_texts(of, up=0.2 * MBIT, down=1.0 * MBIT)) == 2

@@ -1,0 +1,83 @@
+"""The line's news are said once and again when they change; rates are those of the last seconds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_run import small_plan
+
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.trainer.line_watch import WINDOW_SECONDS, LineWatch
+from p2p_diloco.transport.link import TransportCounters, TransportLimits
+from p2p_diloco.transport.rate_limit import wire_bytes
+
+PLAN = small_plan()
+
+
+def peer_id(number: int) -> PeerId:
+    return PeerId(sha256(b"%d" % number))
+
+
+def engine(
+    members: int, *, trains: bool = True, has_roster: bool = True, alive: dict[PeerId, Any] | None = None
+) -> Any:
+    listed = tuple(SimpleNamespace(peer=peer_id(number), can_be_dialled=True) for number in range(members))
+    return SimpleNamespace(
+        book=SimpleNamespace(in_force=SimpleNamespace(members=listed) if has_roster else None),
+        me=SimpleNamespace(peer=peer_id(0), trains=trains, can_be_dialled=True),
+        membership=SimpleNamespace(alive=lambda now: alive or {}),
+        rules=PLAN.rules,
+    )
+
+
+def watch(**limits: float) -> LineWatch:
+    return LineWatch(TransportLimits(**limits), TransportCounters())  # type: ignore[arg-type]
+
+
+def test_nothing_is_said_before_a_roster_is_known_nor_by_a_peer_that_does_not_train() -> None:
+    assert watch().notices(engine(2, has_roster=False), 0.0) == []
+    assert watch().notices(engine(2, trains=False), 0.0) == []
+
+
+def test_traffic_is_said_once_and_again_when_it_has_changed() -> None:
+    line = watch()
+    assert [notice.topic for notice in line.notices(engine(4), 0.0)] == ["traffic"]
+    assert line.notices(engine(4), 1.0) == []
+    assert line.notices(engine(5), 2.0) == [], "a little more is no news"
+    (more,) = line.notices(engine(30), 3.0)
+    assert more.text.startswith("with 30 members about")
+    (fewer,) = line.notices(engine(2), 4.0)
+    assert fewer.text.startswith("with 2 members about")
+
+
+def test_who_is_alone_hears_what_it_will_be_with_the_next_one() -> None:
+    (notice,) = watch().notices(engine(1), 0.0)
+    assert notice.text.startswith("with 2 members about")
+    assert notice.figures["up_bytes"]
+
+
+def test_who_is_alive_and_trains_counts_and_who_helps_does_not() -> None:
+    alive = {peer_id(number): SimpleNamespace(can_be_dialled=True, trains=number != 1) for number in range(1, 4)}
+    (notice,) = watch().notices(engine(2, alive=alive), 0.0)
+    assert notice.figures["members"] == 3
+
+
+def test_a_cap_below_the_need_is_said_with_it() -> None:
+    topics = [notice.topic for notice in watch(upload_bytes_per_second=1.0).notices(engine(4), 0.0)]
+    assert topics == ["traffic", "cap"]
+
+
+def test_rates_are_those_of_the_last_seconds_as_the_wire_counts() -> None:
+    line = watch()
+    counters = line._counters
+    assert line.rates(100.0) == (0.0, 0.0)
+    for second in range(1, 31):
+        counters.bulk.bytes_sent += 1_000_000 if second <= 15 else 2_000_000
+        counters.control.bytes_received += 1000
+        counters.control.frames_received += 1
+        up, down = line.rates(100.0 + second)
+    assert up == pytest.approx(8 * wire_bytes(2_000_000))
+    assert down == pytest.approx(8 * wire_bytes(1000, num_frames=1))
+    assert line.rates(100.0 + 30 + WINDOW_SECONDS)[0] == 0.0

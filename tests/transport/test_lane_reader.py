@@ -1,0 +1,151 @@
+"""One stream's reader: the cap on the line and the pace of the lane hold, and nobody is blamed for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.lane_reader import CONTROL_BURST_SECONDS, LaneReader
+from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
+from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import WIRE_SHARE
+from p2p_diloco.transport.stream_link import LaneStream
+from p2p_diloco.transport.virtual_time import run_virtual
+
+PEER = PeerId(sha256(b"peer"))
+RATE = 100.0 * KIB
+
+
+class NoWriter:
+    """The other half of a stream; nobody writes."""
+
+    @property
+    def transport(self) -> NoWriter:
+        return self
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Take no note."""
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def make(lane: Lane, limits: TransportLimits) -> tuple[asyncio.StreamReader, LaneReader]:
+    stream = LaneStream(lane, (asyncio.StreamReader(), cast(asyncio.StreamWriter, NoWriter())))
+    cap = limits.download_bytes_per_second
+    return stream.reader, LaneReader(PEER, stream, limits=limits, pace=Pace(cap) if cap is not None else None)
+
+
+def feed(reader: asyncio.StreamReader, *frames: bytes) -> None:
+    for frame in frames:
+        reader.feed_data(len(frame).to_bytes(4, "big") + frame)
+
+
+def test_frames_come_whole_until_the_stream_ends() -> None:
+    async def main() -> None:
+        for limits in (TransportLimits(), TransportLimits(download_bytes_per_second=RATE)):
+            reader, lane = make(Lane.BULK, limits)
+            frames = [bytes([number]) * (1 + 10_000 * number) for number in range(3)]
+            feed(reader, *frames)
+            reader.feed_eof()
+            assert [await lane.next_frame() for _ in range(4)] == [*frames, None]
+
+    run_virtual(main())
+
+
+def test_bulk_frames_are_read_at_the_rate_of_the_cap() -> None:
+    async def main() -> None:
+        reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=RATE))
+        feed(reader, bytes(512 * KIB), bytes(512 * KIB))
+        for _ in range(2):
+            await lane.next_frame()
+        assert now() == pytest.approx(10.24 * WIRE_SHARE, rel=0.03)
+
+    run_virtual(main())
+
+
+def test_the_sender_is_not_blamed_for_the_time_that_our_own_cap_takes() -> None:
+    async def main() -> None:
+        limits = TransportLimits(download_bytes_per_second=RATE, frame_seconds=1.0, slowest_bytes_per_second=MIB)
+        reader, lane = make(Lane.BULK, limits)
+        feed(reader, bytes(1024 * KIB))
+        assert await lane.next_frame() == bytes(1024 * KIB)
+        assert now() > 10.0
+
+    run_virtual(main())
+
+
+async def trickle(reader: asyncio.StreamReader, chunk: bytes, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        reader.feed_data(chunk)
+
+
+@pytest.mark.parametrize("cap", [None, RATE])
+def test_who_sends_a_byte_a_second_is_given_up_in_bounded_time(cap: float | None) -> None:
+    async def main() -> None:
+        reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=cap))
+        reader.feed_data((1024 * KIB).to_bytes(4, "big"))
+        trickling = asyncio.ensure_future(trickle(reader, b"x", 1.0))
+        with pytest.raises(PeerError, match=r"did not finish a bulk frame of 1048576 bytes in 94\.0 s"):
+            await lane.next_frame()
+        assert now() < 30.0 + 64.0 + 11.0
+        trickling.cancel()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("cap", [None, RATE])
+def test_who_stops_at_the_last_hundredth_of_a_frame_is_given_up_in_bounded_time(cap: float | None) -> None:
+    async def main() -> None:
+        reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=cap))
+        reader.feed_data((1000 * KIB).to_bytes(4, "big") + bytes(990 * KIB))
+        with pytest.raises(PeerError, match="did not finish a bulk frame of 1024000 bytes"):
+            await lane.next_frame()
+        assert now() < 30.0 + 62.5 + 11.0
+
+    run_virtual(main())
+
+
+def test_a_frame_that_is_cut_off_under_a_cap_says_how_much_of_it_came() -> None:
+    async def main() -> None:
+        reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=RATE))
+        reader.feed_data((100 * KIB).to_bytes(4, "big") + bytes(60 * KIB))
+        reader.feed_eof()
+        with pytest.raises(FrameError, match="sent 61440 of 102400 bytes of a bulk frame and was gone"):
+            await lane.next_frame()
+
+    run_virtual(main())
+
+
+def test_control_frames_do_not_wait_for_the_cap_and_are_paid_for_by_bulk() -> None:
+    async def main() -> None:
+        limits = TransportLimits(download_bytes_per_second=RATE)
+        pace = Pace(RATE)
+        stream = LaneStream(Lane.CONTROL, (asyncio.StreamReader(), cast(Any, NoWriter())))
+        feed(stream.reader, bytes(100 * KIB))
+        assert await LaneReader(PEER, stream, limits=limits, pace=pace).next_frame() == bytes(100 * KIB)
+        assert now() == 0.0
+        assert pace.debt_bytes() > 0.8 * 100 * KIB
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("cap", [None, RATE])
+def test_who_floods_the_control_lane_is_read_no_faster_than_its_share(cap: float | None) -> None:
+    async def main() -> None:
+        limits = TransportLimits(download_bytes_per_second=cap, control_bytes_per_second=64.0 * KIB)
+        share = 64.0 * KIB if cap is None else 0.25 * cap
+        reader, lane = make(Lane.CONTROL, limits)
+        num_frames = 40
+        feed(reader, *(bytes(100 * KIB) for _ in range(num_frames)))
+        for _ in range(num_frames):
+            await lane.next_frame()
+        assert now() == pytest.approx(num_frames * 100 * KIB / share - CONTROL_BURST_SECONDS, rel=0.02)
+
+    run_virtual(main())

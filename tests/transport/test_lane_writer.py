@@ -1,0 +1,234 @@
+"""One lane's writer: frames in order, pieces under a cap, turns, and who does not read loses its stream in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import pytest
+
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.lane_writer import LaneWriter
+from p2p_diloco.transport.link import KIB, Lane, TransportCounters, TransportLimits
+from p2p_diloco.transport.outbox import Outbox
+from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import WIRE_SHARE
+from p2p_diloco.transport.stream_link import LaneStream, StreamLink
+from p2p_diloco.transport.virtual_time import run_virtual
+
+RATE = 100.0 * KIB
+LIMITS = TransportLimits(frame_seconds=10.0, slowest_bytes_per_second=64.0 * KIB)
+
+
+class FakeSocket:
+    """A stream whose other end reads at a rate of its own; both ends of a `StreamWriter` in one."""
+
+    def __init__(self, reads: Callable[[], float] = lambda: float("inf")) -> None:
+        self.writes: list[tuple[float, int]] = []
+        self.written = bytearray()
+        self.buffered = 0.0
+        self._reads = reads
+
+    @property
+    def transport(self) -> FakeSocket:
+        return self
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self._high = high
+
+    def get_write_buffer_size(self) -> int:
+        return int(self.buffered)
+
+    def write(self, chunk: bytes) -> None:
+        self.writes.append((now(), len(chunk)))
+        self.written += chunk
+        self.buffered = self.buffered + len(chunk) if self._reads() != float("inf") else 0.0
+
+    async def drain(self) -> None:
+        while self.buffered > self._high:
+            await asyncio.sleep(1.0)
+            self.buffered = max(self.buffered - self._reads(), 0.0)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Bench:
+    """One link with a fake stream in each lane."""
+
+    def __init__(self, name: str, *, pace: Pace | None, reads: Callable[[], float] = lambda: float("inf")) -> None:
+        self.counters = TransportCounters()
+        boxes = {lane: Outbox(LIMITS.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
+        self.link = StreamLink(PeerId(sha256(name.encode())), boxes)
+        self.sockets = {lane: FakeSocket(reads) for lane in Lane}
+        for lane, socket in self.sockets.items():
+            pair = (asyncio.StreamReader(), cast(asyncio.StreamWriter, socket))
+            self.link.streams[lane].append(LaneStream(lane, pair))
+        self.ended: list[tuple[float, str]] = []
+        self.idle = asyncio.Event()
+        self.writers = {
+            lane: LaneWriter(
+                self.link, lane, counters=self.counters.lane(lane), limits=LIMITS, pace=pace, went_idle=self.idle,
+                end_stream=self._end,
+            )
+            for lane in Lane
+        }  # fmt: skip
+
+    def _end(self, link: StreamLink, stream: LaneStream, reason: str) -> None:
+        self.ended.append((now(), reason))
+        link.is_lost = True
+
+    def post(self, frame: bytes, lane: Lane = Lane.BULK, seconds: float = 600.0) -> None:
+        assert self.link.outboxes[lane].offer(frame, now() + seconds)
+        self.link.wakes[lane].set()
+
+    @asynccontextmanager
+    async def writing(self) -> Any:
+        tasks = [asyncio.ensure_future(writer.run()) for writer in self.writers.values()]
+        yield
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def until_written(self, num_bytes: int, lane: Lane = Lane.BULK) -> float:
+        async with asyncio.timeout(1000):
+            while len(self.sockets[lane].written) < num_bytes:
+                await asyncio.sleep(0.01)
+        return now()
+
+
+def framed(frame: bytes) -> bytes:
+    return len(frame).to_bytes(4, "big") + frame
+
+
+@pytest.mark.parametrize("rate", [None, RATE])
+def test_frames_are_written_in_order_behind_their_lengths(rate: float | None) -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(rate) if rate is not None else None)
+        frames = [bytes([number]) * (1 + 20_000 * number) for number in range(4)]
+        for frame in frames:
+            bench.post(frame)
+        whole = b"".join(map(framed, frames))
+        async with bench.writing():
+            await bench.until_written(len(whole))
+            await bench.idle.wait()
+        assert bytes(bench.sockets[Lane.BULK].written) == whole
+        bulk = bench.counters.bulk
+        assert (bulk.frames_sent, bulk.bytes_sent, bulk.bytes_waiting) == (4, len(whole), 0)
+        assert bench.link.is_idle()
+
+    run_virtual(main())
+
+
+def test_under_a_cap_a_long_frame_goes_out_in_pieces_at_the_rate_of_the_cap() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        bench = Bench("one", pace=pace)
+        bench.post(bytes(1024 * KIB))
+        async with bench.writing():
+            await asyncio.sleep(5.0)
+            assert bench.counters.bulk.bytes_waiting == pytest.approx(1024 * KIB - 5 * RATE / WIRE_SHARE, rel=0.05)
+            took = await bench.until_written(1024 * KIB + 4)
+        assert took == pytest.approx(10.24 * WIRE_SHARE, rel=0.02)
+        assert max(size for _, size in bench.sockets[Lane.BULK].writes) <= pace.piece_bytes
+
+    run_virtual(main())
+
+
+def test_a_control_frame_does_not_wait_and_is_paid_for_by_what_follows() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(RATE))
+        bench.post(bytes(1024 * KIB))
+        async with bench.writing():
+            await asyncio.sleep(1.0)
+            bench.post(bytes(200 * KIB), Lane.CONTROL)
+            assert await bench.until_written(200 * KIB, Lane.CONTROL) < 1.1
+            took = await bench.until_written(1024 * KIB + 4)
+        assert took == pytest.approx(12.24 * WIRE_SHARE, rel=0.02)
+
+    run_virtual(main())
+
+
+def test_frames_take_turns_and_who_waited_too_long_is_not_written() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        first, second = Bench("one", pace=pace), Bench("two", pace=pace)
+        first.post(bytes(500 * KIB))
+        async with first.writing(), second.writing():
+            await asyncio.sleep(0.1)
+            second.post(bytes(100 * KIB), seconds=3.0)
+            second.post(bytes(10 * KIB))
+            await second.until_written(10 * KIB)
+        assert len(first.sockets[Lane.BULK].written) == 500 * KIB + 4, "begun first, done first"
+        assert second.counters.bulk.frames_dropped == 1
+        assert len(second.sockets[Lane.BULK].written) == 10 * KIB + 4
+
+    run_virtual(main())
+
+
+def test_a_deadline_that_the_cap_itself_passes_closes_no_link() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(RATE), reads=lambda: 2 * RATE)
+        bench.post(bytes(1024 * KIB), seconds=2.0)
+        async with bench.writing():
+            await bench.until_written(1024 * KIB + 4)
+        assert bench.ended == []
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("rate", [None, RATE])
+@pytest.mark.parametrize("reads", [0.0, 1.0, 1.0 * KIB])
+def test_who_reads_nothing_or_next_to_nothing_loses_its_link_in_bounded_time(rate: float | None, reads: float) -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(rate) if rate is not None else None, reads=lambda: reads)
+        frame = bytes(1024 * KIB)
+        bench.post(frame, seconds=2.0)
+        async with bench.writing():
+            async with asyncio.timeout(100.0):
+                while not bench.ended:
+                    await asyncio.sleep(0.1)
+        at, reason = bench.ended[0]
+        assert reason.endswith("did not read a bulk frame by its deadline")
+        paced = WIRE_SHARE * len(frame) / rate if rate is not None else 0.0
+        assert at <= 2.0 + LIMITS.longest_seconds(len(frame)) + paced + 6.0
+        assert bench.counters.bulk.bytes_waiting == 0
+
+    run_virtual(main())
+
+
+def test_who_does_not_read_holds_nobody_elses_frames_under_a_cap() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        deaf, other = Bench("deaf", pace=pace, reads=lambda: 0.0), Bench("two", pace=pace)
+        deaf.post(bytes(1024 * KIB), seconds=60.0)
+        async with deaf.writing(), other.writing():
+            await asyncio.sleep(0.1)
+            other.post(bytes(100 * KIB))
+            took = await other.until_written(100 * KIB + 4)
+        assert took < 6.0, "what fits the buffers of who is deaf, then this one"
+        assert deaf.ended == []
+
+    run_virtual(main())
+
+
+def test_a_writer_that_is_stopped_while_others_have_the_turn_leaves_it_to_them() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        deaf, other = Bench("deaf", pace=pace, reads=lambda: 0.0), Bench("two", pace=pace)
+        deaf.post(bytes(1024 * KIB), seconds=60.0)
+        async with other.writing():
+            async with deaf.writing():
+                await asyncio.sleep(4.0)  # its buffers are full, and its turn is given away
+                other.post(bytes(500 * KIB))
+                await asyncio.sleep(1.0)
+                assert pace.turn.locked()
+            await other.until_written(500 * KIB + 4)
+            await other.idle.wait()
+        assert not pace.turn.locked()
+
+    run_virtual(main())

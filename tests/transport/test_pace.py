@@ -1,0 +1,64 @@
+"""Whoever waits for a line with a cap is let pass in turn, and no later than the cap says."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2p_diloco.transport.pace import Pace, book_frame
+from p2p_diloco.transport.rate_limit import WIRE_SHARE
+from p2p_diloco.transport.virtual_time import run_virtual
+
+RATE = 100_000.0
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def pass_pieces(pace: Pace, num_pieces: int, passed: list[str], name: str) -> None:
+    for _ in range(num_pieces):
+        await pace.wait_for(pace.piece_bytes)
+        passed.append(name)
+
+
+def test_pieces_pass_at_the_rate_of_the_cap() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        await pass_pieces(pace, 200, [], "one")
+        assert now() == pytest.approx(200 * WIRE_SHARE * pace.piece_bytes / RATE, rel=0.02)
+
+    run_virtual(main())
+
+
+def test_who_has_much_to_pass_goes_piece_by_piece_with_who_has_little() -> None:
+    async def main() -> None:
+        pace, passed = Pace(RATE), list[str]()
+        await asyncio.gather(pass_pieces(pace, 100, passed, "much"), pass_pieces(pace, 3, passed, "little"))
+        assert passed[:12].count("little") == 3, "behind what a burst lets pass, piece for piece"
+
+    run_virtual(main())
+
+
+def test_a_frame_that_is_counted_is_waited_for_by_those_behind() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        at = pace.count(200_000)
+        assert at == pytest.approx(WIRE_SHARE * 2.0, rel=0.1)
+        assert now() == 0.0
+        assert pace.debt_bytes() == pytest.approx(at * RATE)
+        await pace.wait_for(1)
+        assert now() >= at
+
+    run_virtual(main())
+
+
+def test_a_frame_passes_both_ends() -> None:
+    async def main() -> None:
+        slow, fast = Pace(RATE), Pace(10 * RATE)
+        assert book_frame((None, None), 10**9) == 0.0
+        assert book_frame((fast, slow), 300_000) == pytest.approx(3 * WIRE_SHARE, rel=0.1)
+        assert fast.debt_bytes() > 0
+
+    run_virtual(main())
