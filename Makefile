@@ -2,6 +2,7 @@
 # make test       all tests
 # make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
 # make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
+# make caps       caps on a line, kept over minutes on loopback and between two networks: prints the rates; ten minutes
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
 # make rivals     the bench of averaging beside hivemind and gloo: its tests on real processes, three minutes
@@ -35,7 +36,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair grid twin rivals footprint disasters learning results check format clean install
+.PHONY: demo test pure faults repair caps grid twin rivals footprint disasters learning results check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -52,6 +53,9 @@ faults: $(STAMP)
 
 repair: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" $(REPAIR_TESTS) $(TEST_FLAGS)
+
+caps: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_caps.py $(TEST_FLAGS)
 
 grid: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)

@@ -1,7 +1,7 @@
 """A cap on a line as arithmetic: bytes in, the moment from which they may pass out. The clock is an argument.
 
 Caps are on what the line carries. We count bytes of our streams, so each count is raised by what the way adds:
-libp2p's yamux and its encryption, TCP and IP. docs/performance.md has the measurement.
+libp2p's yamux and its encryption, TCP and IP. docs/reference/bandwidth.md has the measurement.
 """
 
 from __future__ import annotations
