@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping
 
-from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.swarm.vector_work import state_bytes
@@ -51,4 +52,7 @@ def all_agree(engine: PeerEngine, now: float) -> bool:
 
 def state_digest(states: Mapping[SpanId, SpanState]) -> str:
     """Return SHA-256 over φ and m of all spans, in hexadecimal."""
-    return sha256(*(state_bytes(state) for _, state in sorted(states.items()))).hex()
+    hasher = hashlib.sha256()
+    for _, state in sorted(states.items()):
+        hasher.update(state_bytes(state))  # one span at a time: all of them together are as much as φ and m
+    return hasher.hexdigest()
