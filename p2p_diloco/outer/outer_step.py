@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
+from p2p_diloco.kernels.slabs import empty_vector
 from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only
 
 
@@ -53,7 +54,7 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
         asynchrony.
     """
     assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
-    next_anchor_N, next_momentum_N = np.empty_like(anchor_N), np.empty_like(momentum_N)
+    next_anchor_N, next_momentum_N = empty_vector(len(anchor_N)), empty_vector(len(momentum_N))
     rate, momentum = np.float32(rule.learning_rate), np.float32(rule.momentum)
     loops = loops_for(anchor_N, momentum_N, update_N)
     if loops is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, blake3_of, sha256
+from p2p_diloco.kernels.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector, count_non_finite, is_vector
 
@@ -107,8 +108,7 @@ def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
             f"the start holds {count_non_finite(anchor_N)} non-finite numbers among {len(anchor_N)}; found the run "
             "with another model or seed"
         )
-    start_N = np.array(anchor_N, dtype=np.float32)
-    momentum_N = np.zeros_like(start_N)
+    start_N, momentum_N = copy_of(anchor_N), zero_vector(len(anchor_N))
     head = SpanHead(
         digest=content_digest(start_N, momentum_N, ZERO_DIGEST),
         height=0,

@@ -21,6 +21,7 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.kernels.choice import frozen
+from p2p_diloco.kernels.slabs import empty_vector
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
@@ -138,7 +139,7 @@ def _follow_at_once(
     assert isinstance(codec, Int4Codec)
     now = (frozen(state.anchor_N), frozen(state.momentum_N), frozen(local_N))
     rates = (np.float32(rule.learning_rate), np.float32(rule.momentum))
-    anchor_N, momentum_N, merged_N = (np.empty_like(local_N) for _ in now)
+    anchor_N, momentum_N, merged_N = (empty_vector(len(local_N)) for _ in now)
     sent = codec.parts(payload, len(local_N))
     if not loops.follow4(sent, leaving, now, rates, codec.loop_limits(), (anchor_N, momentum_N, merged_N)):
         return None

@@ -20,6 +20,7 @@ from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
 from p2p_diloco.kernels.shed import shed_compiler
+from p2p_diloco.kernels.slabs import copy_of
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
@@ -198,8 +199,8 @@ def state_from_bytes(head: SpanHead, raw: bytes) -> SpanState:
     Raises:
         FrameError: it holds a number that is not finite.
     """
-    both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32)
+    both_N = np.frombuffer(raw, dtype="<f4")
     if not np.isfinite(both_N).all():
         raise FrameError("a transferred span holds numbers that are not finite")
     half = len(both_N) // 2
-    return SpanState(head=head, anchor_N=both_N[:half].copy(), momentum_N=both_N[half:].copy())
+    return SpanState(head=head, anchor_N=copy_of(both_N[:half]), momentum_N=copy_of(both_N[half:]))

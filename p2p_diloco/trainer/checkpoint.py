@@ -15,7 +15,9 @@ from safetensors import SafetensorError, safe_open
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, SpanHead, SpanId
+from p2p_diloco.kernels.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.outer.vector import is_vector
 from p2p_diloco.trainer.tensor_file import write_tensors
 from p2p_diloco.trainer.whole_file import replace_file
 
@@ -147,13 +149,18 @@ def _read_span(
     file: Any, span: SpanId, heads: Mapping[str, Any], contents: Mapping[str, Any], elements: int
 ) -> SpanState:
     name = f"{span.fragment}.{span.index}"
-    anchor_N, momentum_N = (file.get_tensor(f"{kind}.{name}") for kind in ("anchor", "momentum"))
+    anchor_N, momentum_N = (_kept(file.get_tensor(f"{kind}.{name}")) for kind in ("anchor", "momentum"))
     if anchor_N.shape != (elements,) or not (np.isfinite(anchor_N).all() and np.isfinite(momentum_N).all()):
         raise ValueError(f"{span} has shape {anchor_N.shape}, expected {elements} finite numbers")
     state = SpanState(head=_head_from_json(heads[name]), anchor_N=anchor_N, momentum_N=momentum_N)
     if content_digest(anchor_N, momentum_N, state.head.digest).hex() != contents[name]:
         raise ValueError(f"the bytes of {span} are not those that were written")
     return state
+
+
+def _kept(vector_N: Any) -> Any:
+    """Return what was read where spans lie; what is no vector of numbers as we write them is refused later."""
+    return copy_of(vector_N) if is_vector(vector_N) else vector_N
 
 
 def _head_to_json(head: SpanHead) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Memory for the long vectors that a peer holds all the time, used again and again.
+
+φ and m are replaced span by span with every entry. From the C library's heap, the places of old vectors are taken by
+whatever small thing comes next and stays, new vectors find no place, and after a few cycles the heap is twice as large
+as what lies in it. Here a place is taken only by a vector of the same length, and its pages are there already: fresh
+ones cost more than what is written to them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FEWEST_BYTES = 1 << 16
+"""Shorter vectors come from the heap: they are no more in its way than anything else."""
+
+_free: dict[int, list[mmap.mmap]] = {}
+
+
+def empty_vector(elements: int) -> npt.NDArray[np.float32]:
+    """Return a float32 vector of unknown content. Its memory serves another one when nobody holds it any more."""
+    wanted = 4 * elements
+    if wanted < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.empty(elements, dtype=np.float32)
+    size = -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:
+        slab = _free.setdefault(size, []).pop()
+    except IndexError:
+        slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.asarray(_Lease(slab, elements))
+
+
+def copy_of(vector_N: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a float32 copy in such memory."""
+    copied_N = empty_vector(len(vector_N))
+    np.copyto(copied_N, vector_N)
+    return copied_N
+
+
+def zero_vector(elements: int) -> npt.NDArray[np.float32]:
+    """Return zeros in such memory."""
+    zeros_N = empty_vector(elements)
+    zeros_N.fill(0.0)
+    return zeros_N
+
+
+class _Lease:
+    """Holds a slab as long as an array, or a view of it, holds this. No lock: one may be given back in any moment."""
+
+    def __init__(self, slab: mmap.mmap, elements: int) -> None:
+        self._slab = slab
+        address = ctypes.addressof(ctypes.c_char.from_buffer(slab))
+        self.__array_interface__: dict[str, Any] = {
+            "shape": (elements,),
+            "typestr": np.dtype(np.float32).str,
+            "data": (address, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        _free[len(self._slab)].append(self._slab)
