@@ -20,12 +20,20 @@ ROUNDS = 4
 
 @pytest.fixture(autouse=True)
 def large_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let vectors outweigh heartbeats, as in real runs."""
+    """Let vectors outweigh heartbeats, as in real runs; without noise, whose drawing would take most of the time."""
     for module in (fake_island, memory_machine):
         monkeypatch.setattr(module, "SPAN_ELEMENTS", ELEMENTS)
     optima = {span: fake_island.optimum(span) for span in run_rules(spans=SPANS).span_elements}
     for module in (fake_island, memory_machine):
         monkeypatch.setattr(module, "OPTIMA", optima)
+    monkeypatch.setattr(fake_island.FakeIsland, "_step", descend)
+
+
+def descend(island: fake_island.FakeIsland) -> None:
+    """Make an inner step."""
+    assert island.local_SN is not None
+    island.steps += 1
+    island.local_SN -= fake_island.INNER_RATE * (island.local_SN - island._optimum_SN)
 
 
 def flow_of(swarm: MemorySwarm, *, is_reachable: bool) -> Flow:
