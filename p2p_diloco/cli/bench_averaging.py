@@ -64,7 +64,7 @@ def bench_averaging(options: AveragingOptions) -> int:
     plan = plan_of(options)
     if sys.platform != "linux":
         raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
-    with _ended_politely():
+    with ended_politely():
         contest = play_contest(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
     write_figures(options.json, document_of(contest))
     if options.json != STANDARD_OUTPUT:
@@ -141,7 +141,7 @@ def _remarks(contest: Contest) -> list[str]:
 
 
 @contextmanager
-def _ended_politely() -> Iterator[None]:
+def ended_politely() -> Iterator[None]:
     """Take the word to end like Ctrl-C, so that no process is left behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
