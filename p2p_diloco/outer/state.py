@@ -15,11 +15,12 @@ import numpy as np
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, sha256
+from p2p_diloco.outer.column_hash import hash_columns
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector, count_non_finite, is_vector
 
 # Each kind of digest begins with a text of its own, so that none can pass for another.
-_CONTENT_LABEL = b"p2p-diloco span content 1\n"
+_CONTENT_LABEL = b"p2p-diloco span content 2\n"
 _FRAGMENT_LABEL = b"p2p-diloco fragment heads 1\n"
 _STATE_LABEL = b"p2p-diloco state 1\n"
 
@@ -141,8 +142,14 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
 
 
 def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:
-    """Return x = H(φ, m, d) over little-endian float32 bytes; d is `ZERO_DIGEST` at founding, where x becomes d."""
-    return sha256(_CONTENT_LABEL, _little_endian(anchor_N), _little_endian(momentum_N), chain_digest)
+    """Return x = H(φ, m, d); d is `ZERO_DIGEST` at founding, where x becomes d.
+
+    SHA-256 over the length, the digests of the columns of φ and of m (see `column_hash`), what is left of each behind
+    its last whole block, and d. All of it is of known length, so that nothing can pass for something else.
+    """
+    parts = [part for vector_N in (anchor_N, momentum_N) for part in hash_columns(vector_N)]
+    lengths = len(anchor_N).to_bytes(8, "little") + len(momentum_N).to_bytes(8, "little")
+    return sha256(_CONTENT_LABEL, lengths, *parts, chain_digest)
 
 
 def fragment_digest(heads: Sequence[SpanHead]) -> Digest:
@@ -155,7 +162,3 @@ def state_digest(states: Sequence[SpanState]) -> Digest:
     """Return one digest for the bytes of spans, in order of fragment and span: equal means equal φ, m and d."""
     contents = (content_digest(state.anchor_N, state.momentum_N, state.head.digest) for state in states)
     return sha256(_STATE_LABEL, *contents)
-
-
-def _little_endian(vector_N: Vector) -> memoryview:
-    return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")

@@ -137,8 +137,9 @@ def test_peers_that_absorb_the_same_entries_hold_the_same_bytes() -> None:
 
 
 def test_the_content_digest_is_over_little_endian_bytes_on_every_machine() -> None:
+    lengths = (1).to_bytes(8, "little") * 2
     expected = hashlib.sha256(
-        b"p2p-diloco span content 1\n" + bytes.fromhex("0000803f" + "000000c0") + b"d" * 32
+        b"p2p-diloco span content 2\n" + lengths + bytes.fromhex("0000803f" + "000000c0") + b"d" * 32
     ).digest()
     assert content_digest(vector(1.0), vector(-2.0), Digest(b"d" * 32)) == expected
 
