@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -148,11 +148,13 @@ class Crew:
 
     # -- talking
 
-    def ask(self, word: Mapping[str, Any], timeout_seconds: float) -> list[Word]:
+    def ask(self, word: Mapping[str, Any], timeout_seconds: float, may_end: Collection[int] = ()) -> list[Word]:
         """Say a word to all workers and return the answer of each, in order.
 
+        Args:
+            may_end: places of those that may end instead; their answers are empty then.
         Raises:
-            PeerError: a worker ended instead of answering.
+            PeerError: another worker ended instead of answering.
             StateError: a worker says that it failed.
             NetworkError: some have not answered in time.
         """
@@ -161,7 +163,8 @@ class Crew:
                 _write(worker, word)
             except BrokenPipeError:
                 worker.wait()
-                self._raise_ended(place, word)
+                if place not in may_end:
+                    self._raise_ended(place, word)
         answers: dict[int, Word] = {}
         deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
@@ -171,7 +174,7 @@ class Crew:
             while len(answers) < len(self._workers):
                 for key, _ in selector.select(_LOOK_SECONDS):
                     self._read(key.data, answers, selector)
-                self._check_living(answers, word)
+                self._check_living(answers, word, may_end)
                 if time.monotonic() > deadline:
                     self._raise_silent(answers, word, timeout_seconds)
         return [answers[place] for place in range(len(self._workers))]
@@ -191,10 +194,12 @@ class Crew:
         else:
             self._unread[place] = line
 
-    def _check_living(self, answers: Mapping[int, Word], word: Mapping[str, Any]) -> None:
+    def _check_living(self, answers: dict[int, Word], word: Mapping[str, Any], may_end: Collection[int]) -> None:
         for place, worker in enumerate(self._workers):
             if place not in answers and worker.poll() is not None:
-                self._raise_ended(place, word)
+                if place not in may_end:
+                    self._raise_ended(place, word)
+                answers[place] = {}
 
     def _raise_ended(self, place: int, word: Mapping[str, Any]) -> None:
         code = self._workers[place].returncode

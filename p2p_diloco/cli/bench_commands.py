@@ -94,4 +94,30 @@ def make_bench() -> App:
 
         return bench_memory(MemoryOptions(peers=peers, parameters=parameters, json=json))
 
+    @bench.command
+    def state(
+        *, megabytes: int = 800, donors: int = 3, killed: int = 1, repeat: int = 3, json: str | None = None
+    ) -> int:
+        """Measure how fast a newcomer gets the whole state from real processes over libp2p, some killed half-way.
+
+        From the first word to all spans in place and their hashes compared with two donors: time, CPU and memory of
+        all processes, how late the donors' loops came meanwhile, and whether all hold the same bytes.
+
+        Parameters
+        ----------
+        megabytes
+            length of the state, anchor and momentum, in millions of bytes
+        donors
+            1 to 16, each a process with a libp2p daemon
+        killed
+            donors that are killed when half of the bytes have come
+        repeat
+            transfers, each with processes of its own
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.bench_state import StateOptions, bench_state
+
+        return bench_state(StateOptions(megabytes=megabytes, donors=donors, killed=killed, repeat=repeat, json=json))
+
     return bench

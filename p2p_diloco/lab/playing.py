@@ -48,7 +48,7 @@ from p2p_diloco.protocol.messages import (
     is_bulk,
 )
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.swarm.serving import SERVE_AGAIN_SECONDS, SERVE_TRIES
+from p2p_diloco.swarm.pieces import SERVE_AGAIN_SECONDS, SERVE_TRIES
 from p2p_diloco.swarm.vector_work import is_finite_piece, reduce_parts, state_from_bytes
 
 PIECE_BYTES = 40
@@ -250,7 +250,7 @@ class Player(Stage):
         raw = self.maths.raw(state)
         offset = action.offset if action.version == state.head.digest else 0
         if offset < len(raw):
-            piece = raw[offset : offset + PIECE_BYTES]
+            piece = raw[offset : offset + min(PIECE_BYTES, action.most_bytes)]
             reply = SpanReply(span=action.span, head=state.head, total_bytes=len(raw), offset=offset, piece=piece)
             self._answer(machine, action.to, reply)
 

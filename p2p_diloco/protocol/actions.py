@@ -101,23 +101,25 @@ class ApplyEntry:
 class ReplaceSpan:
     """Take a span's bytes (anchor, then momentum, float32 little-endian) at `head`, behind all entries handed over.
 
+    `state` is handed over: nobody else writes to it, or reads it, any more.
     `is_mended`: the same log, put right; otherwise it may be another branch, and entries kept of the span are given up.
     """
 
     span: SpanId
     head: SpanHead
-    state: bytes
+    state: bytes | memoryview
     is_mended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSpan:
-    """Send a piece of a span, as this peer holds it, to `to`."""
+    """Send a piece of a span, as this peer holds it, to `to`; no more than `most_bytes` of it."""
 
     to: PeerId
     span: SpanId
     version: Digest
     offset: int
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,12 @@ something it may take its time with the rest; one that does not is left for anot
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
-from p2p_diloco.protocol.actions import Action, ReplaceSpan, Report, Send
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.protocol.actions import Action, ReplaceSpan, Send
 from p2p_diloco.protocol.chain import ChainBook, Remedy, choose_remedy
+from p2p_diloco.protocol.donors import Donors
 from p2p_diloco.protocol.messages import (
     ContentRequest,
     EntryRequest,
@@ -23,50 +22,18 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.scrub import Scrub
-from p2p_diloco.protocol.window import Asked, Transfer, Window, hash_rank
+from p2p_diloco.protocol.transfer import CatchUpRules, Transfer, Want
+from p2p_diloco.protocol.window import Asked, Window, hash_rank
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
-MOST_ASKED_PER_DONOR = 8
-"""Requests of a kind, entries or pieces, under way at one donor."""
-MOST_ASKED = 64
-LONGEST_PATIENCE = 4.0
-"""Answers may come to be given this many times as long as at first, and so may those of a donor that answers other
-requests meanwhile; then the question counts as lost."""
-SHUN_SECONDS = 60.0
+MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 4}
+"""Requests under way at one donor: enough that it never waits for the next one, pieces being up to a MiB long."""
+QUIET_SHARE = 0.125
+"""Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
 WITNESSES = 2
 MOST_LACKING = 2
 """Donors that lack the entry we need, after which the whole span is fetched."""
-
-
-class Want(enum.Enum):
-    """What is being fetched for a span."""
-
-    ENTRY = "entry"
-    SPAN = "span"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatchUpRules:
-    """What is fetched and how long an answer may take.
-
-    Attributes:
-        num_spans: spans of each fragment.
-        span_bytes: bytes of anchor and momentum of each span.
-        answer_seconds: for digests, which take hashing.
-        entry_seconds: for entries and heads.
-        piece_seconds: for a piece of a span.
-        piece_target_seconds: what a piece should take, so that entries do not wait long behind pieces.
-        pause_seconds: after a comparison that differed, before the same peer is asked again.
-    """
-
-    num_spans: tuple[int, ...]
-    span_bytes: dict[SpanId, int]
-    answer_seconds: float
-    entry_seconds: float
-    piece_seconds: float
-    piece_target_seconds: float
-    pause_seconds: float
 
 
 class CatchUp:
@@ -83,13 +50,13 @@ class CatchUp:
         self._transfers: dict[SpanId, Transfer] = {}
         self._heads_asked: dict[int, Asked] = {}
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
-        self._shunned: dict[PeerId, float] = {}
+        self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
         self._sources: dict[SpanId, PeerId] = {}
         self._first_asked: dict[SpanId, float] = {}
         self._servers: dict[SpanId, set[PeerId]] = {}
         self._windows = {
-            Want.ENTRY: _window(rules.entry_seconds, rules.entry_seconds / 2.0),
-            Want.SPAN: _window(rules.piece_seconds, rules.piece_target_seconds),
+            Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0),
+            Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds),
         }
         self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._lacking: dict[SpanId, set[PeerId]] = {}
@@ -100,9 +67,9 @@ class CatchUp:
 
     def want_everything(self) -> None:
         """Fetch every span that has no head here: a newcomer's first step."""
-        for span in self._rules.span_bytes:
-            if span not in self._chains.heads:
-                self._wanted.setdefault(span, (Want.SPAN, None))
+        missing = self._rules.span_bytes.keys() - self._chains.heads.keys() - self._wanted.keys()
+        for span in sorted(missing):
+            self._wanted[span] = (Want.SPAN, None)
 
     def want_entry(self, span: SpanId, donor: PeerId | None) -> None:
         """Fetch the entry that follows this peer's head of `span`."""
@@ -148,70 +115,84 @@ class CatchUp:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
         for span in [span for span, (_, ahead) in self._targets.items() if ahead not in donors]:
             del self._targets[span]  # who cannot be asked must not be waited for
+        self._donors.look(now)
         actions = self._give_up_on(donors, now)
-        sound = [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
+        sound = self._donors.sound(donors, now)
         left = {want: window.size for want, window in self._windows.items()}
-        load = {(donor, want): 0 for donor in donors for want in Want}
+        load = {want: dict.fromkeys(donors, 0) for want in Want}
         for span, asked in self._asked.items():
             want = self._wanted[span][0]
-            load[asked.donor, want] = load.get((asked.donor, want), 0) + 1
+            load[want][asked.donor] = load[want].get(asked.donor, 0) + 1
             left[want] -= 1
-        for span, (want, preferred) in sorted(self._wanted.items(), key=self._urgency):
-            able = sound if want is Want.SPAN else donors  # one that is shunned may be the only one ahead
-            free = [donor for donor in able if load[donor, want] < MOST_ASKED_PER_DONOR]
-            if span in self._asked or not free or left[want] <= 0:
-                continue
-            donor = preferred if preferred in free else min(free, key=lambda d: (load[d, want], hash_rank(span, d)))
-            load[donor, want] += 1
-            left[want] -= 1
-            actions.append(self._ask(span, want, donor, now))
+        # Entries, from whoever has them: one that is shunned may be the only one ahead.
+        for want, able in ((Want.ENTRY, donors), (Want.SPAN, sound)):
+            if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
+                continue  # while a transfer runs, nearly always
+            for span in self._waiting(want):
+                free = [donor for donor in able if load[want][donor] < MOST_ASKED_PER_DONOR[want]]
+                if not free or left[want] <= 0:
+                    break
+                preferred = self._wanted[span][1]
+                donor = self._choose(span, free, preferred, load[want])
+                load[want][donor] += 1
+                left[want] -= 1
+                actions.append(self._ask(span, want, donor, now))
         return actions
 
-    def _urgency(self, wanted: tuple[SpanId, tuple[Want, PeerId | None]]) -> int:
-        """Return what comes first: entries, then spans of which something has come, then others."""
-        span, (want, _) = wanted
-        return 0 if want is Want.ENTRY else 1 if span in self._transfers else 2
+    def _waiting(self, want: Want) -> list[SpanId]:
+        """Return what nobody was asked for yet; first the spans of which something has come."""
+        waiting = [span for span, (what, _) in self._wanted.items() if what is want and span not in self._asked]
+        return sorted(waiting, key=lambda span: span not in self._transfers) if want is Want.SPAN else waiting
+
+    @staticmethod
+    def _choose(span: SpanId, free: Sequence[PeerId], preferred: PeerId | None, load: Mapping[PeerId, int]) -> PeerId:
+        if preferred is not None and preferred in free:
+            return preferred
+        return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))
 
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         window = self._windows[want]
-        self._asked[span] = Asked(donor=donor, until=now + window.seconds, last=now + window.longest_seconds)
+        self._asked[span] = Asked(
+            donor=donor,
+            until=now + window.seconds,
+            last=now + window.longest_seconds,
+            at=now,
+            piece_bytes=self._donors.piece_bytes(donor),
+        )
         self._first_asked.setdefault(span, now)
         if want is Want.SPAN:
             self._servers.setdefault(span, set()).add(donor)
         return self._request(span, want, donor, now)
 
     def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
-        """Take requests back from donors that are too slow; say so of one that stopped serving spans.
+        """Take requests back from donors that are too slow, or have stopped; say so of one that stopped serving spans.
 
         One whose heartbeats do not come through goes on: on a thin line they wait behind its own pieces. A link that is
         lost takes its requests with it, see `lose`.
         """
         actions: list[Action] = []
-        for span in [span for span, asked in self._asked.items() if asked.until <= now]:
-            failed = self._asked.pop(span).donor
+        for span, asked in list(self._asked.items()):
             want, preferred = self._wanted[span]
-            self._wanted[span] = (want, None if preferred == failed else preferred)
-            if failed in donors:
-                window = self._windows[want]
+            is_late = asked.until <= now
+            if not is_late and not (want is Want.SPAN and self._donors.is_quiet(asked.donor, asked.at, donors, now)):
+                continue
+            del self._asked[span]
+            self._wanted[span] = (want, None if preferred == asked.donor else preferred)
+            if asked.donor in donors:
                 if want is Want.SPAN:
-                    actions += self._shun(failed, f"served nothing of {span} for {window.seconds:.0f} s", now)
-                window.unanswered()
+                    what = f"served nothing of {span} for {now - asked.at:.0f} s"
+                    actions += self._donors.shun(asked.donor, what, now)
+                if is_late:  # one donor that stopped says nothing about the line
+                    self._windows[want].unanswered()
         return actions
-
-    def _shun(self, donor: PeerId, what: str, now: float) -> list[Action]:
-        """Ask others before this donor for a while; said once in that time."""
-        is_known = self._shunned.get(donor, 0.0) > now
-        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
-        self._shunned[donor] = now + SHUN_SECONDS
-        text = f"{short_peer_id(donor)} {what}; asking others first for {SHUN_SECONDS:.0f} s"
-        return [] if is_known else [Report(topic="donor", text=text)]
 
     def heard(self, donor: PeerId, now: float) -> None:
         """Hear that a donor has answered something: it may take its time with the rest."""
+        self._donors.heard(donor, now)
         for span, asked in self._asked.items():
             if asked.donor == donor:
                 until = min(now + self._windows[self._wanted[span][0]].seconds, asked.last)
-                self._asked[span] = replace(asked, until=max(until, asked.until))
+                asked.until = max(until, asked.until)
 
     def _request(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         if want is Want.ENTRY:
@@ -219,7 +200,9 @@ class CatchUp:
         transfer = self._transfers.get(span)
         version = transfer.head.digest if transfer is not None else ZERO_DIGEST
         offset = transfer.received_bytes if transfer is not None else 0
-        return self._send(donor, SpanRequest(span=span, version=version, offset=offset), now)
+        most_bytes = self._donors.piece_bytes(donor)
+        request = SpanRequest(span=span, version=version, offset=offset, most_bytes=most_bytes)
+        return self._send(donor, request, now)
 
     def _send(self, to: PeerId, message: Question, now: float) -> Send:
         return Send(to=to, message=message, deadline=now + self._rules.answer_seconds)
@@ -307,24 +290,25 @@ class CatchUp:
             return []
         is_asked = asked is not None and asked.donor == sender
         transfer = self._transfers.get(span)
-        if transfer is None or transfer.head.digest != reply.head.digest:
-            if reply.offset or not is_asked:
-                return []  # of a version that was given up
-            transfer = Transfer(head=reply.head, total_bytes=reply.total_bytes, pieces=())
+        is_new = transfer is None or transfer.head.digest != reply.head.digest
+        if is_new and (reply.offset or not is_asked):
+            return []  # of a version that was given up
         mine, expected = self._chains.heads.get(span), self._rules.span_bytes[span]
         if mine is not None and reply.head.height < mine.height:
             self._drop(span)  # the log does not go back; the next comparison says what is needed
             return []
-        received = transfer.received_bytes
+        received = 0 if transfer is None or is_new else transfer.received_bytes
         behind = reply.offset + len(reply.piece)
         if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
             return self._refuse_piece(span, sender, now)
-        if is_asked:
+        if transfer is None or is_new:
+            transfer = self._transfers[span] = Transfer(reply.head, expected)
+        if asked is not None and is_asked:
             del self._asked[span]
+            self._donors.answered(sender, asked.piece_bytes, len(reply.piece), now - asked.at)
         if reply.offset == received:
             self._answered(span, Want.SPAN, now)
-            transfer = replace(transfer, pieces=(*transfer.pieces, reply.piece))
-            self._transfers[span] = transfer
+            transfer.add(reply.piece)
         if transfer.received_bytes == expected:
             return [self._take_whole(span, transfer, sender)]
         return [self._ask(span, Want.SPAN, sender, now)] if is_asked else []
@@ -333,14 +317,14 @@ class CatchUp:
         for forgotten in (self._transfers, self._asked):
             forgotten.pop(span, None)
         self._wanted[span] = (Want.SPAN, None)
-        return self._shun(sender, f"served a piece that does not fit {span}", now)
+        return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
     def _take_whole(self, span: SpanId, transfer: Transfer, donor: PeerId) -> Action:
         self._drop(span)
         self.scrub.moved(span)
         self._sources[span] = donor
         self._chains.set_head(span, transfer.head)
-        return ReplaceSpan(span=span, head=transfer.head, state=b"".join(transfer.pieces))
+        return ReplaceSpan(span=span, head=transfer.head, state=transfer.state)
 
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
         """Put a span right from the own disk."""
@@ -356,7 +340,7 @@ class CatchUp:
         self.scrub.moved(span)
         if source is None or source in accusers:
             return []
-        return self._shun(source, f"served {span} with other bytes than others hold", now)
+        return self._donors.shun(source, f"served {span} with other bytes than others hold", now)
 
     def _accuse_head(self, span: SpanId, peer: PeerId) -> None:
         """Note that a peer says other things of the same chain digest; two of them have the span fetched again."""
@@ -380,6 +364,7 @@ class CatchUp:
 
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
+        self._donors.lose(donor)
         for span in [span for span, asked in self._asked.items() if asked.donor == donor]:
             del self._asked[span]
             self._first_asked.pop(span, None)
@@ -390,8 +375,3 @@ class CatchUp:
         self._transfers.pop(span, None)
         self._servers.pop(span, None)
         self._first_asked.pop(span, None)
-
-
-def _window(seconds: float, target_seconds: float) -> Window:
-    longest = LONGEST_PATIENCE * seconds
-    return Window(seconds=seconds, longest_seconds=longest, target_seconds=target_seconds, most=MOST_ASKED)

@@ -37,15 +37,20 @@ from p2p_diloco.protocol.wire import (
     FrameReader,
     Layout,
     blob,
+    blob_view,
     many,
     pair,
     put_fields,
     record,
     take_fields,
+    with_blob,
 )
 
 PROTOCOL_VERSION = 2
 MOST_SPANS = 1 << 16
+MOST_PIECE_BYTES = 1 << 20
+"""Of a span, in one frame. A piece costs either end some fraction of a millisecond whatever its length; of a piece as
+long as this one that is next to nothing."""
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
 MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
@@ -113,22 +118,30 @@ class EntryAbsent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRequest:
-    """Asks for a piece of a span's bytes; `version` is the chain digest of the pieces so far, or zeros."""
+    """Asks for a piece of a span's bytes; `version` is the chain digest of the pieces so far, or zeros.
+
+    A donor sends no more than `most_bytes` of it, and may send less.
+    """
 
     span: SpanId
     version: Digest
     offset: int
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanReply:
-    """A piece of a span's anchor and momentum (float32, little-endian, one after the other) at `head`."""
+    """A piece of a span's anchor and momentum (float32, little-endian, one after the other) at `head`.
+
+    Attributes:
+        piece: of a message that came, a view of its frame.
+    """
 
     span: SpanId
     head: SpanHead
     total_bytes: int
     offset: int
-    piece: bytes
+    piece: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +247,9 @@ _HEAD = record(SpanHead, HEAD_LAYOUT)
 _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
 _VECTOR = blob(MOST_PAYLOAD_BYTES)
+_PIECE = blob_view(MOST_PIECE_BYTES)
+_LONG = {_VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
+"""Fields that end a frame and are most of it."""
 
 _ROW_MEAN_LAYOUT: Layout = (
     ("round", I64),
@@ -270,7 +286,7 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     11: (HeadsReply, (("fragment", U16), ("heads", many(_HEAD, MOST_SPANS)))),
     12: (EntryRequest, (("span", SPAN), ("parent", DIGEST))),
     13: (EntryAbsent, (("span", SPAN), ("parent", DIGEST))),
-    14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64))),
+    14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64), ("most_bytes", U32))),
     15: (ContentRequest, (("fragment", U16),)),
     16: (ContentReply, (("fragment", U16), ("digests", many(pair(DIGEST, DIGEST), MOST_SPANS)))),
     17: (ManifestRequest, (("nonce", U64),)),
@@ -285,7 +301,7 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", _VECTOR))),
     34: (Entry, ENTRY_LAYOUT),
     35: (RowMean, _ROW_MEAN_LAYOUT),
-    36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _VECTOR))),
+    36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _PIECE))),
 }
 _FIRST_BULK_KIND = 32
 _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
@@ -307,8 +323,13 @@ def encode_message(message: Message) -> bytes:
     """Return the frame of a message: version, kind, fields."""
     kind = _KIND_OF[type(message)]
     out = bytearray((PROTOCOL_VERSION, kind))
-    put_fields(out, message, _KINDS[kind][1])
-    return bytes(out)
+    layout = _KINDS[kind][1]
+    name, last = layout[-1]
+    if last not in _LONG:
+        put_fields(out, message, layout)
+        return bytes(out)
+    put_fields(out, message, layout[:-1])
+    return with_blob(out, getattr(message, name), _LONG[last])
 
 
 def decode_message(frame: bytes | memoryview) -> Message:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from p2p_diloco.ids import PeerId, SpanHead, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.beacon import Beacon
-from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp, CatchUpRules
+from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
@@ -30,6 +30,7 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.transfer import CatchUpRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
 ASKS_IN_A_ROUND = 8
@@ -260,7 +261,7 @@ class Repair:
                 self.catch_up.entry_absent(sender, message.span, message.parent)
                 return self.pump(now)
             case SpanRequest() if self.serves_state and message.span in self._chains.heads:
-                return [ServeSpan(to=sender, span=message.span, version=message.version, offset=message.offset)]
+                return [_serving(sender, message)]
             case SpanReply() if message.span in self._rules.span_elements:
                 self.catch_up.heard(sender, now)
                 return self.catch_up.take_span(sender, message, now) + self.pump(now)
@@ -326,6 +327,12 @@ class Repair:
             if digest != self._chains.heads[span].digest and self._chains.entry_after(span, digest) is None:
                 return True
         return False
+
+
+def _serving(to: PeerId, request: SpanRequest) -> ServeSpan:
+    return ServeSpan(
+        to=to, span=request.span, version=request.version, offset=request.offset, most_bytes=request.most_bytes
+    )
 
 
 def _catch_up_rules(rules: RunRules) -> CatchUpRules:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from p2p_diloco.ids import PeerId, SpanHead, SpanId
+from p2p_diloco.ids import PeerId, SpanId
 
+MOST_ASKED = 64
+LONGEST_PATIENCE = 4.0
+"""Answers may come to be given this many times as long as at first, and so may those of a donor that answers other
+requests meanwhile; then the question counts as lost."""
 SHORTEST_WINDOW = 2.0
 """One at a time leaves the line idle while the next question is on its way."""
 FIRST_WINDOW = 4.0
@@ -25,16 +29,13 @@ class Window:
 
     Args:
         seconds: how long an answer may take; longer once answers are known to take longer here.
-        longest_seconds: but never longer than this: a question may have been lost.
         target_seconds: what answers should take: what waits in a line holds up all that comes behind it.
-        most: requests under way at once, at most.
     """
 
-    def __init__(self, *, seconds: float, longest_seconds: float, target_seconds: float, most: int) -> None:
+    def __init__(self, *, seconds: float, target_seconds: float) -> None:
         self._seconds = seconds
-        self.longest_seconds = longest_seconds
+        self.longest_seconds = LONGEST_PATIENCE * seconds
         self._target_seconds = target_seconds
-        self._most = most
         self._size = FIRST_WINDOW
         self._usual_seconds = 0.0
 
@@ -56,7 +57,7 @@ class Window:
         took_seconds = min(took_seconds, self.longest_seconds)
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
         if took_seconds < self._target_seconds:
-            self._size = min(self._size + 1.0, float(self._most))
+            self._size = min(self._size + 1.0, float(MOST_ASKED))
         elif took_seconds > SLOW * self._target_seconds:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
@@ -65,27 +66,15 @@ class Window:
         self._size = max(self._size / 2.0, SHORTEST_WINDOW)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Asked:
-    """A request under way; it may be renewed up to `last`."""
+    """A request under way since `at`; it may be renewed up to `last`. `piece_bytes`: the length asked for."""
 
     donor: PeerId
     until: float
     last: float = math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """The pieces of a span that have come so far, all of one version."""
-
-    head: SpanHead
-    total_bytes: int
-    pieces: tuple[bytes, ...]
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes held so far, from the front without a gap."""
-        return sum(len(piece) for piece in self.pieces)
+    at: float = math.inf
+    piece_bytes: int = 0
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:

@@ -105,20 +105,34 @@ def fixed(num_bytes: int) -> Field:
 
 def blob(most_bytes: int) -> Field:
     """Up to `most_bytes` bytes with their length in front."""
+    view = blob_view(most_bytes)
+    return Field(put=view.put, take=lambda reader: bytes(view.take(reader)), smallest=4)
 
-    def put(out: bytearray, value: bytes) -> None:
+
+def blob_view(most_bytes: int) -> Field:
+    """Like `blob`, but what is taken is a view of the frame: nothing is copied, and the frame lives as long."""
+
+    def put(out: bytearray, value: bytes | memoryview) -> None:
         if len(value) > most_bytes:
             raise FrameError(f"{len(value)} bytes where at most {most_bytes} fit")
         U32.put(out, len(value))
         out += value
 
-    def take(reader: FrameReader) -> bytes:
+    def take(reader: FrameReader) -> memoryview:
         length = U32.take(reader)
         if length > most_bytes:
             raise FrameError(f"frame announces {length} bytes where at most {most_bytes} fit")
-        return bytes(reader.take(length))
+        return reader.take(length)
 
     return Field(put=put, take=take, smallest=4)
+
+
+def with_blob(front: bytearray, value: bytes | memoryview, most_bytes: int) -> bytes:
+    """Return what comes before a blob and the blob with its length in front; the blob is copied once."""
+    if len(value) > most_bytes:
+        raise FrameError(f"{len(value)} bytes where at most {most_bytes} fit")
+    U32.put(front, len(value))
+    return b"".join((front, value))
 
 
 def many(item: Field, most: int) -> Field:

@@ -109,6 +109,7 @@ class SwarmNode:
             archive=self._archive,
             work=self._work,
             post=self._post,
+            waiting_bytes=lambda peer: transport.waiting_bytes(peer, Lane.BULK),
             play=self._play,
             now=clock.now,
         )
@@ -172,6 +173,7 @@ class SwarmNode:
         self.engine.link_lost(peer)
         self._clock.forget(peer)
         self._observer.report("link", f"lost the link to {short_peer_id(peer)}: {reason}")
+        self._wake.set()  # what it was asked for is asked of others at once
 
     def transport_lost(self, error: NetworkError) -> None:
         """Hear that the transport died: `run` raises it."""

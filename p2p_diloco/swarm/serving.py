@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.ids import PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, CompareContent, RebuildSpan, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import ContentReply, EntryAbsent, Message, SpanReply
+from p2p_diloco.swarm.contents import Contents
+from p2p_diloco.swarm.pieces import Pieces
 from p2p_diloco.swarm.replica import Replica
 from p2p_diloco.swarm.surroundings import EntryArchive
 from p2p_diloco.swarm.vector_work import content_digests, state_bytes
 
-PIECE_BYTES = 1 << 16
-"""Small, so that progress shows on slow links: what counts is that pieces come, not how soon all have."""
-SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
-"""How soon a span is looked for again that is not here yet, and how often."""
-MOST_SNAPSHOTS = 64
+HASH_SECONDS = 10.0
 SLOW_LINK = 4.0
 """Pieces wait for each other: the last of those asked for at once may take so many times as long as the first."""
 
@@ -42,10 +38,8 @@ class Post(Protocol):
 class Serving:
     """Plays the actions that serve others or compare with them.
 
-    Spans move on while they are fetched. The version that somebody has begun to fetch is kept, so that its later
-    pieces fit the first; states are frozen, so a snapshot costs memory only once the span has moved.
-
     Args:
+        waiting_bytes: what waits to be written to a peer of what was posted.
         play: takes what the engine wants done.
         now: swarm seconds.
     """
@@ -58,6 +52,7 @@ class Serving:
         archive: EntryArchive,
         work: Work,
         post: Post,
+        waiting_bytes: Callable[[PeerId], int],
         play: Callable[[list[Action]], None],
         now: Callable[[], float],
     ) -> None:
@@ -68,13 +63,20 @@ class Serving:
         self._post = post
         self._play = play
         self._now = now
-        self._snapshots: dict[tuple[SpanId, Digest], SpanState] = {}
+        good_for_seconds = min(engine.rules.clock.round_seconds, HASH_SECONDS)
+        self._contents = Contents(work=work, now=now, good_for_seconds=good_for_seconds, linked=engine.linked)
+        self.pieces = Pieces(
+            span_state=replica.span_state,
+            post=self._post_piece,
+            waiting_bytes=waiting_bytes,
+            keep_seconds=SLOW_LINK * engine.rules.piece_seconds,
+        )
 
     def play(self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan) -> None:
         """Do what was asked; the answer goes out, or to the engine, when the worker is done."""
         match action:
             case ServeSpan():
-                self._serve_span(action)
+                self.pieces.serve(action)
             case ServeEntry():
                 self._serve_entry(action)
             case ServeContent():
@@ -84,36 +86,8 @@ class Serving:
             case RebuildSpan():
                 self._rebuild(action.span)
 
-    # -- pieces of spans
-
-    def _version(self, span: SpanId, version: Digest) -> SpanState | None:
-        """Return the version that is asked for while it is kept, else the one of now; remember it as just asked for."""
-        kept = self._snapshots.pop((span, version), None)
-        state = kept if kept is not None else self._replica.span_state(span)
-        if state is not None:
-            self._snapshots[span, state.head.digest] = state
-            while len(self._snapshots) > MOST_SNAPSHOTS:
-                del self._snapshots[next(iter(self._snapshots))]
-        return state
-
-    def _serve_span(self, action: ServeSpan, tries: int = SERVE_TRIES) -> None:
-        state = self._version(action.span, action.version)
-        if state is None:
-            # It is on its way to the replica, which takes it at a step border; without an answer the question counts as
-            # lost, and whoever asks waits long for others.
-            if tries > 1:
-                asyncio.get_running_loop().call_later(SERVE_AGAIN_SECONDS, self._serve_span, action, tries - 1)
-            return
-
-        def cut(raw: bytes) -> None:
-            offset = action.offset if action.version == state.head.digest else 0
-            if offset >= len(raw):
-                return
-            piece = raw[offset : offset + PIECE_BYTES]
-            reply = SpanReply(span=action.span, head=state.head, total_bytes=len(raw), offset=offset, piece=piece)
-            self._post(action.to, reply, self._now() + SLOW_LINK * self._engine.rules.piece_seconds)
-
-        self._work(cut, action.to, state_bytes, state)
+    def _post_piece(self, to: PeerId, reply: SpanReply) -> None:
+        self._post(to, reply, self._now() + SLOW_LINK * self._engine.rules.piece_seconds)
 
     # -- entries
 
@@ -141,7 +115,7 @@ class Serving:
             reply = ContentReply(fragment=action.fragment, digests=digests)
             self._post(action.to, reply, self._now() + self._engine.rules.silence_seconds)
 
-        self._work(hashed, action.to, content_digests, states)
+        self._contents.hash(action.to, ("serve", action.fragment), states, hashed)
 
     def _compare_content(self, action: CompareContent) -> None:
         states = self._states(action.fragment)
@@ -158,7 +132,7 @@ class Serving:
             arguments = (action.peer, action.fragment, sum(same), differing, self._now())
             self._play(self._engine.content_compared(*arguments))
 
-        self._work(hashed, action.peer, content_digests, states)
+        self._contents.hash(action.peer, ("compare", action.fragment), states, hashed)
 
     # -- what a span should be
 
@@ -167,11 +141,14 @@ class Serving:
         if held is None:
             return
 
-        def rebuilt(should_be: SpanState | None) -> None:
-            state = None
-            if should_be is not None and content_digests([should_be]) != content_digests([held]):
-                state = state_bytes(should_be)
-            head = should_be.head if should_be is not None else None
-            self._play(self._engine.span_rebuilt(span, head, state, self._now()))
+        def rebuild() -> tuple[SpanHead | None, bytes | None]:
+            should_be = self._archive.rebuild(span, held.head.digest)
+            if should_be is None:
+                return None, None
+            differs = content_digests([should_be]) != content_digests([held])
+            return should_be.head, state_bytes(should_be) if differs else None
 
-        self._work(rebuilt, None, self._archive.rebuild, span, held.head.digest)
+        def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
+            self._play(self._engine.span_rebuilt(span, *found, self._now()))
+
+        self._work(rebuilt, None, rebuild)

@@ -16,15 +16,14 @@ from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
-from p2p_diloco.errors import FrameError, NonFiniteUpdate, PeerError, RoundError
+from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
 from p2p_diloco.kernels.shed import shed_compiler
-from p2p_diloco.kernels.slabs import copy_of
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.vector import Vector, count_non_finite
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 
 MOST_SHRINKS = 16
@@ -188,19 +187,27 @@ def state_bytes(state: SpanState) -> bytes:
     return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
 
 
-def is_finite_piece(piece: bytes) -> bool:
-    """Tell whether a piece of a transfer holds whole, finite numbers: nothing else may reach φ."""
-    return len(piece) % 4 == 0 and bool(np.isfinite(np.frombuffer(piece, dtype="<f4")).all())
+def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
+    """Return a piece of what `state_bytes` returns, as a view of the span's own memory: nothing is copied.
 
-
-def state_from_bytes(head: SpanHead, raw: bytes) -> SpanState:
-    """Read a transferred span.
-
-    Raises:
-        FrameError: it holds a number that is not finite.
+    A piece ends where the anchor does, so it may be shorter; it is empty behind the end.
     """
-    both_N = np.frombuffer(raw, dtype="<f4")
-    if not np.isfinite(both_N).all():
-        raise FrameError("a transferred span holds numbers that are not finite")
+    half = 4 * state.elements
+    vector_N, start = (state.anchor_N, offset) if offset < half else (state.momentum_N, offset - half)
+    return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")[start : start + most_bytes]
+
+
+def is_finite_piece(piece: bytes | memoryview) -> bool:
+    """Tell whether a piece of a transfer holds whole, finite numbers: nothing else may reach φ."""
+    return len(piece) % 4 == 0 and count_non_finite(np.frombuffer(piece, dtype="<f4").astype("=f4", copy=False)) == 0
+
+
+def state_from_bytes(head: SpanHead, raw: bytes | memoryview) -> SpanState:
+    """Read a transferred span whose pieces were found finite.
+
+    Args:
+        raw: handed over; the vectors lie in its memory.
+    """
+    both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
     half = len(both_N) // 2
-    return SpanState(head=head, anchor_N=copy_of(both_N[:half]), momentum_N=copy_of(both_N[half:]))
+    return SpanState(head=head, anchor_N=both_N[:half], momentum_N=both_N[half:])

@@ -163,6 +163,10 @@ class Libp2pTransport(Transport):
         link.wakes[lane].set()
         return True
 
+    def waiting_bytes(self, peer: PeerId, lane: Lane) -> int:
+        link = self._links.get(peer)
+        return link.outboxes[lane].waiting_bytes if link is not None else 0
+
     def hang_up(self, peer: PeerId) -> None:
         link = self._links.get(peer)
         if link is None:

@@ -193,6 +193,10 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def waiting_bytes(self, peer: PeerId, lane: Lane) -> int:
+        """Return the bytes of frames to `peer` whose write has not begun; 0 without a link."""
+
+    @abstractmethod
     def hang_up(self, peer: PeerId) -> None:
         """Close the link to `peer`, if any; the listener hears `link_lost` before this returns.
 

@@ -219,6 +219,10 @@ class MemoryTransport(Transport):
         self._pump(channel)
         return True
 
+    def waiting_bytes(self, peer: PeerId, lane: Lane) -> int:
+        link = self._links.get(peer)
+        return link.channels[self.peer, lane].outbox.waiting_bytes if link is not None else 0
+
     def hang_up(self, peer: PeerId) -> None:
         link = self._links.get(peer)
         if link is not None:

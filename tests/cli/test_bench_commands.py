@@ -13,3 +13,4 @@ def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "vectors" in listed
     assert "averaging" in listed
     assert "memory" in listed
+    assert "state" in listed

@@ -209,7 +209,7 @@ class Stage:
             case ReplaceSpan():
                 if not action.is_mended:
                     machine.disk.entries.pop(action.span, None)
-                self._place(machine, action.span, action.head, action.state)
+                self._place(machine, action.span, action.head, bytes(action.state))
             case ServeSpan():
                 self._serve_span(machine, action)
             case ServeEntry():

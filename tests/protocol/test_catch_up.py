@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fake_run import RUN, run_rules, verify
-from fetching import NEW, A, B, C, catch_up, piece, what_is_fetched
+from fetching import NEW, A, B, C, catch_up, piece, question, what_is_fetched
 from made import SPAN, head_of
 
 from p2p_diloco.ids import SpanHead, SpanId
@@ -36,7 +36,7 @@ def test_a_newcomer_fetches_each_span_in_pieces() -> None:
     assert isinstance(asked(fetch.pump([A], 0.0))[0], SpanRequest)
     assert fetch.pump([A], 0.1) == []
     (following,) = asked(fetch.take_span(A, piece(body=b"1234"), 0.2))
-    assert following == SpanRequest(span=SPAN, version=NEW.digest, offset=4)
+    assert following == question(4)
     (replaced,) = fetch.take_span(A, piece(4, b"5678"), 0.3)
     assert replaced == ReplaceSpan(span=SPAN, head=NEW, state=b"12345678")
     assert chains.heads[SPAN] == NEW
@@ -85,7 +85,7 @@ def test_who_stops_serving_is_left_with_a_sentence_and_asked_again_when_nobody_e
     fetch.pump([A], 0.0)
     report, again = fetch.pump([A], 3.0)
     assert isinstance(report, Report)
-    assert "served nothing of fragment 0 span 0 for 2 s" in report.text
+    assert "served nothing of fragment 0 span 0 for 3 s" in report.text
     assert isinstance(again, Send)
     assert again.to == A
     (again,) = fetch.pump([A], 7.1)
@@ -110,7 +110,7 @@ def test_what_a_dead_donor_has_served_is_kept_and_the_next_one_goes_on_there() -
     fetch.pump([A], 0.0)
     fetch.take_span(A, piece(body=b"1234"), 0.1)
     fetch.lose(A)
-    assert asked(fetch.pump([B], 0.2)) == [SpanRequest(span=SPAN, version=NEW.digest, offset=4)]
+    assert asked(fetch.pump([B], 0.2)) == [question(4)]
     fetch.take_span(B, piece(4, b"5678"), 0.3)
     assert chains.heads[SPAN] == NEW
 
@@ -123,7 +123,7 @@ def test_a_piece_that_comes_late_is_as_good_as_any_and_one_that_came_before_is_n
     fetch.pump([A, B], 3.0)
     assert fetch.take_span(A, piece(4, b"56"), 3.1) == [], "kept, but B is asked already"
     (again,) = asked(fetch.take_span(B, piece(4, b"56"), 3.2))
-    assert again == SpanRequest(span=SPAN, version=NEW.digest, offset=6), "B says it again, and goes on behind it"
+    assert again == question(6), "B says it again, and goes on behind it"
     fetch.take_span(A, piece(6, b"78"), 3.3)
     assert chains.heads[SPAN] == NEW
 

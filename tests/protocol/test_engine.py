@@ -222,7 +222,7 @@ def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() ->
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
     instead = engine.entry_checked(ann, following, 1.0, 0.2)
     assert [a.message for a in instead if isinstance(a, Send)] == [
-        SpanRequest(span=span, version=ZERO_DIGEST, offset=0)
+        SpanRequest(span=span, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16)
     ]
 
 

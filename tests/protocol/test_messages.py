@@ -80,7 +80,7 @@ MESSAGES: tuple[Message, ...] = (
     HeadsReply(fragment=1, heads=(head_of(),)),
     EntryRequest(span=SPAN, parent=D),
     EntryAbsent(span=SPAN, parent=D),
-    SpanRequest(span=SPAN, version=D, offset=5),
+    SpanRequest(span=SPAN, version=D, offset=5, most_bytes=1 << 16),
     SpanReply(span=SPAN, head=head_of(), total_bytes=9, offset=1, piece=b"piece"),
     ContentRequest(fragment=0),
     ContentReply(fragment=0, digests=((D, D),)),

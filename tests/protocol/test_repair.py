@@ -69,7 +69,7 @@ def test_questions_are_answered(question: Message, kind: type) -> None:
 
 
 def test_the_shell_serves_what_is_held() -> None:
-    (span,) = repair().take(B, SpanRequest(span=SPAN, version=sha256(b""), offset=0), 0.0)
+    (span,) = repair().take(B, SpanRequest(span=SPAN, version=sha256(b""), offset=0, most_bytes=1 << 16), 0.0)
     assert isinstance(span, ServeSpan)
     (entry,) = repair().take(B, EntryRequest(span=SPAN, parent=sha256(b"older")), 0.0)
     assert entry == ServeEntry(to=B, span=SPAN, parent=sha256(b"older"))
@@ -81,7 +81,7 @@ def test_the_shell_serves_what_is_held() -> None:
     "message",
     [
         HeadsRequest(fragment=99),
-        SpanRequest(span=SpanId(9, 9), version=sha256(b""), offset=0),
+        SpanRequest(span=SpanId(9, 9), version=sha256(b""), offset=0, most_bytes=1 << 16),
         ContentRequest(fragment=99),
         ContentReply(fragment=99, digests=()),
         ContentReply(fragment=0, digests=()),

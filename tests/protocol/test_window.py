@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.window import Window
+from p2p_diloco.protocol.window import LONGEST_PATIENCE, MOST_ASKED, Window
 
 
 def window() -> Window:
-    return Window(seconds=8.0, longest_seconds=40.0, target_seconds=2.0, most=6)
+    return Window(seconds=8.0, target_seconds=2.0)
 
 
 def test_quick_answers_make_room_for_more_up_to_the_most() -> None:
     line = window()
     assert line.size == 4
-    for expected in (5, 6, 6):
+    for expected in (*range(5, MOST_ASKED + 1), MOST_ASKED):
         line.answered(1.0)
         assert line.size == expected
 
@@ -36,15 +36,15 @@ def test_patience_grows_with_what_answers_take() -> None:
         line.answered(1.0)
     assert line.seconds == 8.0
     for _ in range(30):
-        line.answered(20.0)
-    assert 39.0 < line.seconds <= 40.0
+        line.answered(15.0)
+    assert 29.0 < line.seconds <= 30.0
 
 
 def test_an_answer_that_took_longer_than_any_may_teaches_no_more_than_that() -> None:
     line = window()
     for _ in range(30):
         line.answered(1000.0)
-    assert line.seconds == 40.0
+    assert line.seconds == LONGEST_PATIENCE * 8.0
     for _ in range(30):
         line.answered(1.0)
     assert line.seconds == 8.0

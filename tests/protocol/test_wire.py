@@ -26,6 +26,7 @@ from p2p_diloco.protocol.wire import (
     FrameReader,
     Layout,
     blob,
+    blob_view,
     fixed,
     many,
     optional,
@@ -33,6 +34,7 @@ from p2p_diloco.protocol.wire import (
     record,
     take_fields,
     to_bytes,
+    with_blob,
 )
 
 
@@ -91,6 +93,26 @@ def test_a_frame_that_ends_early_is_refused(box: Box, cut: int) -> None:
     frame = to_bytes(box, BOX)
     with pytest.raises(FrameError, match="frame"):
         take_fields(FrameReader(frame[: min(cut, len(frame) - 1)]), BOX)
+
+
+def test_a_blob_may_be_taken_as_a_view_and_put_by_itself() -> None:
+    field = blob_view(4)
+    frame = bytes(bytearray(with_blob(bytearray(), memoryview(b"blob"), 4)))
+    assert frame == put(field, b"blob") == put(blob(4), b"blob")
+    taken = take(field, frame)
+    assert isinstance(taken, memoryview)
+    assert taken == b"blob"
+    assert taken.obj is frame, "nothing was copied"
+
+
+def test_a_blob_that_is_too_long_is_refused_however_it_comes() -> None:
+    for field in (blob(3), blob_view(3)):
+        with pytest.raises(FrameError, match="4 bytes where at most 3 fit"):
+            put(field, b"blob")
+        with pytest.raises(FrameError, match="announces 4 bytes where at most 3 fit"):
+            take(field, put(blob(4), b"blob"))
+    with pytest.raises(FrameError, match="4 bytes where at most 3 fit"):
+        with_blob(bytearray(), b"blob", 3)
 
 
 def test_a_frame_that_goes_on_is_refused() -> None:

@@ -23,7 +23,7 @@ from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm import serving
+from p2p_diloco.swarm import pieces
 from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.stop import StopRequest
@@ -88,13 +88,13 @@ def flip_a_bit(folder: Path) -> None:
 
 def serve_slowly(seconds: float) -> None:
     """Serve small pieces of spans, each after a while."""
-    serving.PIECE_BYTES = 2048
-    at_once = serving.Serving._serve_span
+    pieces.PIECE_BYTES = 2048
+    at_once = pieces.Pieces.serve
 
-    def later(self: serving.Serving, action: ServeSpan) -> None:
+    def later(self: pieces.Pieces, action: ServeSpan) -> None:
         asyncio.get_running_loop().call_later(seconds, at_once, self, action)
 
-    serving.Serving._serve_span = later  # type: ignore[method-assign]
+    pieces.Pieces.serve = later  # type: ignore[method-assign]
 
 
 async def main(order: dict[str, Any]) -> None:

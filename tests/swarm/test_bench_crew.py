@@ -97,6 +97,17 @@ def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
     witness.check_all_gone()
 
 
+def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
+    witness = Witness()
+    with crew_in(tmp_path) as crew:
+        crew.ask({"do": "start"}, 20.0)
+        witness.look()
+        for do in ("die", "talk"):
+            answers = crew.ask({"do": do, "who": 1}, 20.0, may_end={1})
+            assert [answer.get("place") for answer in answers] == [0, None]
+    witness.check_all_gone()
+
+
 PARENT = """
 import sys, time
 from pathlib import Path

@@ -30,7 +30,7 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.swarm import serving
+from p2p_diloco.swarm import pieces
 from p2p_diloco.swarm.vector_work import content_digests, state_bytes
 from p2p_diloco.transport.directory import decode_record
 from p2p_diloco.transport.link import Lane, SilentListener
@@ -141,25 +141,25 @@ def test_a_clock_that_is_years_off_does_not_make_the_shell_spin() -> None:
 
 
 def test_a_span_is_served_in_pieces_from_the_offset_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "PIECE_BYTES", 200)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 200)
 
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         await swarm.run_to_round(0)
         assert founder.island is not None
         state = founder.island.states[SPAN]
         raw, version = state_bytes(state), state.head.digest
-        pieces: list[bytes] = []
-        while sum(map(len, pieces)) < len(raw):
-            request = SpanRequest(span=SPAN, version=version, offset=sum(map(len, pieces)))
+        parts: list[bytes | memoryview] = []
+        while sum(map(len, parts)) < len(raw):
+            request = SpanRequest(span=SPAN, version=version, offset=sum(map(len, parts)), most_bytes=1 << 16)
             reply = await caller.ask(request, SpanReply)
             assert (reply.head, reply.total_bytes) == (state.head, len(raw))
-            pieces.append(reply.piece)
-        assert b"".join(pieces) == raw
-        old = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=200), SpanReply)
+            parts.append(reply.piece)
+        assert b"".join(parts) == raw
+        old = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=200, most_bytes=1 << 16), SpanReply)
         assert old.offset == 0, "another version begins at its front"
-        caller.say(SpanRequest(span=SPAN, version=version, offset=len(raw)))
+        caller.say(SpanRequest(span=SPAN, version=version, offset=len(raw), most_bytes=1 << 16))
         await swarm.run(1.0)
-        assert len(caller.of(SpanReply)) == len(pieces) + 1, "nothing lies behind the end"
+        assert len(caller.of(SpanReply)) == len(parts) + 1, "nothing lies behind the end"
         assert founder.running.traffic.sent["transfer"] > len(raw)
 
     act(scene)
@@ -176,7 +176,7 @@ def test_contents_are_hashed_for_who_asks() -> None:
         founder.island.drop()
         before = len(caller.of(ContentReply))
         caller.say(ContentRequest(fragment=1))
-        caller.say(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0))
+        caller.say(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16))
         await swarm.run(1.0)
         assert len(caller.of(ContentReply)) == before, "who holds nothing answers nothing"
         assert caller.of(SpanReply) == []

@@ -13,7 +13,7 @@ from p2p_diloco.protocol.actions import RebuildSpan
 from p2p_diloco.protocol.engine import CYCLES_IN_MEMORY
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
-from p2p_diloco.swarm import serving
+from p2p_diloco.swarm import pieces
 from p2p_diloco.swarm.vector_work import state_bytes
 from tests.swarm.memory_machine import Machine
 from tests.swarm.memory_stage import MemorySwarm, play
@@ -21,23 +21,23 @@ from tests.swarm.test_node import SPAN, Caller, act
 
 
 def test_a_version_that_somebody_has_begun_to_fetch_is_served_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "PIECE_BYTES", 200)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 200)
 
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         await swarm.run_to_round(0)
         assert founder.island is not None
         state = founder.island.states[SPAN]
         raw, version = state_bytes(state), state.head.digest
-        reply = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0), SpanReply)
-        pieces = [reply.piece]
+        reply = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16), SpanReply)
+        parts = [reply.piece]
         await swarm.grows("founder", entries=16)
         assert founder.island.states[SPAN].head.digest != version
-        while sum(map(len, pieces)) < len(raw):
-            request = SpanRequest(span=SPAN, version=version, offset=sum(map(len, pieces)))
+        while sum(map(len, parts)) < len(raw):
+            request = SpanRequest(span=SPAN, version=version, offset=sum(map(len, parts)), most_bytes=1 << 16)
             reply = await caller.ask(request, SpanReply)
             assert reply.head == state.head
-            pieces.append(reply.piece)
-        assert b"".join(pieces) == raw
+            parts.append(reply.piece)
+        assert b"".join(parts) == raw
 
     act(scene)
 
@@ -48,22 +48,24 @@ def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
         assert founder.island is not None
         state = founder.island.states.pop(SPAN)
         loop = asyncio.get_running_loop()
-        loop.call_later(3 * serving.SERVE_AGAIN_SECONDS, founder.island.states.__setitem__, SPAN, state)
+        loop.call_later(3 * pieces.SERVE_AGAIN_SECONDS, founder.island.states.__setitem__, SPAN, state)
         began = loop.time()
-        reply = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0), SpanReply)
+        reply = await caller.ask(SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16), SpanReply)
         assert reply.piece == state_bytes(state)[: len(reply.piece)]
-        assert loop.time() - began < 5 * serving.SERVE_AGAIN_SECONDS
+        assert loop.time() - began < 5 * pieces.SERVE_AGAIN_SECONDS
 
     act(scene)
 
 
 def test_snapshots_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_SNAPSHOTS", 2)
+    monkeypatch.setattr(pieces, "MOST_SNAPSHOTS", 2)
 
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         for index in range(4):
-            await caller.ask(SpanRequest(span=SpanId(0, index), version=ZERO_DIGEST, offset=0), SpanReply)
-        assert len(founder.running._serving._snapshots) == 2
+            await caller.ask(
+                SpanRequest(span=SpanId(0, index), version=ZERO_DIGEST, offset=0, most_bytes=1 << 16), SpanReply
+            )
+        assert founder.running._serving.pieces.num_snapshots == 2
 
     act(scene)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.swarm import serving
+from p2p_diloco.swarm import pieces
 from tests.swarm import fake_island, memory_machine
 from tests.swarm.memory_machine import Machine, run_rules
 from tests.swarm.memory_stage import MemorySwarm, play
@@ -18,7 +18,7 @@ OTHERS = ("ada", "ben", "cleo")
 @pytest.fixture(autouse=True)
 def large_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a span's state be some ten times as long as its entries, as in real runs, and travel in pieces."""
-    monkeypatch.setattr(serving, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE_BYTES)
     for module in (fake_island, memory_machine):
         monkeypatch.setattr(module, "SPAN_ELEMENTS", ELEMENTS)
     optima = {span: fake_island.optimum(span) for span in fake_island.OPTIMA}

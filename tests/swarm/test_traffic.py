@@ -32,7 +32,7 @@ OPENING = Opening(
         (ENTRY, "vectors"),
         (MEAN, "vectors"),
         (SpanReply(span=SPAN, head=HEAD, total_bytes=1, offset=0, piece=b""), "transfer"),
-        (SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0), "control"),
+        (SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16), "control"),
         (Ping(nonce=0), "control"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

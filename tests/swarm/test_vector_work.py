@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels
 from p2p_diloco.outer.advance import PreparedContribution
@@ -20,6 +19,7 @@ from p2p_diloco.swarm.vector_work import (
     Codecs,
     Reduced,
     content_digests,
+    cut_piece,
     encode_contribution,
     is_finite_piece,
     payload_norm,
@@ -138,10 +138,29 @@ def test_a_span_goes_over_the_wire_and_back_bit_by_bit() -> None:
     assert content_digests([back]) == content_digests([state])
 
 
-def test_a_span_that_is_not_finite_is_refused() -> None:
-    raw = np.full(2 * ELEMENTS, np.inf, dtype="<f4").tobytes()
-    with pytest.raises(FrameError, match="not finite"):
-        state_from_bytes(span_state(vector(1.0), vector(1.0)).head, raw)
+def test_a_span_lies_where_its_pieces_were_put_and_nobody_may_write_there() -> None:
+    state = span_state(vector(1.0), vector(2.0))
+    raw = bytearray(state_bytes(state))
+    back = state_from_bytes(state.head, memoryview(raw))
+    assert np.shares_memory(back.anchor_N, np.frombuffer(raw, np.float32))
+    assert not back.anchor_N.flags.writeable
+    assert not back.momentum_N.flags.writeable
+
+
+@pytest.mark.parametrize("most_bytes", [4, 8, 20, 1 << 20])
+def test_pieces_are_views_and_together_the_whole_span(most_bytes: int) -> None:
+    state = span_state(vector(1.0, 2.0, 3.0), vector(4.0, 5.0, 6.0))
+    raw, parts = state_bytes(state), b""
+    while len(parts) < len(raw):
+        piece = cut_piece(state, len(parts), most_bytes)
+        assert 0 < len(piece) <= most_bytes
+        assert any(
+            np.shares_memory(np.frombuffer(piece, np.uint8), array_N) for array_N in (state.anchor_N, state.momentum_N)
+        )
+        parts += piece
+    assert parts == raw
+    assert len(cut_piece(state, len(raw), most_bytes)) == 0
+    assert len(cut_piece(state, 10 * len(raw), most_bytes)) == 0
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,20 @@ class LinkContract(ABC):
 
         self.play(scene)
 
+    def test_what_waits_for_a_peer_can_be_counted(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, _), (two, heard) = await stage.add(), await stage.add()
+            assert one.waiting_bytes(two.peer, Lane.BULK) == 0, "without a link nothing does"
+            await link(one, two, heard)
+            for _ in range(30):
+                assert one.post(two.peer, bytes(MIB), lane=Lane.BULK, deadline=in_seconds(30))
+            assert 20 * MIB < one.waiting_bytes(two.peer, Lane.BULK) <= 30 * MIB
+            assert one.waiting_bytes(two.peer, Lane.CONTROL) == 0
+            await heard.wait_until(lambda it: len(it.frames) == 30)
+            assert one.waiting_bytes(two.peer, Lane.BULK) == 0
+
+        self.play(scene)
+
     def test_a_link_carries_both_lanes_both_ways(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()

@@ -177,21 +177,25 @@ class OurPeer:
         return found_roster(self._plan, member, organiser, genesis_digest(start), cycle=0)
 
     async def _assemble(self, founding: CertifiedRoster, states: dict[SpanId, SpanState]) -> None:
+        """Put engine, island and node together; without states this peer has to fetch them."""
         plan, key = self._plan, self._key
         me = Self(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
         heads = {span: state.head for span, state in states.items()}
-        recalled = Recalled(rosters=(founding,), heads=heads)
+        recalled = Recalled(rosters=(founding,), heads=heads or None)
         self._engine = PeerEngine(me=me, rules=plan.rules, verify=is_signed_by, recalled=recalled)
         # It need not compare its state with others before it takes part: all have just made the same one.
-        self._engine.membership.ready = True
+        self._engine.membership.ready = bool(states)
         self._island = SyntheticIsland(plan=plan, absorbed=self._note_absorbed)
-        self._island.begin(states)
+        self._begin(states)
         self._thread = IslandThread(
             island=self._island, now=self._clock.now, in_loop=self._in_loop, died=self._failures.append
         )
         self._thread.stop_training()
         self._thread.start()
         self._node = self._make_node()
+
+    def _begin(self, states: dict[SpanId, SpanState]) -> None:
+        self._island.begin(states)
 
     def _make_node(self) -> SwarmNode:
         archive = Archive(

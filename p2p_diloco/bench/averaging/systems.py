@@ -10,6 +10,8 @@ OURS = "p2p_diloco"
 HIVEMIND_FLOAT32, HIVEMIND_FLOAT16, GLOO = "hivemind_fp32", "hivemind_fp16", "gloo_fp32"
 OPPONENTS: dict[str, tuple[str, ...]] = {"hivemind": (HIVEMIND_FLOAT32, HIVEMIND_FLOAT16), "gloo": (GLOO,)}
 NOBODY = "none"
+STATE = "state"
+"""Not a system to average with: peers of ours that serve and fetch the whole state."""
 
 _MIB = 1024 * 1024
 # Seen at work, and a little more: what a peer's processes take without vectors, and bytes for each parameter.

@@ -11,13 +11,14 @@ from importlib import import_module
 from typing import Any, Protocol, TextIO
 
 from p2p_diloco.bench import worker
-from p2p_diloco.bench.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
+from p2p_diloco.bench.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS, STATE
 
 _CLASSES = {
-    OURS: ("our_peer", "OurPeer"),
-    HIVEMIND_FLOAT32: ("hivemind_peer", "HivemindPeer"),
-    HIVEMIND_FLOAT16: ("hivemind_peer", "HivemindPeer"),
-    GLOO: ("gloo_peer", "GlooPeer"),
+    OURS: ("averaging.our_peer", "OurPeer"),
+    HIVEMIND_FLOAT32: ("averaging.hivemind_peer", "HivemindPeer"),
+    HIVEMIND_FLOAT16: ("averaging.hivemind_peer", "HivemindPeer"),
+    GLOO: ("averaging.gloo_peer", "GlooPeer"),
+    STATE: ("state.state_peer", "StatePeer"),
 }
 
 
@@ -64,7 +65,7 @@ class Contestant(Protocol):
 def make_contestant(order: Mapping[str, Any]) -> Contestant:
     """Return what an order asks for; only its own libraries are imported."""
     module, name = _CLASSES[order["system"]]
-    made: Contestant = getattr(import_module(f"p2p_diloco.bench.averaging.{module}"), name)(order)
+    made: Contestant = getattr(import_module(f"p2p_diloco.bench.{module}"), name)(order)
     return made
 
 

@@ -1,0 +1,60 @@
+"""What a peer fetches of a span, how long it waits for it, and what has come of one that comes in pieces."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.ids import SpanHead, SpanId
+
+
+class Want(enum.Enum):
+    """What is being fetched for a span."""
+
+    ENTRY = "entry"
+    SPAN = "span"
+
+    __hash__ = object.__hash__  # members are singletons; enum's own hash is computed in Python
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatchUpRules:
+    """What is fetched and how long an answer may take.
+
+    Attributes:
+        num_spans: spans of each fragment.
+        span_bytes: bytes of anchor and momentum of each span.
+        answer_seconds: for digests, which take hashing.
+        entry_seconds: for entries and heads.
+        piece_seconds: for a piece of a span.
+        piece_target_seconds: what a piece should take, so that entries do not wait long behind pieces.
+        pause_seconds: after a comparison that differed, before the same peer is asked again.
+    """
+
+    num_spans: tuple[int, ...]
+    span_bytes: dict[SpanId, int]
+    answer_seconds: float
+    entry_seconds: float
+    piece_seconds: float
+    piece_target_seconds: float
+    pause_seconds: float
+
+
+class Transfer:
+    """A span that is being fetched: all of one version, in one piece of memory, from the front without a gap."""
+
+    __slots__ = ("head", "received_bytes", "state")
+
+    def __init__(self, head: SpanHead, total_bytes: int) -> None:
+        self.head = head
+        self.received_bytes = 0
+        self.state = np.empty(total_bytes, dtype=np.uint8).data
+        """Memory that is taken as its bytes come; whoever gets it at the end owns it."""
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Put the next piece where it belongs."""
+        end = self.received_bytes + len(piece)
+        self.state[self.received_bytes : end] = piece
+        self.received_bytes = end

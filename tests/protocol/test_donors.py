@@ -1,0 +1,92 @@
+"""What is learnt of donors: the length of pieces, silence, whom to leave alone."""
+
+from __future__ import annotations
+
+import pytest
+from made import ids
+
+from p2p_diloco.protocol.actions import Report
+from p2p_diloco.protocol.donors import FIRST_PIECE_BYTES, SHUN_SECONDS, Donors
+from p2p_diloco.protocol.messages import MOST_PIECE_BYTES
+
+A, B, C = ids(3)
+
+
+def donors() -> Donors:
+    return Donors(quiet_seconds=2.0)
+
+
+def taught(*seconds: float) -> Donors:
+    known = donors()
+    for took in seconds:
+        size = known.piece_bytes(A)
+        known.answered(A, size, size, took)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("seconds", "times_first"),
+    [((), 1), ((0.1,), 2), ((0.1, 0.1), 4), ((0.1, 1.0), 2), ((0.1, 0.1, 3.0), 2), ((3.0, 3.0), 1)],
+)
+def test_pieces_follow_how_long_they_take(seconds: tuple[float, ...], times_first: int) -> None:
+    assert taught(*seconds).piece_bytes(A) == times_first * FIRST_PIECE_BYTES
+
+
+def test_pieces_stay_within_a_frame_and_each_donor_has_its_own() -> None:
+    known = taught(*[0.1] * 20)
+    assert known.piece_bytes(A) == MOST_PIECE_BYTES
+    assert known.piece_bytes(B) == FIRST_PIECE_BYTES
+    known.lose(A)
+    assert known.piece_bytes(A) == FIRST_PIECE_BYTES, "whoever calls again has another line"
+
+
+def test_what_was_asked_for_before_the_last_lesson_is_none() -> None:
+    known = taught(0.1, 0.1)
+    known.answered(A, FIRST_PIECE_BYTES, FIRST_PIECE_BYTES, 0.1)
+    assert known.piece_bytes(A) == 4 * FIRST_PIECE_BYTES
+    known.answered(A, 8 * FIRST_PIECE_BYTES, 8 * FIRST_PIECE_BYTES, 3.0)
+    assert known.piece_bytes(A) == 4 * FIRST_PIECE_BYTES
+    known.answered(A, 4 * FIRST_PIECE_BYTES, 100, 0.1)
+    assert known.piece_bytes(A) == 4 * FIRST_PIECE_BYTES, "a short one would have come quickly over any line"
+
+
+def test_who_used_to_answer_and_stops_while_others_go_on_is_quiet() -> None:
+    known = taught(0.1)
+    known.heard(A, 1.0)
+    known.heard(B, 1.0)
+    assert not known.is_quiet(A, 0.0, [A, B], 3.5), "nobody answers: the line has stopped"
+    known.heard(B, 3.4)
+    assert known.is_quiet(A, 0.0, [A, B], 3.5)
+    assert not known.is_quiet(A, 3.0, [A, B], 3.5), "asked a moment ago"
+    assert not known.is_quiet(A, 0.0, [A, B], 2.9)
+    assert not known.is_quiet(B, 0.0, [A, B], 9.0), "it never answered a question for a piece: its line may be thin"
+
+
+def test_who_takes_its_time_may_take_it() -> None:
+    known = taught(1.0)
+    known.heard(A, 1.0)
+    known.heard(B, 8.0)
+    assert not known.is_quiet(A, 1.0, [A, B], 8.9)
+    assert known.is_quiet(A, 1.0, [A, B], 9.1)
+
+
+def test_who_slept_blames_nobody() -> None:
+    known = taught(0.1)
+    known.heard(A, 1.0)
+    known.look(1.0)
+    known.look(60.0)
+    known.heard(B, 60.1)
+    assert not known.is_quiet(A, 0.5, [A, B], 60.2)
+    known.look(61.9)
+    assert known.is_quiet(A, 0.5, [A, B], 62.1)
+
+
+def test_others_are_asked_before_who_was_shunned_and_it_is_said_once() -> None:
+    known = donors()
+    (report,) = known.shun(A, "did it", 0.0)
+    assert isinstance(report, Report)
+    assert report.text.endswith(f"did it; asking others first for {SHUN_SECONDS:.0f} s")
+    assert known.shun(A, "did it again", 1.0) == []
+    assert list(known.sound([A, B], 2.0)) == [B]
+    assert list(known.sound([A], 2.0)) == [A], "some donor is better than none"
+    assert list(known.sound([A, B], 2.0 + SHUN_SECONDS)) == [A, B]

@@ -1,0 +1,95 @@
+"""How much is asked of whom at once: pieces that follow the line, donors that fell silent."""
+
+from __future__ import annotations
+
+from fake_run import RUN, run_rules, verify
+from fetching import NEW, A, B, C, what_is_fetched
+from made import SPAN
+
+from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.protocol.actions import Action, Report, Send
+from p2p_diloco.protocol.catch_up import CatchUp
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.messages import SpanReply, SpanRequest
+
+STATE_BYTES = 1 << 24
+
+
+def large(*spans: SpanId) -> CatchUp:
+    """Return a page that fetches spans of many pieces."""
+    rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
+    page = CatchUp(rules=what_is_fetched(*spans, span_bytes=STATE_BYTES), chains=chains)
+    page.want_everything()
+    return page
+
+
+def answer(send: Action, head: SpanHead = NEW) -> SpanReply:
+    """Return all that a question asks for."""
+    assert isinstance(send, Send)
+    asked_for = send.message
+    assert isinstance(asked_for, SpanRequest)
+    body = bytes(asked_for.most_bytes)
+    return SpanReply(span=asked_for.span, head=head, total_bytes=STATE_BYTES, offset=asked_for.offset, piece=body)
+
+
+def test_pieces_grow_while_they_come_quickly_and_shrink_when_they_do_not() -> None:
+    page, now, sizes = large(SPAN), 0.0, []
+    (send,) = page.pump([A], now)
+    for took in (0.1, 0.1, 0.1, 3.0, 1.0):
+        now += took
+        (send,) = page.take_span(A, answer(send), now)
+        assert isinstance(send, Send)
+        assert isinstance(send.message, SpanRequest)
+        sizes.append(send.message.most_bytes >> 16)
+    assert sizes == [2, 4, 8, 4, 4]
+
+
+def test_a_donor_that_stops_while_others_answer_is_left_long_before_its_time_and_others_go_on_where_it_ended() -> None:
+    page = large(SPAN, SpanId(0, 1))
+    sends = {send.to: send for send in page.pump([A, B], 0.0) if isinstance(send, Send)}
+    assert set(sends) == {A, B}
+    for tenth in range(1, 11):
+        for donor in (A, B) if tenth == 1 else (B,):
+            page.heard(donor, tenth / 10)
+            (following,) = page.take_span(donor, answer(sends[donor]), tenth / 10)
+            assert isinstance(following, Send)
+            sends[donor] = following
+        actions = page.pump([A, B], tenth / 10)
+        assert (actions == []) is (tenth < 10)
+    report, again = actions
+    assert isinstance(report, Report)
+    assert "served nothing" in report.text
+    assert isinstance(again, Send)
+    assert isinstance(again.message, SpanRequest)
+    assert isinstance(sends[A].message, SpanRequest)
+    assert again.to == B
+    assert again.message.span == sends[A].message.span
+    assert again.message.offset == sends[A].message.offset > 0
+
+
+def test_nobody_is_left_early_when_nobody_answers() -> None:
+    page = large(SPAN, SpanId(0, 1))
+    sends = {send.to: send for send in page.pump([A, B], 0.0) if isinstance(send, Send)}
+    for donor in (A, B):
+        page.heard(donor, 0.1)
+        page.take_span(donor, answer(sends[donor]), 0.1)
+    assert page.pump([A, B], 0.2) == []
+    assert page.pump([A, B], 0.9) == []
+    assert page.pump([A, B], 1.9) == [], "the line may be what has stopped"
+
+
+def test_a_donor_has_a_few_pieces_under_way_and_no_more() -> None:
+    page = large(*(SpanId(0, index) for index in range(20)))
+    sends = page.pump([A, B, C], 0.0)
+    assert len(sends) == 4, "the window is what a line is trusted with at first"
+    for index in range(40):
+        donor = [A, B, C][index % 3]
+        mine = [send for send in sends if isinstance(send, Send) and send.to == donor]
+        page.heard(donor, 0.1)
+        if mine:
+            sends.remove(mine[0])
+            sends += page.take_span(donor, answer(mine[0]), 0.1) + page.pump([A, B, C], 0.1)
+    under_way = [send.to for send in sends if isinstance(send, Send)]
+    assert [under_way.count(donor) for donor in (A, B, C)] == [4, 4, 4]

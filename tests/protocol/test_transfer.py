@@ -1,0 +1,26 @@
+"""A span that comes in pieces ends as its bytes, in one piece of memory."""
+
+from __future__ import annotations
+
+from made import head_of
+
+from p2p_diloco.protocol.transfer import Transfer, Want
+
+
+def test_pieces_end_up_one_behind_the_other() -> None:
+    transfer = Transfer(head_of(), 8)
+    for piece in (b"12", memoryview(b"345"), b"678"):
+        transfer.add(piece)
+    assert transfer.received_bytes == 8
+    assert transfer.state == b"12345678"
+
+
+def test_a_piece_that_was_handed_over_may_change() -> None:
+    transfer, piece = Transfer(head_of(), 4), bytearray(b"1234")
+    transfer.add(memoryview(piece))
+    piece[:] = b"xxxx"
+    assert transfer.state == b"1234"
+
+
+def test_wants_are_found_again() -> None:
+    assert {Want.ENTRY: 1, Want.SPAN: 2}[Want("span")] == 2
