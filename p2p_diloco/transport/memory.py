@@ -220,8 +220,7 @@ class MemoryTransport(Transport):
         return True
 
     def waiting_bytes(self, peer: PeerId, lane: Lane) -> int:
-        link = self._links.get(peer)
-        return link.channels[self.peer, lane].outbox.waiting_bytes if link is not None else 0
+        return self._links[peer].channels[self.peer, lane].outbox.waiting_bytes if peer in self._links else 0
 
     def hang_up(self, peer: PeerId) -> None:
         link = self._links.get(peer)
