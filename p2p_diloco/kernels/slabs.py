@@ -18,6 +18,9 @@ import numpy.typing as npt
 FEWEST_BYTES = 1 << 16
 """Shorter vectors come from the heap: they are no more in its way than anything else."""
 
+MOST_FREE = 3
+"""Slabs of one size that wait for a vector: as many as one entry takes and gives back. Others go to the system."""
+
 _free: dict[int, list[mmap.mmap]] = {}
 
 
@@ -62,4 +65,6 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        _free[len(self._slab)].append(self._slab)
+        waiting = _free[len(self._slab)]
+        if len(waiting) < MOST_FREE:
+            waiting.append(self._slab)

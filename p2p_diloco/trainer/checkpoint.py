@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,15 +15,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import DIGEST_BYTES, Digest, SpanHead, SpanId
+from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanHead, SpanId
 from p2p_diloco.kernels.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
-from p2p_diloco.outer.vector import is_vector
+from p2p_diloco.outer.vector import Vector, is_vector
 from p2p_diloco.trainer.tensor_file import write_tensors
 from p2p_diloco.trainer.whole_file import replace_file
 
 _FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)
 _SET_ASIDE = "refused-"
+_KINDS = ("anchor", "momentum")
 
 
 class CheckpointFolder:
@@ -96,22 +98,36 @@ class CheckpointFolder:
 
 
 def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState]) -> None:
-    """Write all spans.
+    """Write all spans, each as it is in `states` when its turn comes.
+
+    They may move on meanwhile, each along its own chain; whoever loads them follows each from where it stood. So
+    nothing need be held for this, and nothing is copied.
 
     Raises:
         StateError: the disk refuses; an earlier checkpoint stays as it was.
     """
-    tensors = {}
-    heads, contents = {}, {}
-    for span, state in sorted(states.items()):
-        name = f"{span.fragment}.{span.index}"
-        tensors[f"anchor.{name}"] = state.anchor_N
-        tensors[f"momentum.{name}"] = state.momentum_N
-        heads[name] = _head_to_json(state.head)
-        contents[name] = content_digest(state.anchor_N, state.momentum_N, state.head.digest).hex()
-    metadata = {"run": run.hex(), "heads": json.dumps(heads), "contents": json.dumps(contents)}
+    spans = {f"{span.fragment}.{span.index}": span for span in sorted(states)}
+    heads = dict.fromkeys(spans, _LONGEST_HEAD)
+    contents = {name: ZERO_DIGEST.hex() for name in spans}
+
+    def metadata() -> dict[str, str]:
+        return {"run": run.hex(), "heads": json.dumps(heads), "contents": json.dumps(contents)}
+
+    def vectors() -> Iterator[Vector]:
+        for name, span in spans.items():
+            state = states[span]
+            heads[name] = _head_to_json(state.head)
+            contents[name] = content_digest(state.anchor_N, state.momentum_N, state.head.digest).hex()
+            yield state.anchor_N
+            yield state.momentum_N
+
+    elements = {f"{kind}.{name}": states[span].elements for name, span in spans.items() for kind in _KINDS}
+    longest = metadata()
     try:
-        replace_file(path, lambda draft: write_tensors(draft, tensors, metadata))
+        replace_file(
+            path,
+            lambda draft: write_tensors(draft, elements, vectors(), metadata=metadata, longest_metadata=longest),
+        )
     except OSError as error:
         raise StateError(
             f"cannot write the checkpoint {path}: {error}; the one before is kept; free some space or choose another "
@@ -149,7 +165,7 @@ def _read_span(
     file: Any, span: SpanId, heads: Mapping[str, Any], contents: Mapping[str, Any], elements: int
 ) -> SpanState:
     name = f"{span.fragment}.{span.index}"
-    anchor_N, momentum_N = (_kept(file.get_tensor(f"{kind}.{name}")) for kind in ("anchor", "momentum"))
+    anchor_N, momentum_N = (_kept(file.get_tensor(f"{kind}.{name}")) for kind in _KINDS)
     if anchor_N.shape != (elements,) or not (np.isfinite(anchor_N).all() and np.isfinite(momentum_N).all()):
         raise ValueError(f"{span} has shape {anchor_N.shape}, expected {elements} finite numbers")
     state = SpanState(head=_head_from_json(heads[name]), anchor_N=anchor_N, momentum_N=momentum_N)
@@ -165,6 +181,19 @@ def _kept(vector_N: Any) -> Any:
 
 def _head_to_json(head: SpanHead) -> dict[str, Any]:
     return {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(head).items()}
+
+
+_LONGEST_HEAD = _head_to_json(
+    SpanHead(
+        digest=ZERO_DIGEST,
+        height=2**63,
+        round=2**63,
+        roster=ZERO_DIGEST,
+        radius=-sys.float_info.min * (1.0 + sys.float_info.epsilon),
+        median_weight=-sys.float_info.min * (1.0 + sys.float_info.epsilon),
+    )
+)
+"""As text, no head is longer: that float has 17 digits, a sign and an exponent of three."""
 
 
 def _head_from_json(document: Mapping[str, Any]) -> SpanHead:

@@ -59,7 +59,7 @@ class HeldOutWatch:
         return loss
 
     async def _anchor_of(self, island: IslandThread, part: Sequence[Slice]) -> list[Vector]:
-        states = island.states()
+        states = island.moving_states()
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: [anchor_slice(self._plan, states, each) for each in part]
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from p2p_diloco.ids import SpanId
@@ -103,6 +104,10 @@ class IslandThread:
     def states(self) -> dict[SpanId, SpanState]:
         """Return all spans as they are now."""
         return dict(self.island.states)
+
+    def moving_states(self) -> Mapping[SpanId, SpanState]:
+        """Return a view of the spans as they are whenever it is read: it holds none that has been replaced."""
+        return MappingProxyType(self.island.states)
 
     def apply(self, update: SpanUpdate) -> None:
         """Absorb an update at the next step border."""

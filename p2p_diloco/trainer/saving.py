@@ -26,7 +26,7 @@ class Saver:
     """Writes checkpoints; a disk that refuses is told and tried again.
 
     Args:
-        states: returns all spans as they are now, or None while one is missing.
+        states: returns all spans, as they are whenever it is read, or None while one is missing.
         is_ready: whether this peer holds the agreed state.
         hear: told when the disk refuses; `(topic, text)`.
     """

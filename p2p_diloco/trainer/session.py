@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -345,9 +345,9 @@ class PeerSession:
         )
         return True
 
-    def _all_states(self) -> dict[SpanId, SpanState] | None:
-        """Return the island's spans, or None while one is missing or there is no island."""
-        states = self._replica.states() if isinstance(self._replica, IslandThread) else {}
+    def _all_states(self) -> Mapping[SpanId, SpanState] | None:
+        """Return the island's spans as they move on, or None while one is missing or there is no island."""
+        states = self._replica.moving_states() if isinstance(self._replica, IslandThread) else {}
         return states if len(states) == len(self._plan.places) else None
 
     # -- ending

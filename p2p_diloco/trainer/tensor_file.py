@@ -1,37 +1,55 @@
 """Writing vectors to a safetensors file from where they lie.
 
-The library's own writer first copies all of them into one list of bytes: as much memory again as φ and m take. The
-format is plain: eight bytes that say how long the header is, the header as JSON, then the bytes of each tensor.
+The library's own writer wants all of them at once and copies them: as much memory again as φ and m take. The format is
+plain: eight bytes that say how long the header is, the header as JSON (spaces may follow), then each tensor's bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from p2p_diloco.outer.vector import Vector
 
-_ALIGNMENT = 8
+_LENGTH_BYTES = _ALIGNMENT = 8
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Vector], metadata: Mapping[str, str]) -> None:
-    """Write float32 vectors under their names, little-endian, in the order of the mapping.
+def write_tensors(
+    path: Path,
+    elements: Mapping[str, int],
+    vectors: Iterable[Vector],
+    *,
+    metadata: Callable[[], Mapping[str, str]],
+    longest_metadata: Mapping[str, str],
+) -> None:
+    """Write float32 vectors, little-endian, each as it comes.
 
+    Args:
+        elements: of each tensor by name, in the order in which `vectors` come.
+        metadata: asked when all vectors are written, for what is known only then.
+        longest_metadata: as long as `metadata` can ever be: so much room is left for it.
     Raises:
         OSError: the disk refuses; part of the file may be there.
     """
+    room = len(_header(elements, longest_metadata))
+    room += -room % _ALIGNMENT
+    with path.open("wb") as file:
+        file.seek(_LENGTH_BYTES + room)
+        for vector_N in vectors:
+            file.write(np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B"))
+        header = _header(elements, metadata()).ljust(room)
+        assert len(header) == room, "no metadata is longer than the longest"
+        file.seek(0)
+        file.write(room.to_bytes(_LENGTH_BYTES, "little") + header)
+
+
+def _header(elements: Mapping[str, int], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
-    for name, vector_N in tensors.items():
-        begin, end = end, end + 4 * len(vector_N)
-        header[name] = {"dtype": "F32", "shape": [len(vector_N)], "data_offsets": [begin, end]}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for vector_N in tensors.values():
-            file.write(np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B"))
+    for name, count in elements.items():
+        begin, end = end, end + 4 * count
+        header[name] = {"dtype": "F32", "shape": [count], "data_offsets": [begin, end]}
+    return json.dumps(header, separators=(",", ":")).encode()

@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from p2p_diloco.kernels.slabs import FEWEST_BYTES, copy_of, empty_vector, zero_vector
+from p2p_diloco.kernels import slabs
+from p2p_diloco.kernels.slabs import FEWEST_BYTES, MOST_FREE, copy_of, empty_vector, zero_vector
 
 LONG = FEWEST_BYTES // 4 + 12_345  # a length that no other test has
 
@@ -71,3 +72,11 @@ def test_many_threads_never_share_a_place() -> None:
     for thread in threads:
         thread.join()
     assert not broken
+
+
+def test_few_places_wait_for_a_vector() -> None:
+    length = LONG + 50_000
+    burst = [empty_vector(length) for _ in range(3 * MOST_FREE)]
+    size = len(burst[0].base._slab)  # type: ignore[union-attr]
+    del burst
+    assert len(slabs._free[size]) == MOST_FREE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from small_run import small_plan, start_states
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.ids import SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.trainer import checkpoint
 from p2p_diloco.trainer.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
@@ -64,6 +65,40 @@ def test_states_come_back_bit_by_bit(tmp_path: Path) -> None:
     assert loaded is not None
     assert {span: state.head for span, state in loaded.items()} == {span: s.head for span, s in states.items()}
     assert state_digest([loaded[span] for span in sorted(loaded)]) == state_digest([states[s] for s in sorted(states)])
+
+
+class Moving(dict[SpanId, SpanState]):
+    """States of which each moves on once it was read for the file."""
+
+    def __init__(self, states: dict[SpanId, SpanState], later: dict[SpanId, SpanState]) -> None:
+        super().__init__(states)
+        self.later, self.reads = later, dict.fromkeys(states, 0)
+
+    def __getitem__(self, span: SpanId) -> SpanState:
+        self.reads[span] += 1
+        state = super().__getitem__(span)
+        for other in self.later:
+            self[other] = self.later[other]
+        return state
+
+
+def test_spans_that_move_on_meanwhile_are_written_whole(tmp_path: Path) -> None:
+    later = trained_states()
+    long = -1.2345678901234567e-300
+    for span, state in later.items():
+        later[span] = replace(state, head=replace(state.head, height=10**9, round=10**12, radius=long))
+    save_checkpoint(tmp_path / "c", RUN, Moving(start_states(PLAN), later))
+    loaded = load_checkpoint(tmp_path / "c", RUN, ELEMENTS)
+    assert loaded is not None
+    assert {span: state.head for span, state in loaded.items()} == {span: state.head for span, state in later.items()}
+
+
+@pytest.mark.parametrize("number", [5e-324, -sys.float_info.max, -1.2345678901234567e-300, 0.1 + 0.2, -0.0])
+def test_no_head_is_longer_than_the_room_that_is_left_for_it(number: float) -> None:
+    head = SpanHead(
+        digest=sha256(b"x"), height=2**62, round=-(2**50), roster=sha256(b"y"), radius=number, median_weight=number
+    )
+    assert len(json.dumps(checkpoint._head_to_json(head))) <= len(json.dumps(checkpoint._LONGEST_HEAD))
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -177,7 +212,7 @@ def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.Mo
     path = saved(tmp_path / "c")
     before = path.read_bytes()
 
-    def fill_the_disk(draft: Path, tensors: Any, metadata: Any) -> None:
+    def fill_the_disk(draft: Path, *_: Any, **__: Any) -> None:
         draft.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 

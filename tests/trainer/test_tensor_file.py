@@ -1,8 +1,9 @@
-"""What is written is a safetensors file like any other, and costs no copy of what it holds."""
+"""What is written is a safetensors file like any other, and nothing is held for it."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,31 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.trainer.tensor_file import write_tensors
 
 
-def vectors(elements: int) -> dict[str, np.ndarray]:
+def vectors(elements: int) -> dict[str, Vector]:
     rng = np.random.Generator(np.random.Philox(key=1))
     return {name: rng.standard_normal(elements + place, dtype=np.float32) for place, name in enumerate("abc")}
 
 
-@pytest.mark.parametrize("text", ["", "x", "é" * 7, '{"a": [1, "b"]}'])
-def test_the_library_reads_what_was_written(tmp_path: Path, text: str) -> None:
+def write(path: Path, written: dict[str, Vector], text: str = "", longest: str = "") -> None:
+    elements = {name: len(vector_N) for name, vector_N in written.items()}
+    write_tensors(
+        path,
+        elements,
+        iter(written.values()),
+        metadata=lambda: {"text": text},
+        longest_metadata={"text": longest or text},
+    )
+
+
+@pytest.mark.parametrize("longest", ["", "much longer than any of the texts"])
+@pytest.mark.parametrize("text", ["", "x", "é" * 2, '{"a": [1, "b"]}'])
+def test_the_library_reads_what_was_written(tmp_path: Path, text: str, longest: str) -> None:
     written = {**vectors(1000), "empty": np.empty(0, np.float32)}
-    write_tensors(tmp_path / "file", written, {"text": text})
+    write(tmp_path / "file", written, text, longest)
     with safe_open(tmp_path / "file", framework="numpy") as file:
         assert file.metadata() == {"text": text}
     read = load_file(tmp_path / "file")
@@ -30,16 +44,26 @@ def test_the_library_reads_what_was_written(tmp_path: Path, text: str) -> None:
     assert all(read[name].dtype == np.float32 for name in read)
 
 
-def test_nothing_is_copied(tmp_path: Path) -> None:
-    written = vectors(1 << 20)
+def test_metadata_longer_than_its_room_is_our_own_mistake(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        write(tmp_path / "file", vectors(10), "x" * 50, "x")
+
+
+def test_nothing_is_copied_and_no_two_vectors_are_needed_at_once(tmp_path: Path) -> None:
+    def come() -> Iterator[Vector]:
+        for place in range(8):
+            yield np.full(1 << 18, place, np.float32)
+
+    names = {str(place): 1 << 18 for place in range(8)}
     tracemalloc.start()
     try:
-        write_tensors(tmp_path / "file", written, {})
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        write_tensors(tmp_path / "file", names, come(), metadata=dict, longest_metadata={})
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
     finally:
         tracemalloc.stop()
+    assert [read_N[0] for _, read_N in sorted(load_file(tmp_path / "file").items())] == list(range(8))
 
 
 def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        write_tensors(tmp_path / "gone" / "file", vectors(1), {})
+        write(tmp_path / "gone" / "file", vectors(1))
