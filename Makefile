@@ -59,7 +59,7 @@ twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py) $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/p2p-diloco simulate swarm --peers 3..64 --seeds 10000 --faults all

@@ -18,13 +18,14 @@ from typing import Any, Self
 
 import psutil
 
-from p2p_diloco.bench.averaging.crew import Crew
 from p2p_diloco.bench.averaging.figures import Contest, Turn
-from p2p_diloco.bench.averaging.meters import cpu_seconds, forget_peaks, loopback_bytes, peak_rss_bytes
 from p2p_diloco.bench.averaging.our_run import our_orders
 from p2p_diloco.bench.averaging.systems import OURS, can_all_stay
+from p2p_diloco.bench.crew import Crew
+from p2p_diloco.bench.meters import cpu_seconds, forget_peaks, loopback_bytes, peak_rss_bytes
 from p2p_diloco.errors import NetworkError, P2PDilocoError
 
+WORKER = ("-m", "p2p_diloco.bench.averaging.worker")
 START_SECONDS = 180.0
 PREPARE_SECONDS = 300.0
 HASH_SECONDS = 120.0
@@ -163,7 +164,7 @@ def ready_crew(plan: ContestPlan, system: str, root: Path, say: Callable[[str], 
     """Start a system and let it play until a turn was whole: it is warm then, and its turns count."""
     say(f"starting {plan.num_peers} peers of {system}")
     place = Path(tempfile.mkdtemp(prefix="c", dir=root))
-    with Crew(system, _orders(plan, system), place) as crew:
+    with Crew(system, _orders(plan, system), place, command=WORKER) as crew:
         words = crew.ask({"do": "start"}, START_SECONDS)
         crew.ask({"do": "meet", "words": words}, START_SECONDS)
         for _ in range(MOST_TRIALS):

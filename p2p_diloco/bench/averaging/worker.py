@@ -1,22 +1,16 @@
 """One peer of one system as a process: `python -m p2p_diloco.bench.averaging.worker`, one JSON object a line.
 
-The first line says what to be; each further one what to do, answered by one line. It ends, with all that it started,
-when the parent's end of its standard input closes.
+What is said and answered, see `p2p_diloco.bench.worker`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import sys
-import threading
 import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol, TextIO
 
+from p2p_diloco.bench import worker
 from p2p_diloco.bench.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
 
 _CLASSES = {
@@ -82,19 +76,22 @@ def wait_for_moment(at: float) -> None:
 
 def obey(words: TextIO, answers: TextIO) -> None:
     """Do what is said until the word to end."""
-    contestant = make_contestant(json.loads(words.readline()))
-    for line in iter(words.readline, ""):
-        word = json.loads(line)
-        if word["do"] == "end":
-            break
-        try:
-            answer = _do(contestant, word)
-        except Exception as error:
-            answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
-            raise
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    contestant.close()
+    worker.obey(words, answers, lambda order: _Player(make_contestant(order)))
+
+
+class _Player:
+    """A contestant as a worker."""
+
+    def __init__(self, contestant: Contestant) -> None:
+        self._contestant = contestant
+
+    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one thing."""
+        return _do(self._contestant, word)
+
+    def close(self) -> None:
+        """Tidy up."""
+        self._contestant.close()
 
 
 def _do(contestant: Contestant, word: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,25 +111,5 @@ def _do(contestant: Contestant, word: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def end_with_parent(descriptor: int) -> None:
-    """End the whole process group once the other end of this pipe is closed; reads nothing from it."""
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(descriptor, 0)  # a hang-up is told without being asked for
-        poll.poll()
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def main() -> None:
-    """Be a worker: what libraries print goes to the log, answers to the pipe."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    end_with_parent(sys.stdin.fileno())
-    obey(sys.stdin, answers)
-
-
 if __name__ == "__main__":
-    main()
+    worker.run(obey)

@@ -17,14 +17,13 @@ from typing import Any, Self
 
 import psutil
 
-from p2p_diloco.bench.averaging.meters import family_of
-from p2p_diloco.bench.averaging.private_network import PrivateNetwork
+from p2p_diloco.bench.meters import family_of
+from p2p_diloco.bench.private_network import PrivateNetwork
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 
 Word = dict[str, Any]
 """What parent and workers say to each other: one JSON object, one line."""
 
-WORKER = ("-m", "p2p_diloco.bench.averaging.worker")
 LOG_FILE = "output.log"
 _LOOK_SECONDS = 0.1
 _FAREWELL_SECONDS = 15.0
@@ -39,7 +38,7 @@ class Crew:
         system: by name; the workers are told.
         orders: what each worker is told first, beside its place.
         root: a folder for theirs.
-        command: what a worker is; tests have others.
+        command: what a worker is: the words after this interpreter's name.
     """
 
     def __init__(
@@ -47,7 +46,8 @@ class Crew:
         system: str,
         orders: Sequence[Mapping[str, Any]],
         root: Path,
-        command: Sequence[str] = (sys.executable, *WORKER),
+        *,
+        command: Sequence[str],
     ) -> None:
         self.system = system
         self.num_plays = 0
@@ -55,7 +55,7 @@ class Crew:
         self.network = PrivateNetwork()
         self._orders = orders
         self._root = root
-        self._command = tuple(command)
+        self._command = (sys.executable, *command)
         self._workers: list[subprocess.Popen[bytes]] = []
         self._unread: list[bytes] = []
         self._seen: set[psutil.Process] = set()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_diloco.bench.averaging.crew import Crew
+from p2p_diloco.bench.crew import Crew
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 from tests.swarm.bench_processes import Witness, is_alive
 
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 
 def crew_in(folder: Path) -> Crew:
-    return Crew("acting", [{}, {}], folder, command=(sys.executable, "-c", ACTOR))
+    return Crew("acting", [{}, {}], folder, command=("-c", ACTOR))
 
 
 def test_answers_come_in_order_however_long(tmp_path: Path) -> None:
@@ -100,9 +100,10 @@ def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from p2p_diloco.bench.averaging.crew import Crew
+from p2p_diloco.bench.averaging.contest import WORKER
+from p2p_diloco.bench.crew import Crew
 order = {"num_peers": 2, "parameters": 64}
-with Crew("gloo_fp32", [order, order], Path(sys.argv[1])) as crew:
+with Crew("gloo_fp32", [order, order], Path(sys.argv[1]), command=WORKER) as crew:
     crew.ask({"do": "start"}, 60.0)
     print(*[pid for peer in crew.pids_by_peer() for pid in peer], crew.network.pid, flush=True)
     time.sleep(60)
