@@ -42,8 +42,13 @@ from p2p_diloco.transport.libp2p import Libp2pTransport
 
 LINK_SECONDS = 60.0
 LOOK_SECONDS = 0.02
+SETTLE_SECONDS = 5.0
+SETTLE_LINGER_SECONDS = 1.0
 KEEP_CHECKPOINTS = 3
 HOME = "127.0.0.1"
+
+STANDSTILL_SECONDS = 1e-3
+"""So long before a round's begin swarm time stands still when the turn before it is over."""
 
 _Result = TypeVar("_Result")
 
@@ -209,7 +214,7 @@ class StagedPeer:
             num_rounds: after so many, swarm time stands still just before the next; 0: it runs on.
         """
         clock = self.plan.rules.clock
-        until = clock.begin(round_index + num_rounds) - 1e-3 if num_rounds else float("inf")
+        until = clock.begin(round_index + num_rounds) - STANDSTILL_SECONDS if num_rounds else float("inf")
         self.stage.set(clock.begin(round_index), at, until)
         await asyncio.sleep(max(at - time.monotonic(), 0.0))
         driving = asyncio.ensure_future(self._node.run())
@@ -218,6 +223,21 @@ class StagedPeer:
         finally:
             driving.cancel()
             await asyncio.wait({driving})
+
+    async def settle(self, round_index: int, at: float) -> bool:
+        """Sit through a round in which nobody has anything to contribute; tell whether contents are compared.
+
+        As after every start. A fragment that moves cannot be compared: peers would hash all of it in vain, again and
+        again, and what they are still asked for would be hashed while something else is measured.
+        """
+        scrub, give_up = self.engine.catch_up.scrub, at + SETTLE_SECONDS
+        others = self.transport.linked_peers()
+        async with self.driven(round_index, at):
+            while not scrub.is_verified(others) and time.monotonic() < give_up:  # noqa: ASYNC110  # not measured
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SETTLE_LINGER_SECONDS)  # others ask this one
+            await self._loop.run_in_executor(self._worker, lambda: None)
+        return scrub.is_verified(others)
 
     def check(self, driving: asyncio.Future[None]) -> None:
         """Raise what the node or the island's thread failed with, if one did."""

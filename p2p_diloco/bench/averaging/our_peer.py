@@ -9,7 +9,6 @@ is said there, and: the comparison of contents every few cycles.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 
 from p2p_diloco.bench.averaging.synthetic_island import SyntheticIsland, tensors_of
 from p2p_diloco.bench.averaging.textbook import seed_of
-from p2p_diloco.bench.staged_peer import LOOK_SECONDS, StagedPeer
+from p2p_diloco.bench.staged_peer import StagedPeer
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.model import model_shape
 from p2p_diloco.manifest import decode_signed_manifest
@@ -33,7 +32,6 @@ from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
 TRIAL_LINGER_SECONDS = 1.0
 """In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
 LINGER_SECONDS = 0.1
-SETTLE_SECONDS = 5.0
 START_SCALE = 0.02
 
 
@@ -77,11 +75,8 @@ class OurPeer:
         return {"applied_at": self._applied_at, "trouble": trouble}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        """Sit through a round without an exchange, so that contents are compared with others as after every start.
-
-        A fragment that moves in every round cannot be compared: peers would hash all of it in vain, again and again.
-        """
-        return {"is_settled": self._peer.run(self._settle(turn, at))}
+        """Sit through a turn without an exchange, so that contents are compared as after every start."""
+        return {"is_settled": self._peer.run(self._peer.settle(turn, at))}
 
     def digest(self) -> str:
         """Return a hash of φ and m."""
@@ -120,15 +115,6 @@ class OurPeer:
             trouble = self._trouble(turn)
             await asyncio.sleep(linger_seconds)
         return trouble
-
-    async def _settle(self, turn: int, at: float) -> bool:
-        scrub, give_up = self._peer.engine.catch_up.scrub, at + SETTLE_SECONDS
-        others = self._peer.transport.linked_peers()
-        async with self._peer.driven(turn, at):
-            while not scrub.is_verified(others) and time.monotonic() < give_up:  # noqa: ASYNC110  # not measured
-                await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.sleep(TRIAL_LINGER_SECONDS)  # others ask this one
-        return scrub.is_verified(others)
 
     async def _wait_for_entries(self, driving: asyncio.Future[None], seconds: float) -> None:
         applied = asyncio.ensure_future(self._applied.wait())
