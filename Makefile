@@ -4,7 +4,7 @@
 # make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
-# make rivals     the bench of averaging beside hivemind and gloo: its tests on real processes, three minutes
+# make rivals     the benches of averaging and training beside others: their tests on real processes, five minutes
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
@@ -59,7 +59,7 @@ twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py) $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/p2p-diloco simulate swarm --peers 3..64 --seeds 10000 --faults all

@@ -236,7 +236,7 @@ class StagedPeer:
             while not scrub.is_verified(others) and time.monotonic() < give_up:  # noqa: ASYNC110  # not measured
                 await asyncio.sleep(LOOK_SECONDS)
             await asyncio.sleep(SETTLE_LINGER_SECONDS)  # others ask this one
-            await self._loop.run_in_executor(self._worker, lambda: None)
+            await self._wait_for_vectors()
         return scrub.is_verified(others)
 
     def check(self, driving: asyncio.Future[None]) -> None:
@@ -245,6 +245,12 @@ class StagedPeer:
             driving.result()
         for failure in self.failures:
             raise failure
+
+    async def _wait_for_vectors(self) -> None:
+        """Wait until all vector work that was asked for is done."""
+        done = asyncio.Event()
+        self._worker.submit(lambda result, error: done.set(), lambda: None)
+        await done.wait()
 
     async def wait_for_disk(self) -> None:
         """Wait until what was on its way to the disk is there."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 
 from p2p_diloco.bench.averaging.contest import ContestPlan, play_contest
 from p2p_diloco.bench.averaging.figures import (
@@ -22,6 +18,7 @@ from p2p_diloco.bench.averaging.figures import (
 from p2p_diloco.bench.averaging.our_run import check_codec
 from p2p_diloco.bench.averaging.systems import OURS, systems_against
 from p2p_diloco.bench.interleaved import Spread
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.errors import ConfigError
@@ -64,7 +61,7 @@ def bench_averaging(options: AveragingOptions) -> int:
     plan = plan_of(options)
     if sys.platform != "linux":
         raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
-    with _ended_politely():
+    with ended_politely():
         contest = play_contest(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
     write_figures(options.json, document_of(contest))
     if options.json != STANDARD_OUTPUT:
@@ -138,18 +135,3 @@ def _remarks(contest: Contest) -> list[str]:
         f"CPU and memory: all processes, daemons too; {kept}; those who waited took {idle_cores(contest):.3f} cores",
         "results: whether all peers ended with the same bytes, by hash",
     ]
-
-
-@contextmanager
-def _ended_politely() -> Iterator[None]:
-    """Take the word to end like Ctrl-C, so that no process is left behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

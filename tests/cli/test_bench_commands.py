@@ -12,3 +12,5 @@ def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert "vectors" in listed
     assert "averaging" in listed
+    assert "training" in listed
+    assert "install-torchft" in listed

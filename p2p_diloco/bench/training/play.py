@@ -148,7 +148,7 @@ def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, say: Callable[[str
     if uplink.bits_per_second is not None:
         return 8.0 * sent_bytes(plan.run_plan(TRIAL_CYCLE_SECONDS), plan.num_islands) / uplink.bits_per_second
     say(f"{uplink.name}: timing the exchange by itself")
-    with _ready_islands(plan, OURS, TRIAL_CYCLE_SECONDS, say) as islands:
+    with ready_islands(plan, OURS, TRIAL_CYCLE_SECONDS, say) as islands:
         taken = [seconds for _ in range(NUM_TRANSMISSIONS) if (seconds := islands.transmit()) is not None]
     if not taken:
         raise NetworkError(
@@ -158,7 +158,7 @@ def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, say: Callable[[str
     return float(median(taken))
 
 
-class _Islands:
+class Islands:
     """All islands of a system on a line: their crew, and the round that comes next."""
 
     def __init__(self, crew: Crew, network: StarNetwork, run: RunPlan) -> None:
@@ -224,9 +224,9 @@ def _window(answers: Sequence[Word]) -> Window:
 
 
 @contextmanager
-def _ready_islands(
+def ready_islands(
     plan: TrainingPlan, system: str, cycle_seconds: float, say: Callable[[str], None], **more: Any
-) -> Iterator[_Islands]:
+) -> Iterator[Islands]:
     """Start a system's islands and let them find each other; they train then, on a line that is not thin yet."""
     say(f"starting {plan.num_islands} islands of {system}")
     run = plan.run_plan(cycle_seconds)
@@ -241,7 +241,7 @@ def _ready_islands(
     ):
         words = crew.ask({"do": "start"}, START_SECONDS)
         crew.ask({"do": "meet", "words": words}, START_SECONDS)
-        islands = _Islands(crew, network, run)
+        islands = Islands(crew, network, run)
         if system != TORCHFT:  # its islands find each other when they exchange
             islands.gather()
         yield islands
@@ -264,7 +264,7 @@ class _Stage:
             steps_per_cycle: of an island of ours, where that is known; who counts steps instead of seconds goes by it.
         """
         more = {"sync_every": max(round(steps_per_cycle), 1)} if system == TORCHFT else {}
-        with _ready_islands(self.plan, system, self.cycle_seconds, self.say, **more) as islands:
+        with ready_islands(self.plan, system, self.cycle_seconds, self.say, **more) as islands:
             islands.network.set_uplinks(self.uplink.bits_per_second)
             if system == TORCHFT and self.uplink.bits_per_second is not None:
                 # A ring sends almost two float32 vectors, and its cycle waits for them.
@@ -272,7 +272,7 @@ class _Stage:
                 islands.longest_cycle_seconds += 2.0 * bits / self.uplink.bits_per_second
             return self._row(system, tuple(self._turns(system, islands)))
 
-    def _turns(self, system: str, islands: _Islands) -> Iterator[Turn]:
+    def _turns(self, system: str, islands: Islands) -> Iterator[Turn]:
         num_cycles = math.ceil(WINDOW_SECONDS / self.cycle_seconds)
         alone_seconds = num_cycles * self.cycle_seconds / 2
         islands.exchange(1)  # what is done once does not count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from p2p_diloco.errors import ConfigError
@@ -26,13 +25,13 @@ class Uplink:
     bits_per_second: float | None = None
 
 
-def parse_uplinks(words: Iterable[str]) -> tuple[Uplink, ...]:
-    """Return what the words of `--uplink` mean, each of which may hold several with commas; each once.
+def parse_uplinks(words: str) -> tuple[Uplink, ...]:
+    """Return what the words of `--uplink` mean, with commas between them; each once.
 
     Raises:
         ConfigError: none, or one that is no rate.
     """
-    names = [name.strip().lower() for word in words for name in word.split(",") if name.strip()]
+    names = [name.strip().lower() for name in words.split(",") if name.strip()]
     if not names:
         raise ConfigError(f"--uplink names no line; expected rates like 20mbit, or {UNLIMITED}")
     return tuple(_uplink(name) for name in dict.fromkeys(names))
