@@ -65,7 +65,23 @@ class StageClock:
 
     def raw(self) -> float:
         """Return swarm seconds."""
-        return min(self._seconds + time.monotonic() - self._at, self._until)
+        return self.bounded(self._seconds + time.monotonic() - self._at)
+
+    def bounded(self, seconds: float) -> float:
+        """Return `seconds`, or the moment at which time stands still if that is before."""
+        return min(seconds, self._until)
+
+
+class StagedSwarmClock(SwarmClock):
+    """Swarm time as peers agree on it, but that nobody's offset leads beyond the end of a turn."""
+
+    def __init__(self, stage: StageClock) -> None:
+        super().__init__(stage.raw)
+        self._stage = stage
+
+    def now(self) -> float:
+        """Return swarm seconds."""
+        return self._stage.bounded(super().now())
 
 
 class Listener:
@@ -98,7 +114,7 @@ class StagedPeer:
         self.failures: list[BaseException] = []
         self.listener = Listener()
         self.stage = StageClock(plan.rules.clock.begin(-1))
-        self.clock = SwarmClock(self.stage.raw)
+        self.clock = StagedSwarmClock(self.stage)
         self.key = load_or_create_identity(folder / "identity.key")
         self.engine: PeerEngine
         self.thread: IslandThread

@@ -56,9 +56,7 @@ def bench_training(options: TrainingOptions) -> int:
     """
     plan = plan_of(options)
     if sys.platform != "linux":
-        raise ConfigError(
-            "bench training makes lines thin by Linux's means, which this system has not; run it on Linux"
-        )
+        raise ConfigError("bench training needs network namespaces, which only Linux has; run it there")
     with ended_politely():
         played = play_training(plan, say=_say)
     write_figures(options.json, document_of(played.setting, played.rows))

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from p2p_diloco.bench.staged_peer import StageClock
+from p2p_diloco.bench.staged_peer import StageClock, StagedSwarmClock
+from p2p_diloco.ids import PeerId
 
 pytestmark = pytest.mark.wall_clock
 
@@ -23,3 +24,12 @@ def test_swarm_time_stands_still_at_the_end_of_a_turn() -> None:
     stage.set(200.0, time.monotonic() - 50.0, until=220.0)
     assert stage.raw() == 220.0
     assert stage.raw() == 220.0
+
+
+def test_no_offset_to_others_leads_beyond_the_end_of_a_turn() -> None:
+    stage = StageClock(100.0)
+    clock, other = StagedSwarmClock(stage), PeerId(bytes(32))
+    clock.hear(other, clock.ask(other), 400.0)
+    assert clock.now() > 200.0, "half of the way to the other's clock"
+    stage.set(200.0, time.monotonic() - 50.0, until=220.0)
+    assert clock.now() == 220.0
