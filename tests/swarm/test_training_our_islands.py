@@ -15,6 +15,7 @@ from tests.swarm.bench_processes import Witness
 pytestmark = [
     pytest.mark.wall_clock,
     pytest.mark.long,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
 ]
 
@@ -50,7 +51,7 @@ def test_islands_train_on_while_they_exchange() -> None:
 
 
 def test_a_blocking_island_waits_for_a_thin_line() -> None:
-    # Half of a million parameters each way at 8.5 bits take more than two of the six seconds.
-    exchanging, alone, _ = windows_of(BLOCKING, 2e6)
-    assert steps_per_second(exchanging) < 0.9 * steps_per_second(alone)
+    # Half of a million parameters at 8.5 bits take more than four of the six seconds.
+    exchanging, alone, _ = windows_of(BLOCKING, 1e6)
+    assert steps_per_second(exchanging) < 0.8 * steps_per_second(alone)
     assert min(island.steps for island in alone) > 0.0

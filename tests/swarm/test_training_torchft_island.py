@@ -17,6 +17,7 @@ from tests.swarm.bench_processes import Witness
 pytestmark = [
     pytest.mark.wall_clock,
     pytest.mark.long,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
 ]
 
