@@ -13,10 +13,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import psutil
 
+import p2p_diloco
 from p2p_diloco.bench.meters import family_of
 from p2p_diloco.bench.private_network import PrivateNetwork
 from p2p_diloco.errors import NetworkError, PeerError, StateError
@@ -31,6 +32,39 @@ _END_SECONDS = 10.0
 _LAST_WORDS = 300
 
 
+class Network(Protocol):
+    """Where workers live."""
+
+    @property
+    def interface(self) -> str:
+        """By which they reach each other."""
+        ...
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody else is in it."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """A process that lives in it."""
+        ...
+
+    def __enter__(self) -> Any:
+        """Make it."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        ...
+
+    def entrance_of(self, place: int) -> tuple[str, ...]:
+        """Return what a worker's command must begin with."""
+        ...
+
+
 class Crew:
     """One system's peers, each a process with what it starts. Enter to start, leave to end every one of them.
 
@@ -38,7 +72,9 @@ class Crew:
         system: by name; the workers are told.
         orders: what each worker is told first, beside its place.
         root: a folder for theirs.
-        command: what a worker is: the words after this interpreter's name.
+        command: what a worker is: the words after the interpreter's name.
+        network: where they live; one of their own where none is given. The crew enters and leaves it.
+        interpreter: of Python; one of another environment finds this package as this one does.
     """
 
     def __init__(
@@ -48,14 +84,16 @@ class Crew:
         root: Path,
         *,
         command: Sequence[str],
+        network: Network | None = None,
+        interpreter: str = sys.executable,
     ) -> None:
         self.system = system
         self.num_plays = 0
         """Turns of this crew, those that do not count too; who speaks to it counts."""
-        self.network = PrivateNetwork()
+        self.network = network if network is not None else PrivateNetwork()
         self._orders = orders
         self._root = root
-        self._command = (sys.executable, *command)
+        self._command = (interpreter, *command)
         self._workers: list[subprocess.Popen[bytes]] = []
         self._unread: list[bytes] = []
         self._seen: set[psutil.Process] = set()
@@ -89,12 +127,13 @@ class Crew:
             **os.environ,
             "TMPDIR": str(self._root),
             "OMP_NUM_THREADS": "1",  # peers share the cores; threads of one would only wait for those of others
-            "GLOO_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": self.network.interface,
+            "PYTHONPATH": _package_path(),
             "PYTHONUNBUFFERED": "1",
         }
         with (folder / LOG_FILE).open("ab") as log:
             worker = subprocess.Popen(
-                [*self.network.entrance, *self._command],
+                [*self.network.entrance_of(place), *self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -220,6 +259,12 @@ class Crew:
     def _last_words(self, place: int) -> str:
         text = (self._root / f"{self.system}-{place}" / LOG_FILE).read_text(errors="replace").strip()
         return " | ".join(text[-_LAST_WORDS:].splitlines()) or "none"
+
+
+def _package_path() -> str:
+    """Return where Python must look for this package, and then where it was told to."""
+    package = str(Path(p2p_diloco.__file__).resolve().parent.parent)
+    return os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _write(worker: subprocess.Popen[bytes], word: Mapping[str, Any]) -> None:

@@ -17,23 +17,30 @@ _READY_SECONDS = 5.0
 class PrivateNetwork:
     """A network namespace where this machine lets us make one; else the machine's own network.
 
+    Args:
+        within: a private network whose user may enter this one too and lay lines between the two.
     Attributes:
         is_private: whether it is one of our own.
+        interface: by which its processes reach each other.
     """
 
-    def __init__(self) -> None:
+    interface = "lo"
+
+    def __init__(self, within: PrivateNetwork | None = None) -> None:
         self.is_private = False
-        self._kind = ""
+        self._within = within
+        self.kind = ""
         self._holder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         tools = ("unshare", "nsenter", "ip")
         # First as root may, then as anybody may where the kernel permits namespaces of users.
-        for kind in _LEAVE if all(map(shutil.which, tools)) else ():
-            self._kind = kind
+        kinds = _LEAVE if self._within is None else [self._within.kind]
+        for kind in kinds if all(map(shutil.which, tools)) else ():
+            self.kind = kind
             # It ends when the pipe closes, so that it never outlives us.
             self._holder = subprocess.Popen(
-                ["unshare", *_LEAVE[kind], "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                [*self._leave(kind), "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )  # fmt: skip
             if self._has_come_about() and self._is_up():
@@ -52,19 +59,29 @@ class PrivateNetwork:
         """What a command must begin with so that it runs in this network."""
         if self._holder is None:
             return ()
-        return ("nsenter", "--target", str(self._holder.pid), *_ENTER[self._kind])
+        return ("nsenter", "--target", str(self._holder.pid), *_ENTER[self.kind])
+
+    def entrance_of(self, place: int) -> tuple[str, ...]:
+        """What the command of the peer at `place` must begin with; all live in this one network."""
+        return self.entrance
 
     @property
     def pid(self) -> int:
         """A process that lives in this network."""
         return self._holder.pid if self._holder is not None else os.getpid()
 
+    def _leave(self, kind: str) -> tuple[str, ...]:
+        if self._within is None:
+            return ("unshare", *_LEAVE[kind])
+        return (*self._within.entrance, "unshare", "--net")
+
     def _has_come_about(self) -> bool:
         assert self._holder is not None
+        outside = {os.readlink(f"/proc/{pid}/ns/net") for pid in ("self", self._within.pid if self._within else "self")}
         deadline = time.monotonic() + _READY_SECONDS
         while self._holder.poll() is None and time.monotonic() < deadline:
             try:
-                if os.readlink(f"/proc/{self._holder.pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+                if os.readlink(f"/proc/{self._holder.pid}/ns/net") not in outside:
                     return True
             except OSError:
                 return False

@@ -120,4 +120,66 @@ def make_bench() -> App:
 
         return bench_state(StateOptions(megabytes=megabytes, donors=donors, killed=killed, repeat=repeat, json=json))
 
+    @bench.command
+    def training(
+        *,
+        islands: int = 4,
+        uplink: str = "20mbit,unlimited",
+        against: str = "blocking,torchft",
+        codec: str = "int4",
+        fragments: int = 1,
+        spans: int = 32,
+        cycle_seconds: float = 0.0,
+        repeat: int = 3,
+        json: str | None = None,
+    ) -> int:
+        """Measure how much of its speed training keeps while islands exchange, beside systems that wait.
+
+        Real processes train a model of 10M parameters on real text. Inner steps per second with the exchange are
+        divided by those without it, in the same processes just before and after. The cycle is four times what its
+        transmission takes by itself, so that the exchange cannot hide in a long one.
+
+        Parameters
+        ----------
+        islands
+            2 to 16, each a process of one thread with a libp2p daemon
+        uplink
+            what each island may send: 5mbit, 20mbit, 100mbit, unlimited; several with commas
+        against
+            blocking (this project, waiting for each exchange), torchft (its DiLoCo over gloo), both, or none
+        codec
+            of contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
+        fragments
+            parts of the model, exchanged in turn; rounds are shorter with several, and steps must fit into them
+        spans
+            pieces of each part
+        cycle_seconds
+            another length of a cycle; 0: four times its own transmission
+        repeat
+            windows with the exchange, of each system on each line
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.bench_training import TrainingOptions, bench_training
+
+        options = TrainingOptions(
+            islands=islands,
+            uplink=uplink,
+            against=against,
+            codec=codec,
+            fragments=fragments,
+            spans=spans,
+            cycle_seconds=cycle_seconds,
+            repeat=repeat,
+            json=json,
+        )
+        return bench_training(options)
+
+    @bench.command
+    def install_torchft() -> int:
+        """Install torchft for `bench training`, into an environment of its own in this user's cache."""
+        from p2p_diloco.cli.bench_training import bench_install_torchft
+
+        return bench_install_torchft()
+
     return bench

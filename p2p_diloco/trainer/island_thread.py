@@ -155,7 +155,7 @@ class IslandThread:
                 while self._commands:
                     self._do(self._commands[0])
                     self._commands.popleft()
-                if self._training and not self._stopping and self.island.load():
+                if self._may_step():
                     self._note(self.island.step(), time.monotonic() - began)
                     continue
                 with self._has_command:
@@ -164,6 +164,10 @@ class IslandThread:
         except BaseException as error:
             failure = error
             self._in_loop(lambda: self._died(failure))
+
+    def _may_step(self) -> bool:
+        """Tell whether an inner step is due; else the next command is waited for."""
+        return self._training and not self._stopping and self.island.load()
 
     def _note(self, step: InnerStep, seconds: float) -> None:
         if not step.applied:

@@ -14,3 +14,5 @@ def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "averaging" in listed
     assert "memory" in listed
     assert "state" in listed
+    assert "training" in listed
+    assert "install-torchft" in listed

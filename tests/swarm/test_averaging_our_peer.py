@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from p2p_diloco.bench.averaging.contest import ContestPlan, play_turn, ready_crew
-from p2p_diloco.bench.averaging.our_peer import StageClock
 from p2p_diloco.bench.averaging.systems import OURS
 from tests.swarm.bench_processes import Witness
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
-
-
-def test_swarm_time_runs_from_an_agreed_moment_on() -> None:
-    stage = StageClock(100.0)
-    at = time.monotonic() + 50.0
-    stage.set(200.0, at)
-    assert stage.raw() == pytest.approx(150.0, abs=1.0)
 
 
 def test_three_peers_exchange_everything_and_hold_the_same_bytes(tmp_path: Path) -> None:

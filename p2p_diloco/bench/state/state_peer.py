@@ -13,19 +13,26 @@ import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from p2p_diloco.bench.averaging.our_peer import OurPeer
+from p2p_diloco.bench.averaging.our_peer import plan_of
+from p2p_diloco.bench.averaging.synthetic_island import SyntheticIsland
 from p2p_diloco.bench.meters import family_of
+from p2p_diloco.bench.staged_peer import StagedPeer
 from p2p_diloco.bench.state.transfer import cpu_seconds_apart
 from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.protocol.roster import Member
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.founding import found_roster
+from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.run_plan import RunPlan
 
 LOOK_SECONDS = 0.02
@@ -34,15 +41,25 @@ LAG_SECONDS = 0.02
 """How often a loop is asked whether it comes when it said it would."""
 
 
-class StatePeer(OurPeer):
+class StatePeer:
     """A donor, or the joiner: who is last in place.
 
     Args:
-        order: beside what `OurPeer` is told, `killed`: how many donors are killed half-way, the last before the joiner.
+        order: as `OurPeer` is told, and `killed`: how many donors are killed half-way, the last before the joiner.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        super().__init__(order)
+        torch.set_num_threads(1)
+        self._place = int(order["place"])
+        self._num_peers = int(order["num_peers"])
+        self._plan = plan_of(order)
+        self._organiser = SigningKey(bytes.fromhex(order["organiser"]))
+        self._peer = StagedPeer(
+            signed=decode_signed_manifest(bytes.fromhex(order["manifest"])),
+            plan=self._plan,
+            organiser=self._organiser,
+            folder=Path(order["folder"]),
+        )
         self._is_joiner = self._place == self._num_peers - 1
         self._num_killed = int(order["killed"])
         self._victims: list[list[int]] = []
@@ -51,25 +68,31 @@ class StatePeer(OurPeer):
     # -- for the worker
 
     def start(self) -> dict[str, Any]:
-        return {**super().start(), "pid": os.getpid()}
+        """Start the transport."""
+        warm_up()
+        return {**self._peer.start(), "pid": os.getpid()}
 
     def meet(self, words: list[dict[str, Any]]) -> None:
         """Hold the state, or nothing, and have a link to each of the others."""
-        organiser = SigningKey(bytes.fromhex(self._order["organiser"]))
         founder = Member(peer=PeerId(bytes.fromhex(words[0]["peer"])), incarnation=1, can_be_dialled=True)
-        founding = found_roster(self._plan, founder, organiser, sha256(b"bench"), cycle=0)
+        founding = found_roster(self._plan, founder, self._organiser, sha256(b"bench"), cycle=0)
         states = {} if self._is_joiner else made_states(self._plan)
-        self._runner.run(self._assemble(founding, states))
-        self._runner.run(self._link(words))
+        self._peer.assemble(founding, states, self._make_thread)
+        self._peer.link(words, self._place)
         self._joiner = PeerId(bytes.fromhex(words[-1]["peer"]))
         donors = words[:-1]
         self._victims = [
             [process.pid for process in family_of(word["pid"])] for word in donors[len(donors) - self._num_killed :]
         ]
 
-    def _begin(self, states: dict[SpanId, SpanState]) -> None:
+    def _make_thread(self, states: dict[SpanId, SpanState]) -> IslandThread:
+        island = SyntheticIsland(plan=self._plan, absorbed=lambda at, is_in: None)
         for span, state in states.items():  # θ, which nobody looks at here, takes no memory so
-            self._island.take(span, state)
+            island.take(span, state)
+        peer = self._peer
+        thread = IslandThread(island=island, now=peer.clock.now, in_loop=peer.in_loop, died=peer.failures.append)
+        thread.stop_training()
+        return thread
 
     def prepare(self, turn: int) -> None:
         """Have nothing to contribute: this is about the state."""
@@ -82,19 +105,23 @@ class StatePeer(OurPeer):
             `installed_at` and `ready_at`, and what killed peers had taken of the cores, their daemons apart
             (`lost_cpu_seconds`).
         """
-        return self._runner.run(self._fetch(turn, at) if self._is_joiner else self._serve(turn, at))
+        return self._peer.run(self._fetch(turn, at) if self._is_joiner else self._serve(turn, at))
 
     def digest(self) -> str:
         """Return a hash of φ and m."""
-        states = self._thread.states()
+        states = self._peer.thread.states()
         return state_digest([states[span] for span in sorted(states)]).hex()
+
+    def close(self) -> None:
+        """End the transport with its daemon, and all threads."""
+        self._peer.close()
 
     # -- a turn
 
     async def _serve(self, turn: int, at: float) -> dict[str, Any]:
         lags: list[float] = []
-        async with self._driven(turn, at), _watched(lags):
-            while self._joiner in self._transport.linked_peers():  # noqa: ASYNC110  # nothing tells it here
+        async with self._peer.driven(turn, at), _watched(lags):
+            while self._joiner in self._peer.transport.linked_peers():  # noqa: ASYNC110  # nothing tells it here
                 await asyncio.sleep(0.1)
         return {"lags": lags}
 
@@ -103,28 +130,28 @@ class StatePeer(OurPeer):
         installed_at, lost_cpu_seconds = 0.0, (0.0, 0.0)
         half = BYTES_PER_ELEMENT_OF_STATE * self._plan.num_parameters // 2
         victims = self._victims
-        async with self._driven(turn, at) as driving, _watched(lags):
-            while not self._engine.ready:
+        async with self._peer.driven(turn, at) as driving, _watched(lags):
+            while not self._peer.engine.ready:
                 if driving.done():
                     driving.result()
-                if victims and self._node.traffic.received["transfer"] >= half:
+                if victims and self._peer.node.traffic.received["transfer"] >= half:
                     lost_cpu_seconds = cpu_seconds_apart(victims)
                     for pids in victims:
                         os.kill(pids[0], signal.SIGKILL)
                     victims = []
-                if not installed_at and len(self._thread.states()) == len(self._plan.places):
+                if not installed_at and len(self._peer.thread.states()) == len(self._plan.places):
                     installed_at = time.monotonic()
                 await asyncio.sleep(LOOK_SECONDS)
             ready_at = time.monotonic()
-        for peer in self._transport.linked_peers():
-            self._transport.hang_up(peer)
+        for peer in self._peer.transport.linked_peers():
+            self._peer.transport.hang_up(peer)
         await asyncio.sleep(HANG_UP_SECONDS)  # not measured
         return {
             "lags": lags,
             "installed_at": installed_at,
             "ready_at": ready_at,
             "lost_cpu_seconds": lost_cpu_seconds,
-            "received_bytes": self._node.traffic.received["transfer"],
+            "received_bytes": self._peer.node.traffic.received["transfer"],
         }
 
 

@@ -1,0 +1,292 @@
+"""A peer of this project whose swarm time runs only when a bench lets it: all else is a volunteer's.
+
+Engine, node, island thread, archive, disk and transport with its daemon are the very code of a volunteer. What a
+volunteer has beside it and this peer has not: directory, status file, checkpoints and evaluation. The clock is an
+argument of everything, so time can stand still between turns, and jump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.attendance import Self
+from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.roster import CertifiedRoster, Member
+from p2p_diloco.protocol.round import newcomers_of
+from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.vector_worker import VectorWorker
+from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states
+from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.libp2p import Libp2pTransport
+
+LINK_SECONDS = 60.0
+LOOK_SECONDS = 0.02
+SETTLE_SECONDS = 5.0
+SETTLE_LINGER_SECONDS = 1.0
+KEEP_CHECKPOINTS = 3
+HOME = "127.0.0.1"
+
+STANDSTILL_SECONDS = 1e-3
+"""So long before a round's begin swarm time stands still when the turn before it is over."""
+
+_Result = TypeVar("_Result")
+
+
+class StageClock:
+    """Swarm time that runs only in turns: from an agreed moment of the monotonic clock on, up to the turn's end."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._at, self._until = seconds, time.monotonic(), float("inf")
+
+    def set(self, seconds: float, at: float, until: float = float("inf")) -> None:
+        """Let it show `seconds` when the monotonic clock shows `at`, run on to `until`, and stand still there."""
+        self._seconds, self._at, self._until = seconds, at, until
+
+    def raw(self) -> float:
+        """Return swarm seconds."""
+        return self.bounded(self._seconds + time.monotonic() - self._at)
+
+    def bounded(self, seconds: float) -> float:
+        """Return `seconds`, or the moment at which time stands still if that is before."""
+        return min(seconds, self._until)
+
+
+class StagedSwarmClock(SwarmClock):
+    """Swarm time as peers agree on it, but that nobody's offset leads beyond the end of a turn."""
+
+    def __init__(self, stage: StageClock) -> None:
+        super().__init__(stage.raw)
+        self._stage = stage
+
+    def now(self) -> float:
+        """Return swarm seconds."""
+        return self._stage.bounded(super().now())
+
+
+class Listener:
+    """Keeps the last sentences, for whoever must find out why a turn was not whole."""
+
+    def __init__(self) -> None:
+        self.sentences: deque[str] = deque(maxlen=4)
+
+    def report(self, topic: str, text: str) -> None:
+        """Hear a sentence."""
+        self.sentences.append(text)
+
+    def round_closed(self, closed: RoundClosed) -> None:
+        """Hear what came of a round."""
+
+
+class StagedPeer:
+    """One peer; its loop runs inside `run` only.
+
+    Args:
+        signed: the run; made for a bench, so that all know its organiser's key and found it alike.
+        host: the address of this machine, or of its place in a network of the bench's own.
+        folder: this peer's.
+    """
+
+    def __init__(
+        self, *, signed: SignedManifest, plan: RunPlan, organiser: SigningKey, folder: Path, host: str = HOME
+    ) -> None:
+        self.plan = plan
+        self.failures: list[BaseException] = []
+        self.listener = Listener()
+        self.stage = StageClock(plan.rules.clock.begin(-1))
+        self.clock = StagedSwarmClock(self.stage)
+        self.key = load_or_create_identity(folder / "identity.key")
+        self.engine: PeerEngine
+        self.thread: IslandThread
+        self._signed, self._organiser = signed, organiser
+        self._memory = RunFolder(folder, plan.rules.run)
+        self._services = contextlib.AsyncExitStack()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._worker = VectorWorker(self._loop)
+        self.node: SwarmNode
+        self.transport = Libp2pTransport(
+            peer=self.key.peer,
+            run=plan.rules.run,
+            identity_path=folder / "identity.key",
+            host_maddrs=(f"/ip4/{host}/tcp/0",),
+        )
+
+    # -- putting it together
+
+    def start(self) -> dict[str, Any]:
+        """Start the transport; return what the others must know."""
+        self.run(self._enter_transport())
+        return {"peer": self.key.peer.hex(), "addresses": self.transport.listen_addresses()}
+
+    async def _enter_transport(self) -> None:
+        await self._services.enter_async_context(self.transport)
+
+    def found(
+        self, founder: str, start: Mapping[SpanId, Vector], make_thread: Callable[[dict[SpanId, SpanState]], Any]
+    ) -> None:
+        """Hold the same founding roster as all others, and put engine, island and node together.
+
+        Args:
+            founder: a peer's id in hexadecimal, the same for all.
+            start: φ at the start, the same for all.
+            make_thread: makes the `IslandThread` from the spans at the founding; it is started here.
+        """
+        # All make the same roster 0: the run is made for this bench, and all know its organiser's key.
+        member = Member(peer=PeerId(bytes.fromhex(founder)), incarnation=1, can_be_dialled=True)
+        founding = found_roster(self.plan, member, self._organiser, genesis_digest(dict(start)), cycle=0)
+        self.assemble(founding, genesis_states(dict(start), founding.roster), make_thread)
+
+    def assemble(
+        self,
+        founding: CertifiedRoster,
+        states: dict[SpanId, SpanState],
+        make_thread: Callable[[dict[SpanId, SpanState]], Any],
+    ) -> None:
+        """Put engine, island and node together; without states this peer has to fetch them."""
+        self.run(self._assemble(founding, states, make_thread))
+
+    async def _assemble(
+        self, founding: CertifiedRoster, states: dict[SpanId, SpanState], make_thread: Callable[..., IslandThread]
+    ) -> None:
+        key, heads = self.key, {span: state.head for span, state in states.items()}
+        me = Self(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
+        recalled = Recalled(rosters=(founding,), heads=heads or None)
+        self.engine = PeerEngine(me=me, rules=self.plan.rules, verify=is_signed_by, recalled=recalled)
+        # It need not compare its state with others before it takes part: all have just made the same one.
+        self.engine.membership.ready = bool(states)
+        self.thread = make_thread(states)
+        self.thread.start()
+        archive = Archive(
+            self._memory.path,
+            plan=self.plan,
+            keep=KEEP_CHECKPOINTS,
+            soon=lambda write: self._loop.run_in_executor(self._writer, write),
+            hear=lambda topic, text: self.in_loop(lambda: self.listener.report(topic, text)),
+        )
+        self.node = SwarmNode(
+            engine=self.engine,
+            transport=self.transport,
+            replica=self.thread,
+            codecs=self.plan.codecs,
+            memory=self._memory,
+            clock=self.clock,
+            observer=self.listener,
+            manifest=self._signed.encode(),
+            worker=self._worker,
+            archive=archive,
+        )
+
+    def link(self, words: list[dict[str, Any]], place: int) -> None:
+        """Have a link to each other peer, from what each returned when it started, in order of places."""
+        self.run(self._link(words, place))
+
+    async def _link(self, words: list[dict[str, Any]], place: int) -> None:
+        """Dial those before this peer, and stay until those behind it have called."""
+        deadline = self._loop.time() + LINK_SECONDS
+        for other in words[:place]:
+            await self.transport.dial(PeerId(bytes.fromhex(other["peer"])), other["addresses"], deadline)
+        async with asyncio.timeout_at(deadline):
+            while len(self.transport.linked_peers()) < len(words) - 1:  # noqa: ASYNC110  # a moment at the start
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def in_loop(self, call: Callable[[], None]) -> None:
+        """Hand a call over to the loop, from any thread."""
+        with contextlib.suppress(RuntimeError):  # a thread may have something to say when the loop is closed already
+            self._loop.call_soon_threadsafe(call)
+
+    def close(self) -> None:
+        """End the transport with its daemon, and all threads."""
+        self.run(self._services.aclose())
+        self.thread.stop()
+        self._worker.close()
+        self._writer.shutdown()
+        self._runner.close()
+
+    # -- turns
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run the loop until `work` is done."""
+        return self._runner.run(work)
+
+    @asynccontextmanager
+    async def driven(self, round_index: int, at: float, num_rounds: int = 0) -> AsyncIterator[asyncio.Future[None]]:
+        """Have swarm time run from a round's begin on, and the node with it, while inside.
+
+        Args:
+            at: when the round begins, by the monotonic clock.
+            num_rounds: after so many, swarm time stands still just before the next; 0: it runs on.
+        """
+        clock = self.plan.rules.clock
+        until = clock.begin(round_index + num_rounds) - STANDSTILL_SECONDS if num_rounds else float("inf")
+        self.stage.set(clock.begin(round_index), at, until)
+        await asyncio.sleep(max(at - time.monotonic(), 0.0))
+        driving = asyncio.ensure_future(self.node.run())
+        try:
+            yield driving
+        finally:
+            driving.cancel()
+            await asyncio.wait({driving})
+
+    async def settle(self, round_index: int, at: float) -> bool:
+        """Sit through a round in which nobody has anything to contribute; tell whether contents are compared.
+
+        As after every start. A fragment that moves cannot be compared: peers would hash all of it in vain, again and
+        again, and what they are still asked for would be hashed while something else is measured.
+        """
+        scrub, give_up = self.engine.catch_up.scrub, at + SETTLE_SECONDS
+        others = self.transport.linked_peers()
+        async with self.driven(round_index, at):
+            while not scrub.is_verified(others) and time.monotonic() < give_up:  # noqa: ASYNC110  # not measured
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SETTLE_LINGER_SECONDS)  # others ask this one
+            await self._wait_for_vectors()
+        return scrub.is_verified(others)
+
+    def check(self, driving: asyncio.Future[None]) -> None:
+        """Raise what the node or the island's thread failed with, if one did."""
+        if driving.done():
+            driving.result()
+        for failure in self.failures:
+            raise failure
+
+    async def _wait_for_vectors(self) -> None:
+        """Wait until all vector work that was asked for is done."""
+        done = asyncio.Event()
+        self._worker.submit(lambda result, error: done.set(), lambda: None)
+        await done.wait()
+
+    async def wait_for_disk(self) -> None:
+        """Wait until what was on its way to the disk is there."""
+        await self._loop.run_in_executor(self._writer, lambda: None)
+
+    def missing_members(self, round_index: int) -> str:
+        """Say what the roster that governs a round lacks of all linked peers as old members, or nothing."""
+        book, num_peers = self.engine.book, len(self.transport.linked_peers()) + 1
+        governing = book.governing(round_index)
+        members = governing[0].members if governing is not None else ()
+        newcomers = newcomers_of(governing[0], book.parent_of(governing[0])) if governing is not None else ()
+        if len(members) == num_peers and not newcomers:
+            return ""
+        return f"the roster lists {len(members)} of {num_peers} peers, {len(newcomers)} for the first time"

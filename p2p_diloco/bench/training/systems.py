@@ -1,0 +1,26 @@
+"""Who trains: this project, the same with its exchange in front, torchft; and which words name them."""
+
+from __future__ import annotations
+
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, TORCHFT
+from p2p_diloco.errors import ConfigError
+
+OPPONENTS = (BLOCKING, TORCHFT)
+NOBODY = "none"
+
+
+def systems_against(words: str) -> tuple[str, ...]:
+    """Return the systems of a run by the words of `--against`, such as `blocking,torchft`; ours is the first.
+
+    Raises:
+        ConfigError: an unknown word, or none.
+    """
+    named = [word.strip() for word in words.split(",") if word.strip()]
+    if named == [NOBODY]:
+        return (OURS,)
+    unknown = [word for word in named if word not in OPPONENTS]
+    if unknown or not named:
+        whom = repr(unknown[0]) if unknown else "nobody"
+        known = ", ".join(OPPONENTS)
+        raise ConfigError(f"--against names {whom}; expected one or more of {known}, with commas, or {NOBODY}")
+    return (OURS, *(system for system in OPPONENTS if system in named))

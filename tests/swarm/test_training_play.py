@@ -1,0 +1,51 @@
+"""A whole bench of a small model on a thin line: every system has its row, and nothing is left."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from p2p_diloco.bench.training import play
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, document_of
+from p2p_diloco.bench.training.our_run import RunShape
+from p2p_diloco.bench.training.play import TrainingPlan, play_training
+from p2p_diloco.bench.training.uplinks import Uplink
+from tests.swarm.bench_processes import Witness
+
+pytestmark = [
+    pytest.mark.wall_clock,
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
+]
+
+
+def test_each_system_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "WINDOW_SECONDS", 3.0)
+    plan = TrainingPlan(
+        systems=(OURS, BLOCKING),
+        uplinks=(Uplink(name="5mbit", bits_per_second=5e6),),
+        num_islands=2,
+        shape=RunShape(codec="int4", fragments=1, spans_per_fragment=8, model="tiny"),
+        repeats=1,
+    )
+    witness, said = Witness(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        witness.look()
+
+    played = play_training(plan, say)
+    document = document_of(played.setting, played.rows)
+    rows = {(row["uplink"], row["system"]): row for row in document["rows"]}
+    assert set(rows) == {(uplink.name, system) for uplink in plan.uplinks for system in plan.systems}
+    # A million parameters at 4.25 bits each way, half of them to the other one.
+    assert rows["5mbit", OURS]["transmission_seconds"] == pytest.approx(0.85 * document["parameters"] / 1e6, rel=0.03)
+    for row in rows.values():
+        assert row["cycle_seconds"] == pytest.approx(4 * row["transmission_seconds"])
+        assert 0.0 < row["speed_kept"] < 2.0
+        assert 0.0 <= row["participation"] <= 1.0
+        assert row["inner_steps_per_cycle"] > 0.0
+    assert played.failures == ()
+    witness.check_all_gone()

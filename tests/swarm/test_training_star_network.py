@@ -1,0 +1,63 @@
+"""Each place reaches each other one, and sends no faster than its uplink lets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from p2p_diloco.bench import private_network
+from p2p_diloco.bench.training.star_network import StarNetwork
+from p2p_diloco.errors import ConfigError
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
+
+SINK = """
+import socket, sys
+with socket.create_server((sys.argv[1], 5000)) as door:
+    print("open", flush=True)
+    for _ in range(2):
+        with door.accept()[0] as line:
+            while line.recv(1 << 20): pass
+            line.send(b"x")
+"""
+SENDER = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 5000)) as line:
+    began = time.monotonic()
+    line.sendall(bytes(500_000))
+    line.shutdown(socket.SHUT_WR)
+    line.recv(1)
+    print(4e6 / (time.monotonic() - began))
+"""
+
+
+def bits_per_second(network: StarNetwork) -> float:
+    sent = [*network.entrance_of(1), sys.executable, "-c", SENDER, network.address_of(0)]
+    return float(subprocess.run(sent, check=True, capture_output=True, text=True).stdout)
+
+
+def test_an_uplink_is_as_thin_as_it_was_made() -> None:
+    try:
+        with StarNetwork(2) as network:
+            sink = subprocess.Popen(
+                [*network.entrance_of(0), sys.executable, "-c", SINK, network.address_of(0)], stdout=subprocess.PIPE
+            )
+            with sink:
+                assert sink.stdout is not None
+                assert sink.stdout.readline() == b"open\n"
+                network.set_uplinks(10e6)
+                thin = bits_per_second(network)
+                network.set_uplinks(None)
+                thick = bits_per_second(network)
+    except ConfigError as error:
+        pytest.skip(f"this machine lets nobody make networks of its own: {error}")
+    assert thin < 10.5e6
+    assert thick > 1.5 * thin
+
+
+def test_where_no_network_can_be_made_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_network.shutil, "which", lambda tool: None)
+    with pytest.raises(ConfigError, match="no network namespaces can be made here"), StarNetwork(2):
+        pass
