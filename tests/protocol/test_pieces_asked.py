@@ -81,10 +81,10 @@ def test_nobody_is_left_early_when_nobody_answers() -> None:
 
 
 def test_a_donor_has_a_few_pieces_under_way_and_no_more() -> None:
-    page = large(*(SpanId(0, index) for index in range(20)))
+    page = large(*(SpanId(0, index) for index in range(40)))
     sends = page.pump([A, B, C], 0.0)
     assert len(sends) == 4, "the window is what a line is trusted with at first"
-    for index in range(40):
+    for index in range(80):
         donor = [A, B, C][index % 3]
         mine = [send for send in sends if isinstance(send, Send) and send.to == donor]
         page.heard(donor, 0.1)
@@ -92,4 +92,4 @@ def test_a_donor_has_a_few_pieces_under_way_and_no_more() -> None:
             sends.remove(mine[0])
             sends += page.take_span(donor, answer(mine[0]), 0.1) + page.pump([A, B, C], 0.1)
     under_way = [send.to for send in sends if isinstance(send, Send)]
-    assert [under_way.count(donor) for donor in (A, B, C)] == [4, 4, 4]
+    assert [under_way.count(donor) for donor in (A, B, C)] == [8, 8, 8]

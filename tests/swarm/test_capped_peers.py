@@ -65,7 +65,7 @@ async def swarm_with(*, share: float, dialable: bool) -> tuple[MemorySwarm, Mach
     return swarm, late, first
 
 
-def test_who_only_contributes_takes_part_with_the_share_that_its_cap_carries_and_holds_nobody_up() -> None:
+def test_who_only_contributes_takes_part_with_the_share_that_its_cap_carries_and_voids_nothing() -> None:
     async def scene() -> None:
         swarm, late, first = await swarm_with(share=0.25, dialable=False)
         assert included(swarm.machines["ada"], first) == pytest.approx(3.25, abs=0.13)
@@ -77,9 +77,9 @@ def test_who_only_contributes_takes_part_with_the_share_that_its_cap_carries_and
         await swarm.run_to_round(swarm.round + 4)
         rate = (late.transport.counters.bulk.bytes_sent - before) / (swarm.unix_seconds() - began)
         assert 0.2 * cap < WIRE_SHARE * rate < cap
-        # What it sends takes it up to half of the round. Without a word about the rest reducers would wait for longer.
+        # In some rounds reducers wait for it until they stop waiting for anybody; none is void for that.
         height = swarm.machines["ada"].height()
-        await swarm.run(0.56 * swarm.rules.clock.round_seconds)
+        await swarm.run(0.8 * swarm.rules.clock.round_seconds)
         assert swarm.machines["ada"].height() - height == SPANS
         await swarm.finish()
         await swarm.close()

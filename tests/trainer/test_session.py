@@ -196,7 +196,7 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path: Path, monke
     def fill_the_disk(*_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", fill_the_disk)
+    monkeypatch.setattr(checkpoint, "write_tensors", fill_the_disk)
 
     async def scene() -> None:
         watcher = Watcher()
