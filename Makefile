@@ -5,7 +5,7 @@
 # make caps       caps on a line, kept over minutes on loopback and between two networks: prints the rates; ten minutes
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
-# make rivals     the benches of averaging and training beside others: their tests on real processes, five minutes
+# make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
@@ -64,7 +64,7 @@ twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)
 
 footprint: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)

@@ -28,7 +28,7 @@ from p2p_diloco.protocol.window import Asked, Window, hash_rank
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
 MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
-"""Requests under way at one donor: enough that it never waits for the next one, nor for those whose answers are lost."""
+"""Requests under way at one donor: enough that it never waits for the next one, nor for those that were lost."""
 QUIET_SHARE = 0.125
 """Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
 WITNESSES = 2
