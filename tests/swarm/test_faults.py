@@ -136,6 +136,7 @@ def test_at_home_behind_routers_the_bootstrap_stands_in_for_the_last_who_could_b
         end_together(swarm, [*at_home, "ada"])
 
 
+@pytest.mark.long
 def test_three_peers_become_two_and_one_and_two_again() -> None:
     with ProcessSwarm() as swarm:
         swarm.start("ada", founds=True)
