@@ -51,7 +51,7 @@ class Archive:
         self._hear = hear
         self._is_refused = False
         self._num_given_up = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Entry | SpanId] = deque()
         self._is_called = False
         self._log = EntryLog(folder / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=plan.rules.retained_cycles)
 
@@ -59,12 +59,12 @@ class Archive:
 
     def keep_entry(self, entry: Entry) -> None:
         """Keep an entry, soon; a disk that refuses is told once, and once more when it takes entries again."""
-        self._write_soon(lambda: self._log.keep(entry))
+        self._write_soon(entry)
 
     def give_up(self, span: SpanId) -> None:
         """Forget the entries kept of a span, soon."""
         self.wants_checkpoint = True
-        self._write_soon(lambda: self._log.give_up(span))
+        self._write_soon(span)
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
         """Return the entry that follows `parent`, or None."""
@@ -81,8 +81,8 @@ class Archive:
                 return reached
         return None
 
-    def _write_soon(self, write: Callable[[], None]) -> None:
-        self._waiting.append(write)
+    def _write_soon(self, what: Entry | SpanId) -> None:
+        self._waiting.append(what)
         if not self._is_called:
             self._is_called = True
             self._soon(self._write_all)
@@ -94,7 +94,7 @@ class Archive:
             return
         try:
             while self._waiting:
-                self._waiting.popleft()()
+                self._write_next()
             self._log.sync()
         except StateError as error:
             self._say_refused(str(error))
@@ -103,6 +103,18 @@ class Archive:
         if self._log.num_given_up > self._num_given_up:
             self._hear("entries", "the disk is full; entries of the oldest cycles were given up to make room")
         self._num_given_up = self._log.num_given_up
+
+    def _write_next(self) -> None:
+        """Write what waits first, and of entries all that wait together."""
+        first = self._waiting.popleft()
+        if isinstance(first, SpanId):
+            self._log.give_up(first)
+            return
+        entries = [first]
+        while self._waiting and isinstance(following := self._waiting[0], Entry):
+            entries.append(following)
+            self._waiting.popleft()
+        self._log.keep(entries)
 
     def _say_refused(self, sentence: str) -> None:
         """Say once that the disk refuses, and once that it does no more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -93,8 +93,7 @@ def test_an_entry_that_cannot_be_replayed_is_said(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.archive.save(steps[1])
     (wrong,), _ = log_of(PLAN, SPAN, steps[1][SPAN], 1)
-    object.__setattr__(wrong, "payload", b"short")
-    kept.archive.keep_entry(wrong)
+    kept.archive.keep_entry(replace(wrong, payload=b"short"))
     kept.settle()
     recalled = kept.archive.recall()
     assert recalled is not None

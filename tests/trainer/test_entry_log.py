@@ -29,8 +29,7 @@ def log_in(folder: Path, keep_cycles: int = 16) -> EntryLog:
 
 def filled(folder: Path, entries: list[Entry] = ENTRIES, keep_cycles: int = 16) -> EntryLog:
     log = log_in(folder, keep_cycles)
-    for entry in entries:
-        log.keep(entry)
+    log.keep(entries)
     log.sync()
     return log
 
@@ -50,8 +49,7 @@ def test_entries_come_back_at_once_and_after_a_restart(tmp_path: Path) -> None:
 def test_an_entry_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     log = filled(tmp_path)
     before = sum(path.stat().st_size for path in tmp_path.iterdir())
-    for entry in ENTRIES:
-        log.keep(entry)
+    log.keep(ENTRIES)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == before
     assert log.num_entries() == len(ENTRIES)
 
@@ -60,7 +58,7 @@ def test_whole_cycles_that_are_too_old_go(tmp_path: Path) -> None:
     log = filled(tmp_path, keep_cycles=2)
     assert found(log) == [None] * 4 + ENTRIES[4:]
     assert len(list(tmp_path.iterdir())) == 2
-    log.keep(ENTRIES[0])
+    log.keep([ENTRIES[0]])
     assert found(log)[0] is None, "too old to be kept"
     assert found(log_in(tmp_path, 2)) == [None] * 4 + ENTRIES[4:]
 
@@ -71,8 +69,7 @@ def test_a_span_that_was_given_up_is_not_served_any_more_not_even_after_a_restar
     log = filled(tmp_path, [*ENTRIES, *others])
     log.give_up(SPAN)
     log.give_up(SpanId(0, 1))
-    for entry in branch:
-        log.keep(entry)
+    log.keep(branch)
     for each in (log, log_in(tmp_path)):
         assert found(each, branch) == branch
         assert found(each)[1:] == [None] * 5
@@ -87,7 +84,7 @@ def test_a_torn_end_is_cut_off_and_later_entries_follow_the_last_whole_one(tmp_p
     path.write_bytes(path.read_bytes()[:-cut])
     log = log_in(tmp_path)
     assert found(log, fragment_entries) == [*fragment_entries[:2], None]
-    log.keep(fragment_entries[2])
+    log.keep([fragment_entries[2]])
     for each in (log, log_in(tmp_path)):
         assert found(each, fragment_entries) == fragment_entries
 
@@ -103,7 +100,7 @@ def test_a_flipped_bit_costs_one_entry(tmp_path: Path) -> None:
     for each in (log, log_in(tmp_path)):
         assert found(each, fragment_entries) == expected
     log = log_in(tmp_path)
-    log.keep(fragment_entries[1])
+    log.keep([fragment_entries[1]])
     for each in (log, log_in(tmp_path)):
         assert found(each, fragment_entries) == fragment_entries
 
@@ -114,20 +111,20 @@ def test_foreign_bytes_are_no_entries(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "notes.txt").write_bytes(content)
     log = log_in(tmp_path)
     assert log.num_entries() == 0
-    log.keep(ENTRIES[0])
+    log.keep([ENTRIES[0]])
     assert found(log_in(tmp_path))[0] == ENTRIES[0]
 
 
 def test_a_sound_frame_that_holds_no_entry_is_passed_over(tmp_path: Path) -> None:
     log = filled(tmp_path, ENTRIES[:1])
     with log._lock:
-        log._append(0, b"hello")
+        log._append(0, [log._frame(b"hello", sha256(b"hello"))])
     assert log_in(tmp_path).num_entries() == 1
 
 
 def test_a_file_that_vanished_is_no_error(tmp_path: Path) -> None:
     log = log_in(tmp_path)
-    log.keep(ENTRIES[0])
+    log.keep([ENTRIES[0]])
     for path in tmp_path.iterdir():
         path.unlink()
     assert found(log)[0] is None
@@ -141,17 +138,30 @@ def test_a_file_that_vanished_is_no_error(tmp_path: Path) -> None:
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int, *, after_bytes: int = 0, times: int = 10**9) -> None:
     """Let writes fail, after some bytes, so many times."""
-    real, left = os.pwrite, [times]
+    real, left, is_begun = os.pwritev, [times], [False]
 
-    def pwrite(descriptor: int, content: Any, offset: int) -> int:
+    def pwritev(descriptor: int, buffers: Any, offset: int) -> int:
         if left[0] <= 0:
-            return real(descriptor, content, offset)
-        if after_bytes and len(content) > after_bytes:
-            return real(descriptor, content[:after_bytes], offset)
+            return real(descriptor, buffers, offset)
+        if after_bytes and not is_begun[0]:
+            is_begun[0] = True
+            return os.pwrite(descriptor, b"".join(buffers)[:after_bytes], offset)
         left[0] -= 1
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(entry_log.os, "pwrite", pwrite)  # type: ignore[attr-defined]
+    monkeypatch.setattr(entry_log.os, "pwritev", pwritev)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 1000])
+def test_a_disk_that_takes_little_at_a_time_gets_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    def pwritev(descriptor: int, buffers: Any, offset: int) -> int:
+        return os.pwrite(descriptor, b"".join(buffers)[:most], offset)
+
+    monkeypatch.setattr(entry_log.os, "pwritev", pwritev)  # type: ignore[attr-defined]
+    for each in (filled(tmp_path), log_in(tmp_path)):
+        assert found(each) == ENTRIES
 
 
 def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +169,9 @@ def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         refuse_writes(patch, errno.ENOSPC, after_bytes=30)
         with pytest.raises(StateError, match="No space left on device; what was kept before is served"):
-            log.keep(ENTRIES[1])
+            log.keep([ENTRIES[1]])
     assert found(log, ENTRIES[:2]) == [ENTRIES[0], None]
-    log.keep(ENTRIES[1])
+    log.keep([ENTRIES[1]])
     for each in (log, log_in(tmp_path)):
         assert found(each, ENTRIES[:2]) == ENTRIES[:2]
 
@@ -169,7 +179,7 @@ def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch
 def test_on_a_full_disk_the_oldest_cycle_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path, ENTRIES[:3])
     refuse_writes(monkeypatch, errno.ENOSPC, times=1)
-    log.keep(ENTRIES[3])
+    log.keep([ENTRIES[3]])
     assert found(log, ENTRIES[:4]) == [None, *ENTRIES[1:4]]
     assert log.num_given_up == 1
 
@@ -178,7 +188,7 @@ def test_a_disk_with_another_trouble_loses_nothing(tmp_path: Path, monkeypatch: 
     log = filled(tmp_path, ENTRIES[:3])
     refuse_writes(monkeypatch, errno.EIO)
     with pytest.raises(StateError, match="Input/output error"):
-        log.keep(ENTRIES[3])
+        log.keep([ENTRIES[3]])
     with pytest.raises(StateError, match="Input/output error"):
         log.give_up(SPAN)
     assert log.num_given_up == 0
@@ -189,7 +199,7 @@ def test_a_disk_that_does_not_take_it_is_said(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.EIO, "Input/output error")
 
     log = log_in(tmp_path)
-    log.keep(ENTRIES[0])
+    log.keep([ENTRIES[0]])
     monkeypatch.setattr(entry_log, "sync_file", refuse)
     with pytest.raises(StateError, match="Input/output error"):
         log.sync()
