@@ -35,17 +35,17 @@ class SharedMaths:
         self._contents: dict[SpanState, Digest] = {}
         self._raw: dict[SpanState, bytes] = {}
 
-    def decode(self, codec: Codec, payload: bytes) -> Vector:
+    def decode(self, codec: Codec, payload: bytes | memoryview) -> Vector:
         """Return what a payload decodes to; read-only, shape (N,)."""
-        key = (codec.name, payload)
+        key = (codec.name, bytes(payload))
         found = self._decoded.get(key)
         if found is None:
             found = self._decoded[key] = read_only(codec.decode(payload, self.span_elements))
         return found
 
-    def norm(self, codec: Codec, payload: bytes) -> float:
+    def norm(self, codec: Codec, payload: bytes | memoryview) -> float:
         """Return the exact norm of what a payload decodes to."""
-        key = (codec.name, payload)
+        key = (codec.name, bytes(payload))
         found = self._norms.get(key)
         if found is None:
             found = self._norms[key] = math.sqrt(codec.squared_norm(payload, self.span_elements))

@@ -68,7 +68,7 @@ class Mistakes:
             parts = [part for part in order.parts if part.peer in reduced.sound]
             vectors = [source.decode(part.payload, self._span_elements) for part in parts]
             mean_N = weighted_mean(vectors, [part.weight for part in parts])
-            self._undecoded[machine.name, reduced.payload] = mean_N
+            self._undecoded[machine.name, bytes(reduced.payload)] = mean_N
 
     def times_applied(self, machine: Machine, entry: Entry) -> int:
         """Return how often an island is told of an entry: one that repeats itself does so now and then."""
@@ -77,7 +77,7 @@ class Mistakes:
 
     def advance(self, machine: Machine, state: SpanState, entry: Entry) -> SpanState | None:
         """Return the state that a mistaken peer makes of an entry; None where it makes no mistake."""
-        mean_N = self._undecoded.get((machine.name, entry.payload))
+        mean_N = self._undecoded.get((machine.name, bytes(entry.payload)))
         if mean_N is None:
             return None
         return absorb(state, entry=absorbed_entry(entry), update_N=mean_N, rule=OUTER)

@@ -68,7 +68,7 @@ class Part:
     """One contribution to one span, or one row's mean of it, as it is weighed; `peer` is who sent it."""
 
     peer: PeerId
-    payload: bytes
+    payload: bytes | memoryview
     weight: float
     norm: float
 

@@ -11,7 +11,7 @@ from p2p_diloco.ids import Digest, SpanHead, SpanId, blake3_of, sha256, short_pe
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, Verify
-from p2p_diloco.protocol.wire import DIGEST, F32, I64, SIGNATURE, SPAN, U64, Layout, blob, many, to_bytes
+from p2p_diloco.protocol.wire import DIGEST, F32, I64, SIGNATURE, SPAN, U64, Layout, blob, blob_view, many, to_bytes
 
 MOST_PAYLOAD_BYTES = 1 << 28
 
@@ -37,7 +37,7 @@ class Entry:
         tokens: sum of the included members' tokens of this cycle.
         median_norm: median norm, before clipping, of the included contributions: the span's next radius.
         median_weight: median of the included members' weights that are not 0.
-        payload: the encoded mean; its size follows from the manifest.
+        payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
         signature: the owner's, over everything above (the payload by its hash).
     """
 
@@ -52,7 +52,7 @@ class Entry:
     tokens: int
     median_norm: float
     median_weight: float
-    payload: bytes
+    payload: bytes | memoryview
     signature: bytes
 
     def statement(self) -> bytes:
@@ -86,7 +86,7 @@ _SIGNED_LAYOUT: Layout = (
     ("median_norm", F32),
     ("median_weight", F32),
 )
-ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("payload", blob(MOST_PAYLOAD_BYTES)), ("signature", SIGNATURE))
+ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("payload", blob_view(MOST_PAYLOAD_BYTES)), ("signature", SIGNATURE))
 
 
 def pack_included(places: set[int], num_members: int) -> bytes:

@@ -211,11 +211,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanVector:
-    """One encoded span of a contribution."""
+    """One encoded span of a contribution; `payload` is, of a message that came, a view of its frame."""
 
     round: int
     span: SpanId
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class RowMean:
     weights: tuple[float, ...]
     norms: tuple[float, ...]
     tokens: int
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ class Refusal:
 _HEAD = record(SpanHead, HEAD_LAYOUT)
 _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
-_VECTOR = blob(MOST_PAYLOAD_BYTES)
+_VECTOR = blob_view(MOST_PAYLOAD_BYTES)
 _PIECE = blob_view(MOST_PIECE_BYTES)
 _LONG = {_VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
 """Fields that end a frame and are most of it."""
@@ -332,7 +332,7 @@ def encode_message(message: Message) -> bytes:
     return with_blob(out, getattr(message, name), _LONG[last])
 
 
-def decode_message(frame: bytes | memoryview) -> Message:
+def decode_message(frame: bytes | bytearray | memoryview) -> Message:
     """Read a frame.
 
     Raises:

@@ -67,7 +67,7 @@ class Collection:
     reduced: tuple[SpanId, ...]
     newcomers: frozenset[PeerId]
     openings: dict[PeerId, Opening] = field(default_factory=dict)
-    payloads: dict[tuple[PeerId, SpanId], bytes] = field(default_factory=dict)
+    payloads: dict[tuple[PeerId, SpanId], bytes | memoryview] = field(default_factory=dict)
     settled: set[SpanId] = field(default_factory=set)
     refused: set[PeerId] = field(default_factory=set)
 

@@ -22,7 +22,7 @@ class FrameReader:
 
     __slots__ = ("_at", "_frame")
 
-    def __init__(self, frame: bytes | memoryview) -> None:
+    def __init__(self, frame: bytes | bytearray | memoryview) -> None:
         self._frame = memoryview(frame)
         self._at = 0
 

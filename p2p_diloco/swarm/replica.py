@@ -21,7 +21,7 @@ class SpanUpdate:
 
     span: SpanId
     absorbed: AbsorbedEntry
-    payload: bytes
+    payload: bytes | memoryview
     own_included: bool
 
 

@@ -87,7 +87,7 @@ def encode_contribution(
     return prepared, codec.encode(prepared.delta_N)
 
 
-def payload_norm(codec: Codec, payload: bytes, elements: int) -> float:
+def payload_norm(codec: Codec, payload: bytes | memoryview, elements: int) -> float:
     """Return the exact norm of an encoded vector.
 
     Raises:

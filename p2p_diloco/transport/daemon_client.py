@@ -18,10 +18,10 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.byte_stream import ByteReader, ByteStream, ByteWriter
 from p2p_diloco.transport.hivemind_border import p2pd_messages
 from p2p_diloco.transport.stream_link import StreamPair
 
-STREAM_BUFFER_BYTES = 512 * 1024
 _LONGEST_MESSAGE_BYTES = 256 * 1024
 _ED25519_ID_PREFIX = bytes.fromhex("002408011220")
 _UNIX_PROTOCOL = bytes.fromhex("9003")
@@ -101,18 +101,24 @@ class DaemonClient:
     ) -> AsyncIterator[None]:
         """Have streams of `protocols` handed to `handler` while inside."""
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accept(stream: ByteStream) -> None:
             try:
                 opened = p2pd_messages().StreamInfo()
                 async with asyncio.timeout(10.0):
-                    await _read_message(reader, opened)
+                    await _read_message(stream, opened)
                 peer, protocol = _peer_of(opened.peer), opened.proto
             except (TimeoutError, PeerError, OSError, EOFError):
-                writer.transport.abort()
+                stream.transport.abort()
                 return
-            handler(peer, protocol, (reader, writer))
+            handler(peer, protocol, (stream, stream))
 
-        server = await asyncio.start_unix_server(accept, path=str(socket_path), limit=STREAM_BUFFER_BYTES)
+        def connected(stream: ByteStream) -> None:
+            task = loop.create_task(accept(stream))
+            accepting.add(task)
+            task.add_done_callback(accepting.discard)
+
+        loop, accepting = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        server = await loop.create_unix_server(lambda: ByteStream(connected), str(socket_path))
         try:
             for protocol in protocols:
                 await self._register(protocol, socket_path)
@@ -141,7 +147,9 @@ class DaemonClient:
 
     async def _open(self) -> StreamPair:
         try:
-            return await asyncio.open_unix_connection(str(self._control_path), limit=STREAM_BUFFER_BYTES)
+            loop = asyncio.get_running_loop()
+            _, stream = await loop.create_unix_connection(ByteStream, str(self._control_path))
+            return stream, stream
         except OSError as error:
             raise DaemonRefusal(f"the libp2p daemon does not answer: {error.strerror or error}") from None
 
@@ -173,13 +181,13 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-async def _write_message(writer: asyncio.StreamWriter, message: Any) -> None:
+async def _write_message(writer: ByteWriter, message: Any) -> None:
     encoded = message.SerializeToString()
     writer.write(_varint(len(encoded)) + encoded)
     await writer.drain()
 
 
-async def _read_message(reader: asyncio.StreamReader, message: Any) -> None:
+async def _read_message(reader: ByteReader, message: Any) -> None:
     """Fill `message` from its length and its bytes.
 
     Raises:

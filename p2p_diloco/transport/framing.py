@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits, frame_too_long
 from p2p_diloco.transport.pace import Pace
 
@@ -25,7 +26,7 @@ _GREETING = _LENGTH.pack(0)
 _ONE_WRITE_BYTES = 64 * 1024
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def greet(reader: ByteReader, writer: ByteWriter) -> None:
     """Send the greeting and wait for the other end's; bound it with `asyncio.timeout_at`.
 
     Raises:
@@ -41,8 +42,8 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def read_frame(
-    reader: asyncio.StreamReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
-) -> bytes | None:
+    reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
+) -> bytes | bytearray | None:
     """Return the next frame, or None when the stream ended between frames. Waits for a length as long as it takes.
 
     Args:
@@ -78,7 +79,7 @@ async def read_frame(
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
 
 
-async def _read_in_pieces(reader: asyncio.StreamReader, length: int, seconds: float, pace: Pace) -> bytes:
+async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace: Pace) -> bytes:
     """Read so many bytes as the line's cap lets them pass; `seconds` is how long the sender may be waited for."""
     loop = asyncio.get_running_loop()
     frame = bytearray()
@@ -96,7 +97,7 @@ async def _read_in_pieces(reader: asyncio.StreamReader, length: int, seconds: fl
 
 
 async def write_frame(
-    writer: asyncio.StreamWriter,
+    writer: ByteWriter,
     frame: bytes,
     *,
     receiver: PeerId,
@@ -137,7 +138,7 @@ def frame_prefix(frame: bytes) -> bytes:
     return _LENGTH.pack(len(frame))
 
 
-async def drain(writer: asyncio.StreamWriter, deadline: float, last: float) -> None:
+async def drain(writer: ByteWriter, deadline: float, last: float) -> None:
     """Wait until there is room again.
 
     Raises:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
 from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES
 from p2p_diloco.transport.link import Lane
 from p2p_diloco.transport.outbox import Outbox
 
-StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+StreamPair = tuple[ByteReader, ByteWriter]
 
 
 class LaneStream:

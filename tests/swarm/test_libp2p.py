@@ -17,6 +17,7 @@ import uvloop
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport import libp2p
+from p2p_diloco.transport.byte_stream import ByteReader
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
@@ -74,10 +75,12 @@ async def open_link(client: DaemonClient, target: Libp2pTransport) -> dict[Lane,
     return pairs
 
 
-async def is_closed(reader: asyncio.StreamReader, seconds: float = 5.0) -> bool:
+async def is_closed(reader: ByteReader, seconds: float = 5.0) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            return await reader.read() is not None
+            while await reader.read(1000):
+                pass
+            return True
     except ConnectionResetError:
         return True
     except TimeoutError:

@@ -236,7 +236,7 @@ def test_streams_of_others_are_handed_over_with_their_authenticated_peer(tmp_pat
             while not handed:
                 await asyncio.sleep(0)
             peer, protocol, (stream_reader, stream_writer) = handed[0]
-            assert (peer, protocol, await stream_reader.read()) == (PEER, "/two", b"payload")
+            assert (peer, protocol, await stream_reader.read(100)) == (PEER, "/two", b"payload")
             stream_writer.transport.abort()
             writer.transport.abort()
 
