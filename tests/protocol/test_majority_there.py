@@ -69,6 +69,22 @@ def test_where_nobody_can_be_dialled_all_must_be_lost_to_make_a_span_void(num_pe
     assert swarm.machines["p0"].roster.epoch == 0
 
 
+def test_of_three_one_that_sends_and_one_that_is_there_go_on_while_the_third_is_dead() -> None:
+    swarm = founded(3)
+    swarm.run_to_cycle_end()
+    swarm.vector_loss = 1.0
+    before = swarm.machines["p0"].roster.digest()
+    swarm.kill("p2")
+    begin = swarm.now
+    swarm.run(len(swarm.rules.num_spans) * ROUND_SECONDS)
+    under = [entry for entry in recent(swarm, begin) if entry.roster == before]
+    assert under
+    assert {(len(places_in(entry.present)), len(included_places(entry))) for entry in under} <= {(2, 1), (3, 1)}
+    swarm.start("p2")
+    swarm.vector_loss = 0.0
+    recovers(swarm, 3 * MINUTE)
+
+
 @pytest.mark.parametrize("num_peers", [2, 3, 4, 7])
 def test_peers_whose_caps_carry_nothing_move_the_spans_that_they_reduce(num_peers: int) -> None:
     swarm = founded(num_peers)
