@@ -196,20 +196,13 @@ def gather_contributions(
     members do not count there.
     """
     offers = _offers(collection, span)
-    num_members = len(collection.roster.members)
-    parents = [offer.parent for _, _, offer in offers.values()]
-    parent = max(parents, key=lambda p: (parents.count(p), head is not None and p == head.digest), default=None)
-    if parent is None:
-        return "nobody was there"
-    if collection.is_one_row and not are_enough(parents.count(parent), num_members):
-        there = f"{parents.count(parent)} of {num_members} members were there on one parent"
-        return f"{there}; more than half are needed"
-    if collection.is_one_row and head is not None and head.digest != parent:
-        return "the others build on another parent than this owner holds"
+    parent = _named_parent([offer.parent for _, _, offer in offers.values()], collection, head)
+    if isinstance(parent, str):
+        return parent
     agreeing = {peer: offer for peer, offer in offers.items() if offer[2].parent == parent}
     came = {peer: offer for peer, offer in agreeing.items() if (peer, span) in collection.payloads}
     if not came:
-        return f"nobody's contribution came; {len(agreeing)} of {num_members} members were there"
+        return f"nobody's contribution came; {len(agreeing)} of {len(collection.roster.members)} members were there"
     weights = _weights(came, collection.newcomers, head, rules)
     return Gathered(
         parent=parent,
@@ -229,6 +222,20 @@ def gather_contributions(
             for peer, (place, opening, offer) in agreeing.items()
         },
     )
+
+
+def _named_parent(parents: Sequence[Digest], collection: Collection, head: SpanHead | None) -> Digest | str:
+    """Return the parent that most name, or why none of them can get a child from here."""
+    parent = max(parents, key=lambda p: (parents.count(p), head is not None and p == head.digest), default=None)
+    if parent is None:
+        return "nobody was there"
+    num_members = len(collection.roster.members)
+    if collection.is_one_row and not are_enough(parents.count(parent), num_members):
+        there = f"{parents.count(parent)} of {num_members} members were there on one parent"
+        return f"{there}; more than half are needed"
+    if collection.is_one_row and head is not None and head.digest != parent:
+        return "the others build on another parent than this owner holds"
+    return parent
 
 
 def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) -> Inclusion:
