@@ -12,9 +12,10 @@ I3  An island absorbs an entry only on top of its parent. A span's height never 
 I4  Whenever a machine ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
     after the deadline.
 I5  Structural in the lab: no action asks an island to wait. Real threads are tested in `tests/trainer`.
-I8  An absorbed entry includes more than half of its roster. A roster in any book has votes of more than half of its
-    parent's members (less those whose good-bye it quotes), or says its level and has that level's share. A parent has
-    at most one child of level 0, ever.
+I8  For an absorbed entry more than half of its roster were there: each of them named the entry's parent for that span
+    and round, under that roster. A roster in any book has votes of more than half of its parent's members (less those
+    whose good-bye it quotes), or says its level and has that level's share. A parent has at most one child of level 0,
+    ever.
 I9  No engine raises, whatever comes; what goes over the wire comes back the same; all states are finite.
 
 What holds only a while after faults (I6, I7, the mending of I1, the end of forks) is in `endings.py`.
@@ -34,8 +35,10 @@ from p2p_diloco.lab.toy_run import ORGANISER, verify
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Action, Send
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.grid import Grid, fold_roster
+from p2p_diloco.protocol.messages import Opening
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
 
@@ -56,6 +59,7 @@ class Inspector:
         self._children: dict[Digest, set[Digest]] = {}
         self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
         self._sent: dict[tuple[SpanId, int, PeerId], bytes] = {}
+        self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
         self._included: dict[tuple[SpanId, int, PeerId], Digest] = {}
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
@@ -154,6 +158,19 @@ class Inspector:
         for encoded in contribution.spans:
             self._sent[encoded.span, contribution.round, machine.peer] = encoded.payload
 
+    def opened(self, machine: Machine, actions: Sequence[Action]) -> None:
+        """Note which parents a member names, in what it sends and to itself."""
+        collection = machine.running.exchange.collection
+        openings = [action.message for action in actions if isinstance(action, Send)]
+        if collection is not None and machine.peer in collection.openings:
+            openings.append(collection.openings[machine.peer])
+        for opening in openings:
+            if isinstance(opening, Opening):
+                fragment = self._player.rules.clock.fragment(opening.round)
+                for offer in opening.spans:
+                    key = (SpanId(fragment, offer.index), opening.round, machine.peer)
+                    self._named[key] = (opening.roster, offer.parent)
+
     def entry_absorbed(self, machine: Machine, entry: Entry) -> None:
         """Check an entry when the first engine absorbs it."""
         digest = entry.digest()
@@ -161,10 +178,9 @@ class Inspector:
             return
         self.entries[digest] = entry
         roster = self.rosters[entry.roster]
-        places = [place for place in range(len(roster.members)) if entry.included[place // 8] >> place % 8 & 1]
         where = f"the entry of {entry.span} in round {entry.round}"
-        if 2 * len(places) <= len(roster.members):
-            raise Violated("I8", f"{where} includes {len(places)} of {len(roster.members)} members", machine.name)
+        self._check_majority(machine, entry, roster, where)
+        places = _places(entry.included, roster)
         if self._signed.setdefault((entry.span, entry.round, entry.roster), digest) != digest:
             raise Violated("I2", f"{where} is the second one that its owner signed", machine.name)
         peers = [roster.members[place].peer for place in places]
@@ -173,6 +189,19 @@ class Inspector:
                 name = self._player.by_peer[peer].name
                 raise Violated("I2", f"{where} counts {name}, as another entry of that round does", machine.name)
         self._check_mean(machine, entry, peers, where)
+
+    def _check_majority(self, machine: Machine, entry: Entry, roster: Roster, where: str) -> None:
+        """Count anew, in the plainest way, who was there; a restarted peer may have said so in an earlier life."""
+        present = _places(entry.present, roster)
+        if 2 * len(present) <= len(roster.members):
+            raise Violated("I8", f"{where} has {len(present)} of {len(roster.members)} members there", machine.name)
+        if not set(_places(entry.included, roster)) <= set(present):
+            raise Violated("I8", f"{where} includes members that were not there", machine.name)
+        for place in present:
+            peer = roster.members[place].peer
+            if self._named.get((entry.span, entry.round, peer)) != (entry.roster, entry.parent):
+                name = self._player.by_peer[peer].name
+                raise Violated("I8", f"{where} has {name} there, which did not name its parent", machine.name)
 
     def _check_mean(self, machine: Machine, entry: Entry, peers: list[PeerId], where: str) -> None:
         """Redo the mean from what was really sent, in a grid by way of the means of the rows."""
@@ -238,6 +267,10 @@ class Inspector:
         if not enough:
             text = f"roster {roster.k} (level {roster.level}) has {len(votes)} votes of {len(counted)} members"
             raise Violated("I8", text, machine.name)
+
+
+def _places(bitmap: bytes, roster: Roster) -> list[int]:
+    return [place for place in range(len(roster.members)) if bitmap[place // 8] >> place % 8 & 1]
 
 
 def _mean_of(

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from p2p_diloco.ids import Digest
 from p2p_diloco.lab.machine import Machine
@@ -18,7 +19,9 @@ from p2p_diloco.lab.maths import OUTER, absorbed_entry
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.protocol import membership, roster_book
+from p2p_diloco.protocol import entry as entry_rules
+from p2p_diloco.protocol import exchange, finish, inclusion, membership, roster_book
+from p2p_diloco.protocol import round as round_rules
 from p2p_diloco.protocol.actions import Action, ReduceSpan, Send, Stage
 from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURNS
@@ -38,6 +41,8 @@ class Mistake(enum.Enum):
     TWO_VOTES = "two-votes"
     UNDECODED_BYTES = "undecoded-bytes"
     IN_FLIGHT_LEFT_OUT = "in-flight-left-out"
+    NO_MAJORITY = "no-majority"
+    COUNTS_THE_ABSENT = "counts-the-absent"
 
 
 class Mistakes:
@@ -123,6 +128,14 @@ def planted_in_rules(mistake: Mistake | None) -> Iterator[None]:
     elif mistake is Mistake.TWO_VOTES:
         with _replaced(membership, "vote", _vote_again):
             yield
+    elif mistake is Mistake.NO_MAJORITY:
+        with contextlib.ExitStack() as planted:
+            for module in (entry_rules, inclusion, round_rules, finish):
+                planted.enter_context(_replaced(module, "are_enough", _any_are_enough))
+            yield
+    elif mistake is Mistake.COUNTS_THE_ABSENT:
+        with _replaced(exchange, "build_entry", _count_the_absent):
+            yield
     else:
         yield
 
@@ -139,6 +152,18 @@ def _replaced(module: ModuleType, name: str, wrong: object) -> Iterator[None]:
 
 def _take_any_certificate(child: CertifiedRoster, parent: Roster, verify: Verify) -> None:
     """Take whatever somebody has signed, member of the parent or not."""
+
+
+def _any_are_enough(num_present: int, num_members: int) -> bool:
+    """Give a parent a child whoever was there, and take such a child."""
+    return num_present > 0
+
+
+def _count_the_absent(roster: Roster, *more: Any) -> Entry | str:
+    """Sign that everybody on the roster was there."""
+    everybody = tuple(range(len(roster.members)))
+    told: list[Any] = [replace(one, present=everybody) if isinstance(one, inclusion.Inclusion) else one for one in more]
+    return inclusion.build_entry(roster, *told)
 
 
 def _vote_again(ballots: Ballots, proposal: Proposal) -> Ballots:

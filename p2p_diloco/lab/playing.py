@@ -227,7 +227,9 @@ class Player(Stage):
         contribution = machine.vectors.contribute(order, machine.steps_made(self.now))
         if contribution is not None:
             self.inspector.contributed(machine, contribution)
-            self.perform(machine, machine.running.contribution_ready(contribution, now))
+            actions = machine.running.contribution_ready(contribution, now)
+            self.inspector.opened(machine, actions)
+            self.perform(machine, actions)
 
     # -- vector work for others
 

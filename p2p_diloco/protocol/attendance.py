@@ -46,7 +46,7 @@ class Heard:
 class Attendance:
     """One peer's view of who is here. A state machine without I/O.
 
-    `took_part` holds the round of the last entry that included each member; it is kept by the engine.
+    `took_part` holds the round of the last entry for which each member was there; it is kept by the engine.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
@@ -78,7 +78,7 @@ class Attendance:
         return True
 
     def note_part(self, peers: frozenset[PeerId], round_index: int) -> None:
-        """Note whom an entry of a round includes."""
+        """Note who was there for an entry of a round."""
         if round_index >= self._latest_part:
             self._latest_part = round_index
             self.took_part.update(dict.fromkeys(peers, round_index))

@@ -324,7 +324,7 @@ class PeerEngine:
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
             peers = self.book.included_in(entry)
-            self.membership.note_part(peers, entry.round)
+            self.membership.note_part(self.book.present_at(entry), entry.round)
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total += len(peers)
             self._turns.entry_absorbed(entry.round, len(peers))

@@ -32,7 +32,10 @@ class Entry:
     Attributes:
         parent: chain digest that the span must have before.
         height: parent's height + 1; lets two peers see who is ahead without the entries between them.
-        included: bit i (little-endian bytes) says that member i of the roster is part of the mean.
+        present: bit i (little-endian bytes) says that member i of the roster was there: it named `parent` for this span
+            in this round, whether its contribution came or not. More than half must have, so that no two children of
+            one parent come about in a round.
+        included: likewise, who of those present is part of the mean.
         weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
         median_norm: median norm, before clipping, of the included contributions: the span's next radius.
@@ -47,6 +50,7 @@ class Entry:
     parent: Digest
     height: int
     roster: Digest
+    present: bytes
     included: bytes
     weights: tuple[float, ...]
     tokens: int
@@ -80,6 +84,7 @@ _SIGNED_LAYOUT: Layout = (
     ("parent", DIGEST),
     ("height", U64),
     ("roster", DIGEST),
+    ("present", blob(MOST_MEMBERS // 8)),
     ("included", blob(MOST_MEMBERS // 8)),
     ("weights", many(F32, MOST_MEMBERS)),
     ("tokens", U64),
@@ -107,6 +112,16 @@ def places_in(included: bytes) -> tuple[int, ...]:
 def included_places(entry: Entry) -> tuple[int, ...]:
     """Return the places on the roster of the members in the mean, in order."""
     return places_in(entry.included)
+
+
+def lies_within(part: bytes, whole: bytes) -> bool:
+    """Tell whether a bitmap names nobody whom another one does not name."""
+    return not int.from_bytes(part, "little") & ~int.from_bytes(whole, "little")
+
+
+def are_enough(num_present: int, num_members: int) -> bool:
+    """Tell whether so many members, all of whom name one parent, may give it a child: no others can name another."""
+    return 2 * num_present > num_members
 
 
 def next_head(head: SpanHead, entry: Entry) -> SpanHead:
@@ -150,8 +165,9 @@ def check_entry(
     Raises:
         PeerError: it may not; the text names the owner and the reason.
     """
-    places = included_places(entry)
-    num_members = len(roster.members)
+    present, places = places_in(entry.present), included_places(entry)
+    num_present, num_members = len(present), len(roster.members)
+    bitmap_bytes = (num_members + 7) // 8
     limit = rules.radius_limit * head.radius
     problems = (
         (entry.run != rules.run, "belongs to another run"),
@@ -160,9 +176,14 @@ def check_entry(
         (entry.height != head.height + 1, f"says height {entry.height} on top of {head.height}"),
         (entry.round <= head.round, f"is from round {entry.round}, not after round {head.round}"),
         (rules.clock.fragment(entry.round) != entry.span.fragment, f"is for a fragment that round {entry.round} lacks"),
-        (len(entry.included) != (num_members + 7) // 8, f"has a bitmap that does not fit {num_members} members"),
-        (bool(places) and places[-1] >= num_members, "includes members that the roster lacks"),
-        (2 * len(places) <= num_members, f"includes {len(places)} of {num_members} members; more than half are needed"),
+        (len(entry.present) != bitmap_bytes, f"has a bitmap that does not fit {num_members} members"),
+        (len(entry.included) != bitmap_bytes, f"has a bitmap that does not fit {num_members} members"),
+        (bool(present) and present[-1] >= num_members, "names members that the roster lacks"),
+        (not lies_within(entry.included, entry.present), "includes members that were not there"),
+        (
+            not are_enough(num_present, num_members),
+            f"says that {num_present} of {num_members} members were there; more than half are needed",
+        ),
         (len(entry.weights) != len(places), f"has {len(entry.weights)} weights for {len(places)} members"),
         (min(entry.weights, default=0.0) < 0 or sum(entry.weights) <= 0, "has weights that do not sum to more than 0"),
         (entry.median_norm < 0 or entry.median_weight < 0, "publishes a negative norm or weight"),

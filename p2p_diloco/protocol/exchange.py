@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry, pack_included
@@ -22,6 +22,7 @@ from p2p_diloco.protocol.round import (
     ReductionRules,
     contribution_messages,
     gather_contributions,
+    is_sending,
     newcomers_of,
     refuse_opening,
     row_members,
@@ -97,28 +98,51 @@ class Exchange:
         return collection
 
     def contribute(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        """Send the island's contribution to the reducers of its row, unless the time for it is over."""
+        """Send the island's contribution to the reducers of its row, unless the time for it is over.
+
+        All openings go first: by them this peer counts as there, whatever becomes of its vectors.
+        """
         collection = self.collection
         clock = self._rules.clock
         if collection is None or collection.round != contribution.round or now > clock.contribute_by(collection.round):
             return []
         me = self._membership.me
-        actions: list[Action] = []
-        deadline = clock.reduce_by(collection.round)
-        digest = collection.roster_digest
+        openings: list[tuple[PeerId, Piece]] = []
+        pieces: list[tuple[PeerId, Piece]] = []
         shares = split_by_reducer(contribution, collection.grid, collection.row)
-        if self.ration.bytes_per_second is not None:
-            # Who gets nothing would wait for it until the deadline: an opening without spans says so.
-            shares = {reducer: shares.get(reducer, []) for reducer in self._reducers(collection)}
-        for reducer, spans in shares.items():
-            opening, vectors = contribution_messages(contribution, spans, digest, me.incarnation)
-            messages: tuple[Piece, ...] = (opening, *vectors)
+        held_back = self._held_back(collection, contribution)
+        for reducer in self._reducers(collection):
+            spans, held = shares.get(reducer, []), held_back.get(reducer, {})
+            # Who gets nothing from a capped peer would wait for it until the deadline: an empty opening says so.
+            if spans or held or self.ration.bytes_per_second is not None:
+                opening, vectors = contribution_messages(
+                    contribution, spans, collection.roster_digest, me.incarnation, held
+                )
+                openings.append((reducer, opening))
+                pieces += [(reducer, vector) for vector in vectors]
+        actions: list[Action] = []
+        for reducer, piece in (*openings, *pieces):
             if reducer == me.peer:
-                for message in messages:
-                    actions += self.take(me.peer, message, now)
+                actions += self.take(me.peer, piece, now)
             else:
-                actions += [Send(to=reducer, message=message, deadline=deadline) for message in messages]
+                actions.append(Send(to=reducer, message=piece, deadline=clock.reduce_by(collection.round)))
         return actions
+
+    def _held_back(
+        self, collection: Collection, contribution: FragmentContribution
+    ) -> dict[PeerId, dict[SpanId, Digest]]:
+        """Return, by reducer, the spans of which nothing is sent, and where they stand: for those too we are there.
+
+        A span whose log has reached the round is not among them: there is nothing to agree on any more.
+        """
+        held: dict[PeerId, dict[SpanId, Digest]] = {}
+        sent = {encoded.span for encoded in contribution.spans}
+        for index in range(self._rules.num_spans[collection.fragment]):
+            span = SpanId(collection.fragment, index)
+            head, reducer = self._chains.heads.get(span), collection.grid.reducer(span, collection.row)
+            if span not in sent and head is not None and head.round < collection.round and reducer is not None:
+                held.setdefault(reducer, {})[span] = head.digest
+        return held
 
     def _reducers(self, collection: Collection) -> list[PeerId]:
         """Return who reduces for the row of this peer, each once."""
@@ -158,14 +182,15 @@ class Exchange:
         reason = refuse_opening(opening, sender, collection)
         if reason is None:
             collection.openings[sender] = opening
-            return []
+            unsent = [span for span in collection.reduced if not is_sending(opening, span)]
+            return [action for span in unsent for action in self._reduce_span(collection, span, now, at_deadline=False)]
         collection.refused.add(sender)
         newer = opening.roster != collection.roster_digest and opening.roster in self._membership.book
         return [self._refusal(sender, opening.round, reason, newer, now)]
 
     def _take_vector(self, collection: Collection, sender: PeerId, vector: SpanVector, now: float) -> list[Action]:
         opening = collection.openings.get(sender)
-        if opening is None or all(offer.index != vector.span.index for offer in opening.spans):
+        if opening is None or not is_sending(opening, vector.span):
             return []
         expected = self._expected_bytes(vector)
         if vector.span.fragment != collection.fragment or expected != len(vector.payload):
@@ -269,6 +294,7 @@ class Exchange:
             roster=collection.roster_digest,
             parent=gathered.parent,
             row=collection.row,
+            present=pack_included(set(inclusion.present), len(collection.roster.members)),
             included=pack_included(set(inclusion.places), len(collection.roster.members)),
             weights=inclusion.weights,
             norms=inclusion.norms,

@@ -7,11 +7,11 @@ still come have come, or the deadline.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import places_in
+from p2p_diloco.protocol.entry import are_enough, lies_within, places_in
 from p2p_diloco.protocol.inclusion import Inclusion
 from p2p_diloco.protocol.messages import RowMean
 from p2p_diloco.protocol.round import Collection, Gathered, norm_limit, rounding_seed
@@ -37,7 +37,11 @@ class Finish:
     def add(self, mean: RowMean) -> None:
         """Keep the first mean of a row, which `refuse_row_mean` has passed."""
         inclusion = Inclusion(
-            places=places_in(mean.included), weights=mean.weights, norms=mean.norms, tokens=mean.tokens
+            present=places_in(mean.present),
+            places=places_in(mean.included),
+            weights=mean.weights,
+            norms=mean.norms,
+            tokens=mean.tokens,
         )
         if mean.span not in self.settled:
             self.means.setdefault((mean.span, mean.row), (mean, inclusion))
@@ -49,18 +53,20 @@ class Finish:
     def gather(self, span: SpanId, head: SpanHead | None, radius_limit: float) -> Gathered | str:
         """Return what makes the span's entry, or why it is void this round.
 
-        The parent is the one that more than half of the roster name, all rows together; the owner must stand there.
+        The parent is the one that more than half of the roster name, all rows together; the owner must stand there. Of
+        a row from which no contribution came there is no mean, so its members do not count.
         """
         collection = self.collection
         rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
         behind: dict[Digest, int] = {}
         for mean, inclusion in rows:
-            behind[mean.parent] = behind.get(mean.parent, 0) + len(inclusion.places)
+            behind[mean.parent] = behind.get(mean.parent, 0) + len(inclusion.present)
         num_members = len(collection.roster.members)
         parent = max(behind, key=lambda p: behind[p], default=None)
-        if parent is None or 2 * behind[parent] <= num_members:
-            most = behind[parent] if parent is not None else 0
-            return f"{len(rows)} rows with {most} of {num_members} members agree on a parent; more than half are needed"
+        most = behind[parent] if parent is not None else 0
+        if parent is None or not are_enough(most, num_members):
+            there = f"{most} of {num_members} members were there on one parent, in {len(rows)} rows"
+            return f"{there}; more than half are needed"
         if head is None or head.digest != parent:
             return "the others build on another parent than this owner holds"
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
@@ -96,14 +102,7 @@ def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection
     if len(new) == len(inclusions):
         return dict(inclusions)
     return {
-        row: inclusion
-        if row not in new
-        else Inclusion(
-            places=inclusion.places,
-            weights=(0.0,) * len(inclusion.places),
-            norms=inclusion.norms,
-            tokens=inclusion.tokens,
-        )
+        row: inclusion if row not in new else replace(inclusion, weights=(0.0,) * len(inclusion.places))
         for row, inclusion in inclusions.items()
     }
 
@@ -118,8 +117,11 @@ def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_byte
         return f"{mean.span} of row {mean.row} is not what its sender reduces for this owner"
     places = places_in(mean.included)
     members = collection.roster.members
-    if not places or places[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in places):
-        return f"includes nobody, or members that are not in row {mean.row}"
+    present = places_in(mean.present)
+    if not places or not lies_within(mean.included, mean.present):
+        return "includes nobody, or members that were not there"
+    if present[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in present):
+        return f"names members that are not in row {mean.row}"
     if not len(places) == len(mean.weights) == len(mean.norms):
         return f"has {len(mean.weights)} weights and {len(mean.norms)} norms for {len(places)} members"
     if min(mean.weights) < 0 or sum(mean.weights) <= 0 or min(mean.norms) < 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.protocol.entry import Entry, pack_included
+from p2p_diloco.protocol.entry import Entry, are_enough, pack_included
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.wire import MOST_COUNTED
 
@@ -17,27 +17,39 @@ _LARGEST_FLOAT32 = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inclusion:
-    """The contributions in a mean.
+    """The contributions in a mean, and who was there for it.
 
     Attributes:
-        places: on the roster, ascending.
-        weights, norms: one per place; norms before clipping.
-        tokens: sum over the places, of this cycle.
+        present: places on the roster of those who named the mean's parent, ascending; those in the mean among them.
+        places: of those in the mean, ascending.
+        weights, norms: one per place in the mean; norms before clipping.
+        tokens: sum over the places in the mean, of this cycle.
     """
 
+    present: tuple[int, ...]
     places: tuple[int, ...]
     weights: tuple[float, ...]
     norms: tuple[float, ...]
     tokens: int
 
+    def left_out(self) -> Inclusion:
+        """Return what remains where the part is in no mean: its members were there all the same."""
+        return only_present(self.present)
+
+
+def only_present(places: tuple[int, ...]) -> Inclusion:
+    """Return that these were there, and nothing of theirs is in the mean."""
+    return Inclusion(present=places, places=(), weights=(), norms=(), tokens=0)
+
 
 def join_inclusions(parts: Iterable[Inclusion]) -> Inclusion:
-    """Return who is in the mean of several means that share nobody, again in roster order."""
+    """Return who is in the mean of several means that share nobody, and who was there, again in roster order."""
     parts = tuple(parts)
     together = sorted(
         one for part in parts for one in zip(part.places, part.weights, part.norms, strict=True)
     )  # places differ, so nothing else decides
     return Inclusion(
+        present=tuple(sorted(place for part in parts for place in part.present)),
         places=tuple(place for place, _, _ in together),
         weights=tuple(weight for _, weight, _ in together),
         norms=tuple(norm for _, _, norm in together),
@@ -61,11 +73,12 @@ def build_entry(
         payload: the encoded mean.
     """
     num_members = len(roster.members)
-    if 2 * len(inclusion.places) <= num_members:
-        return f"{len(inclusion.places)} of {num_members} contributions were sound; more than half are needed"
+    num_present = len(inclusion.present)
+    if not are_enough(num_present, num_members):
+        return f"{num_present} of {num_members} members were there; more than half are needed"
     positive = [weight for weight in inclusion.weights if weight > 0]
     if not positive:
-        return "all contributions have weight 0"
+        return "all contributions have weight 0" if inclusion.places else "no contribution was sound"
     return Entry(
         run=roster.run,
         round=round_index,
@@ -73,6 +86,7 @@ def build_entry(
         parent=parent,
         height=height,
         roster=roster_digest,
+        present=pack_included(set(inclusion.present), num_members),
         included=pack_included(set(inclusion.places), num_members),
         weights=inclusion.weights,
         tokens=inclusion.tokens,

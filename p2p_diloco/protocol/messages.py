@@ -46,7 +46,7 @@ from p2p_diloco.protocol.wire import (
     with_blob,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Of a span, in one frame. A piece costs either end some fraction of a millisecond whatever its length; of a piece as
@@ -182,10 +182,19 @@ class Introductions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanOffer:
-    """One span of an opening: its index, the parent that the contribution builds on, and its norm before clipping."""
+    """One span of an opening: its index, and the parent at which the sender holds it.
+
+    Whoever names a parent is there for the round, and counts among those who agree on it, even where its vector is
+    late, cut or refused.
+
+    Attributes:
+        sends: whether a vector follows; a peer whose upload has a cap holds some back.
+        norm: of the contribution, before clipping; 0 where none follows.
+    """
 
     index: int
     parent: Digest
+    sends: bool
     norm: float
 
 
@@ -220,13 +229,14 @@ class SpanVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMean:
-    """A row's mean of one span on its way to the span's owner, with who is in it and with what weight."""
+    """A row's mean of one span on its way to the span's owner; who was there, who is in it and with what weight."""
 
     round: int
     span: SpanId
     roster: Digest
     parent: Digest
     row: int
+    present: bytes
     included: bytes
     weights: tuple[float, ...]
     norms: tuple[float, ...]
@@ -244,7 +254,7 @@ class Refusal:
 
 
 _HEAD = record(SpanHead, HEAD_LAYOUT)
-_SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("norm", F32)))
+_SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("sends", FLAG), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
 _VECTOR = blob_view(MOST_PAYLOAD_BYTES)
 _PIECE = blob_view(MOST_PIECE_BYTES)
@@ -257,6 +267,7 @@ _ROW_MEAN_LAYOUT: Layout = (
     ("roster", DIGEST),
     ("parent", DIGEST),
     ("row", U16),
+    ("present", blob(MOST_MEMBERS // 8)),
     ("included", blob(MOST_MEMBERS // 8)),
     ("weights", many(F32, MOST_MEMBERS)),
     ("norms", many(F32, MOST_MEMBERS)),

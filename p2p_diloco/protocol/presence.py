@@ -83,7 +83,7 @@ class Presence:
 
         Args:
             here: whom this peer hears itself, itself included.
-            took_part: round of the last entry that included each member.
+            took_part: round of the last entry for which each member was there.
         """
         present: dict[PeerId, Member] = {}
         lately = max(took_part.values(), default=-1) - view.num_fragments

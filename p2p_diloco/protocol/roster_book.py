@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
 from p2p_diloco.protocol.ballot import ballot_turn
-from p2p_diloco.protocol.entry import Entry, included_places
+from p2p_diloco.protocol.entry import Entry, places_in
 from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
@@ -18,6 +18,7 @@ from p2p_diloco.protocol.roster import (
     seniority,
 )
 
+_NAMED_KEPT = 2
 _RECENT = 8
 _SPARSE = 40
 _MOST_IN_ONE_REPLY = 24
@@ -43,7 +44,7 @@ class RosterBook:
         self._places: dict[Digest, int] = {}
         self._tips: dict[Digest, Roster] = {}
         self._in_common: Digest | None = None
-        self._last_included: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
+        self._last_named: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._certified
@@ -109,13 +110,22 @@ class RosterBook:
         return None
 
     def included_in(self, entry: Entry) -> frozenset[PeerId]:
-        """Return whose contributions are in an entry of a known roster; most spans of a round include the same."""
-        key = (entry.roster, entry.included)
-        found = self._last_included.get(key)
+        """Return whose contributions are in an entry of a known roster."""
+        return self._named(entry.roster, entry.included)
+
+    def present_at(self, entry: Entry) -> frozenset[PeerId]:
+        """Return who was there for an entry of a known roster."""
+        return self._named(entry.roster, entry.present)
+
+    def _named(self, digest: Digest, bitmap: bytes) -> frozenset[PeerId]:
+        """Return whom a bitmap names; most spans of a round name the same."""
+        found = self._last_named.get((digest, bitmap))
         if found is None:
-            roster, _ = self.folded[entry.roster]
-            found = frozenset(roster.members[place].peer for place in included_places(entry))
-            self._last_included = {key: found}
+            roster, _ = self.folded[digest]
+            found = frozenset(roster.members[place].peer for place in places_in(bitmap))
+            if len(self._last_named) >= _NAMED_KEPT:
+                self._last_named.clear()
+            self._last_named[digest, bitmap] = found
         return found
 
     def parent_of(self, roster: Roster) -> Roster | None:

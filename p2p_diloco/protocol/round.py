@@ -9,13 +9,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.entry import are_enough
 from p2p_diloco.protocol.grid import Grid
-from p2p_diloco.protocol.inclusion import Inclusion, as_float32, join_inclusions
+from p2p_diloco.protocol.inclusion import Inclusion, as_float32, join_inclusions, only_present
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.roster import Member, Roster
+
+NOTHING_HELD_BACK: Mapping[SpanId, Digest] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +97,21 @@ def split_by_reducer(contribution: FragmentContribution, grid: Grid, row: int) -
 
 
 def contribution_messages(
-    contribution: FragmentContribution, spans: Sequence[EncodedSpan], roster: Digest, incarnation: int
+    contribution: FragmentContribution,
+    spans: Sequence[EncodedSpan],
+    roster: Digest,
+    incarnation: int,
+    held_back: Mapping[SpanId, Digest] = NOTHING_HELD_BACK,
 ) -> tuple[Opening, tuple[SpanVector, ...]]:
-    """Return what goes to one reducer: the opening, then each span."""
-    offers = tuple(SpanOffer(index=s.span.index, parent=s.parent, norm=as_float32(s.norm)) for s in spans)
+    """Return what goes to one reducer: the opening, then each span.
+
+    Args:
+        held_back: the parents of its other spans, of which nothing is sent.
+    """
+    offers = (
+        *(SpanOffer(index=s.span.index, parent=s.parent, sends=True, norm=as_float32(s.norm)) for s in spans),
+        *(SpanOffer(index=span.index, parent=parent, sends=False, norm=0.0) for span, parent in held_back.items()),
+    )
     opening = Opening(
         round=contribution.round,
         roster=roster,
@@ -141,22 +156,32 @@ def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]
         if peer in gone or peer in collection.refused or (peer, span) in collection.payloads:
             continue
         opening = collection.openings.get(peer)
-        if opening is None or any(offer.index == span.index for offer in opening.spans):
+        if opening is None or is_sending(opening, span):
             return True
     return False
 
 
+def is_sending(opening: Opening, span: SpanId) -> bool:
+    """Tell whether an opening says that a vector of `span` follows."""
+    return any(offer.index == span.index and offer.sends for offer in opening.spans)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """What is to be averaged: the parts, the parent that they build on, and who is in each, by the part's sender."""
+    """What is to be averaged: the parts, the parent that they build on, and who is in each, by the part's sender.
+
+    `inclusions` also holds who named the parent without a part.
+    """
 
     parent: Digest
     reduce: ReduceSpan
     inclusions: dict[PeerId, Inclusion]
 
     def inclusion_of(self, sound: frozenset[PeerId]) -> Inclusion:
-        """Return who is in the mean of the parts that the codec found sound."""
-        return join_inclusions(inclusion for peer, inclusion in self.inclusions.items() if peer in sound)
+        """Return who is in the mean of the parts that the codec found sound; all who named the parent were there."""
+        return join_inclusions(
+            inclusion if peer in sound else inclusion.left_out() for peer, inclusion in self.inclusions.items()
+        )
 
 
 def gather_contributions(
@@ -164,22 +189,21 @@ def gather_contributions(
 ) -> Gathered | str:
     """Return what makes the mean of this row, or why there is none this round.
 
-    In a run of one row the parent is the one that more than half of the roster name, and a reducer that follows the
-    entries must stand there itself; a helper, which holds no state (`head` None), goes by the contributors. In a grid
-    the owner asks for the majority: a row goes by the parent that most of it name.
+    The parent is chosen by who named it, whether their contributions came or not; the mean is of those that came. In a
+    run of one row more than half of the roster must name it, and a reducer that follows the entries must stand there
+    itself; a helper, which holds no state (`head` None), goes by the others. In a grid the owner asks for the majority:
+    a row goes by the parent that most of it name, and one from which no contribution came sends nothing, so that its
+    members do not count there.
     """
     offers = _offers(collection, span)
-    num_members = len(collection.roster.members)
-    parents = [offer.parent for _, _, offer in offers.values()]
-    parent = max(parents, key=lambda p: (parents.count(p), head is not None and p == head.digest), default=None)
-    if parent is None:
-        return "nobody contributed"
-    if collection.is_one_row and 2 * parents.count(parent) <= num_members:
-        return f"{len(offers)} of {num_members} members contributed, of which more than half must agree on a parent"
-    if collection.is_one_row and head is not None and head.digest != parent:
-        return "the others build on another parent than this owner holds"
+    parent = _named_parent([offer.parent for _, _, offer in offers.values()], collection, head)
+    if isinstance(parent, str):
+        return parent
     agreeing = {peer: offer for peer, offer in offers.items() if offer[2].parent == parent}
-    weights = _weights(agreeing, collection.newcomers, head, rules)
+    came = {peer: offer for peer, offer in agreeing.items() if (peer, span) in collection.payloads}
+    if not came:
+        return f"nobody's contribution came; {len(agreeing)} of {len(collection.roster.members)} members were there"
+    weights = _weights(came, collection.newcomers, head, rules)
     return Gathered(
         parent=parent,
         reduce=ReduceSpan(
@@ -188,16 +212,35 @@ def gather_contributions(
             stage=Stage.WHOLE if collection.is_one_row else Stage.ROW,
             parts=tuple(
                 Part(peer=peer, payload=collection.payloads[peer, span], weight=weights[peer], norm=offer.norm)
-                for peer, (_, _, offer) in agreeing.items()
+                for peer, (_, _, offer) in came.items()
             ),
             norm_limit=norm_limit(head, parent, rules.radius_limit),
             rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
         ),
         inclusions={
-            peer: Inclusion(places=(place,), weights=(weights[peer],), norms=(offer.norm,), tokens=opening.tokens)
+            peer: _inclusion(place, opening, offer, weights[peer]) if peer in came else only_present((place,))
             for peer, (place, opening, offer) in agreeing.items()
         },
     )
+
+
+def _named_parent(parents: Sequence[Digest], collection: Collection, head: SpanHead | None) -> Digest | str:
+    """Return the parent that most name, or why none of them can get a child from here."""
+    parent = max(parents, key=lambda p: (parents.count(p), head is not None and p == head.digest), default=None)
+    if parent is None:
+        return "nobody was there"
+    num_members = len(collection.roster.members)
+    if collection.is_one_row and not are_enough(parents.count(parent), num_members):
+        there = f"{parents.count(parent)} of {num_members} members were there on one parent"
+        return f"{there}; more than half are needed"
+    if collection.is_one_row and head is not None and head.digest != parent:
+        return "the others build on another parent than this owner holds"
+    return parent
+
+
+def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) -> Inclusion:
+    """Return what an entry says of one contribution."""
+    return Inclusion(present=(place,), places=(place,), weights=(weight,), norms=(offer.norm,), tokens=opening.tokens)
 
 
 def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float) -> float:
@@ -213,12 +256,12 @@ def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
 
 
 def _offers(collection: Collection, span: SpanId) -> dict[PeerId, tuple[int, Opening, SpanOffer]]:
-    """Return place, opening and offer of all whose contribution to `span` is here, in roster order."""
+    """Return place, opening and offer of all who named a parent of `span`, in roster order."""
     offers = {}
     for place, member in collection.members.items():
         opening = collection.openings.get(member.peer)
-        if opening is not None and (member.peer, span) in collection.payloads:
-            offer = next(offer for offer in opening.spans if offer.index == span.index)
+        offer = next((offer for offer in opening.spans if offer.index == span.index), None) if opening else None
+        if opening is not None and offer is not None:
             offers[member.peer] = (place, opening, offer)
     return offers
 
@@ -229,7 +272,7 @@ def _weights(
     head: SpanHead | None,
     rules: ReductionRules,
 ) -> dict[PeerId, float]:
-    """Quantity times quality of this cycle, clipped; 0 for newcomers, unless there is nobody else."""
+    """Quantity times quality of this cycle, clipped; 0 for newcomers, unless nobody else's contribution came."""
     all_new = newcomers.issuperset(offers)
     ceiling = rules.weight_clip * head.median_weight if head is not None and head.median_weight > 0 else float("inf")
     weights = {}

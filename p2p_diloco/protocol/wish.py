@@ -19,7 +19,7 @@ class View:
     Attributes:
         lead: the lead itself, which never finds that it sat out.
         present: all that train, are alive and ready, the lead among them if it is.
-        took_part: round of the last entry that included each member.
+        took_part: round of the last entry for which each member was there.
         newcomers: members of the roster in force that its parent lacks: it is too early to say that they sat out.
         round: the round in progress; the roster in force has been so since `in_force_since`.
         included_total: contributions included in entries since founding, as seen here.
@@ -83,7 +83,10 @@ def _in_order(members: tuple[Member, ...], parent: Roster, regrid: int) -> tuple
 
 
 def _sat_out(member: Member, view: View) -> bool:
-    """Tell whether a member was in no entry of a whole cycle in which there were entries under this roster."""
+    """Tell whether a member was there for no entry of a whole cycle in which there were entries under this roster.
+
+    Being there is enough: an entry may include a single one, and a roster must not shrink to that one for it.
+    """
     num_fragments = view.clock.num_fragments
     if view.round - view.in_force_since < num_fragments or member.peer == view.lead or member.peer in view.newcomers:
         return False

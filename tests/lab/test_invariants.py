@@ -69,12 +69,18 @@ def test_entries_that_count_too_few_too_many_or_something_else() -> None:
     swarm = grown()
     machine, entry = swarm.machines["p0"], an_entry(swarm)
     for wrong, text in (
-        (replace(entry, included=pack_included({0}, 3), weights=(1.0,)), "I8: .* includes 1 of 3 members"),
+        (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 members there"),
+        (replace(entry, present=pack_included({0, 1}, 3)), "I8: .* includes members that were not there"),
+        (replace(entry, parent=entry.roster), "I8: .* has p. there, which did not name its parent"),
+        (replace(entry, round=entry.round + 2000), "I8: .* has p. there, which did not name its parent"),
         (replace(entry, tokens=1), "I2: .* is the second one that its owner signed"),
-        (replace(entry, round=entry.round + 2000), "I2: .* counts p., p., p., who sent nothing"),
     ):
         with pytest.raises(Violated, match=text):
             swarm.inspector.entry_absorbed(machine, wrong)
+    for books in (swarm.inspector._signed, swarm.inspector._included, swarm.inspector._sent):
+        books.clear()  # type: ignore[attr-defined]
+    with pytest.raises(Violated, match=r"I2: .* counts p., p., p., who sent nothing"):
+        swarm.inspector.entry_absorbed(machine, replace(entry, tokens=2))
 
 
 def test_rosters_without_their_votes() -> None:

@@ -7,7 +7,8 @@ import pytest
 from p2p_diloco.lab.campaign import CampaignPlan
 from p2p_diloco.lab.faults import faults_named
 from p2p_diloco.lab.mistakes import Mistake, planted_in_rules
-from p2p_diloco.protocol import ballot, membership, roster, roster_book
+from p2p_diloco.protocol import ballot, entry, exchange, finish, inclusion, membership, roster, roster_book
+from p2p_diloco.protocol import round as round_rules
 
 CAUGHT_BY = {
     Mistake.DOUBLE_COUNT: "I2",
@@ -17,6 +18,8 @@ CAUGHT_BY = {
     Mistake.TWO_VOTES: "I8",
     Mistake.UNDECODED_BYTES: "I1",
     Mistake.IN_FLIGHT_LEFT_OUT: "I2",
+    Mistake.NO_MAJORITY: "I8",
+    Mistake.COUNTS_THE_ABSENT: "I8",
 }
 MOST_SEEDS = 40
 
@@ -34,3 +37,7 @@ def test_what_is_planted_in_the_rules_is_taken_out_again() -> None:
             pass
     assert membership.vote is ballot.vote
     assert roster_book.check_certificate is roster.check_certificate
+    assert round_rules.are_enough is finish.are_enough is inclusion.are_enough is entry.are_enough
+    assert entry.are_enough(2, 3)
+    assert not entry.are_enough(1, 3)
+    assert exchange.build_entry is inclusion.build_entry

@@ -158,6 +158,7 @@ def entry_on(
     *,
     span: SpanId = SPAN,
     places: Sequence[int] | None = None,
+    present: Sequence[int] | None = None,
     **changes: object,
 ) -> Entry:
     included = set(places) if places is not None else set(range(len(roster.members)))
@@ -168,6 +169,7 @@ def entry_on(
         parent=head.digest,
         height=head.height + 1,
         roster=roster.digest(),
+        present=pack_included(set(present) if present is not None else included, len(roster.members)),
         included=pack_included(included, len(roster.members)),
         weights=tuple(1.0 for _ in included),
         tokens=100,

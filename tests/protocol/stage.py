@@ -41,6 +41,7 @@ from p2p_diloco.protocol.messages import (
     EntryAbsent,
     Message,
     SpanReply,
+    SpanVector,
     decode_message,
     encode_message,
     is_bulk,
@@ -70,6 +71,8 @@ class Stage:
         self.random = random.Random(seed)
         self.delay = delay
         self.loss = loss
+        self.vector_loss = 0.0
+        """Of contributions' vectors alone: openings and all else arrive."""
         self.duplication = duplication
         self.rules = rules if rules is not None else run_rules()
         self.machines: dict[str, Machine] = {}
@@ -234,7 +237,8 @@ class Stage:
             return
         self.num_messages += 1
         frame = encode_message(message)
-        copies = (self.random.random() >= self.loss) + (self.random.random() < self.duplication)
+        loss = max(self.loss, self.vector_loss) if isinstance(message, SpanVector) else self.loss
+        copies = (self.random.random() >= loss) + (self.random.random() < self.duplication)
         for _ in range(copies):
             lane = (machine.peer, to, is_bulk(message))
             arrival = max(self.now + self.random.uniform(*self.delay), self._last_arrival.get(lane, self.now))

@@ -12,7 +12,16 @@ from made import SPAN, entry_on, head_of, ids, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.protocol.entry import Entry, EntryRules, check_entry, included_places, next_head, pack_included
+from p2p_diloco.protocol.entry import (
+    Entry,
+    EntryRules,
+    are_enough,
+    check_entry,
+    included_places,
+    lies_within,
+    next_head,
+    pack_included,
+)
 from p2p_diloco.protocol.grid import fold_roster
 
 ROSTER = roster_of(3)
@@ -31,6 +40,41 @@ def test_a_sound_entry_passes() -> None:
     check(entry_on(HEAD, ROSTER, OWNER, places=(0, 2)))
 
 
+def test_one_contribution_is_enough_where_a_majority_was_there() -> None:
+    check(entry_on(HEAD, ROSTER, OWNER, places=(1,), present=(0, 1)))
+    check(entry_on(HEAD, ROSTER, OWNER, places=(2,), present=(0, 1, 2)))
+
+
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
+def test_the_predicate_takes_those_included_from_those_there_and_needs_more_than_half_of_the_roster(
+    present: set[int], included: set[int]
+) -> None:
+    roster = roster_of(8)
+    grid = fold_roster(roster, 16)
+    owner = grid.owner(SPAN)
+    assert owner is not None
+    entry = entry_on(HEAD, roster, owner, places=sorted(included), present=sorted(present))
+    try:
+        check_entry(entry, HEAD, roster, grid, RULES, 1.0, verify)
+    except PeerError:
+        assert not (included and included <= present and len(present) > 4)
+    else:
+        assert included
+        assert included <= present
+        assert len(present) > 4
+
+
+@given(st.sets(st.integers(0, 63)), st.sets(st.integers(0, 63)))
+def test_a_bitmap_lies_within_another_as_its_places_do(part: set[int], whole: set[int]) -> None:
+    assert lies_within(pack_included(part, 64), pack_included(whole, 64)) is (part <= whole)
+
+
+@given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 4096))
+def test_two_groups_that_share_nobody_are_never_both_enough(num_members: int, one: int, other: int) -> None:
+    assert not (are_enough(one, num_members) and are_enough(other, num_members) and one + other <= num_members)
+    assert are_enough(num_members, num_members)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -41,8 +85,17 @@ def test_a_sound_entry_passes() -> None:
         ({"round": -1}, "not after round -1"),
         ({"round": 1}, "a fragment that round 1 lacks"),
         ({"included": b"\7\0"}, "a bitmap that does not fit 3"),
-        ({"included": b"\x0f"}, "includes members that the roster lacks"),
-        ({"included": b"\1", "weights": (1.0,)}, "includes 1 of 3 members"),
+        ({"present": b""}, "a bitmap that does not fit 3"),
+        ({"present": b"\7\0"}, "a bitmap that does not fit 3"),
+        ({"present": b"\x0f"}, "names members that the roster lacks"),
+        ({"included": b"\x0f"}, "includes members that were not there"),
+        ({"present": b"\3"}, "includes members that were not there"),
+        (
+            {"present": b"\1", "included": b"\1", "weights": (1.0,)},
+            "says that 1 of 3 members were there; more than half are needed",
+        ),
+        ({"present": b"\0", "included": b"\0", "weights": ()}, "says that 0 of 3 members were there"),
+        ({"included": b"\0", "weights": ()}, "do not sum to more than 0"),
         ({"weights": (1.0,)}, "has 1 weights for 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "do not sum to more than 0"),
         ({"weights": (0.0, 0.0, 0.0)}, "do not sum to more than 0"),
@@ -90,5 +143,6 @@ def test_a_head_moves_along_its_entries() -> None:
 def test_the_digest_covers_all_but_the_signature() -> None:
     entry = entry_on(HEAD, ROSTER, OWNER)
     assert replace(entry, signature=bytes(64)).digest() == entry.digest()
-    for change in ({"payload": b"other"}, {"tokens": 1}, {"span": SpanId(0, 1)}, {"weights": (1.0, 1.0, 2.0)}):
+    changes = ({"payload": b"other"}, {"tokens": 1}, {"span": SpanId(0, 1)}, {"weights": (1.0, 1.0, 2.0)})
+    for change in (*changes, {"present": b"\3"}, {"included": b"\3"}):
         assert replace(entry, **change).digest() != entry.digest()

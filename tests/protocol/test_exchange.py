@@ -4,50 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, words
 from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
-from made import certify, entry_on, founding, head_of, ids, membership_of, roster_1, roster_of
+from made import certify, entry_on, founding, head_of, ids, membership_of, roster_of
 
-from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, Stage, TakeSnapshot
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
 from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
-from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector, decode_message, encode_message
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages, still_expected
+from p2p_diloco.protocol.messages import Opening, Refusal, RowMean
+from p2p_diloco.protocol.round import contribution_messages
 
-ANN, BOB = peer_id("ann"), peer_id("bob")
-SPANS = tuple(SpanId(0, index) for index in range(3))
-HEAD = head_of()
 DIGEST_6 = roster_of(6).digest()
-
-
-def exchange(num_members: int = 1, *, with_roster: bool = True, trains: bool = True) -> tuple[Exchange, ChainBook]:
-    rules = run_rules()
-    rosters = (founding(), roster_1(num_members)) if with_roster else ()
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
-    for span in SPANS:
-        chains.set_head(span, HEAD)
-    return Exchange(rules=rules, membership=membership_of(ANN, *rosters, trains=trains), chains=chains), chains
-
-
-def contribution(round_index: int = 0, spans: tuple[SpanId, ...] = SPANS) -> FragmentContribution:
-    encoded = tuple(EncodedSpan(span=s, parent=HEAD.digest, norm=1.0, payload=bytes(PAYLOAD_BYTES)) for s in spans)
-    return FragmentContribution(round=round_index, fragment=0, tokens=10, steps=1, spans=encoded)
-
-
-def words(given: FragmentContribution, num_members: int = 2) -> tuple[Opening, tuple[SpanVector, ...]]:
-    return contribution_messages(given, given.spans, roster_of(num_members).digest(), 1)
-
-
-def owned(rounds: Exchange) -> tuple[SpanId, ...]:
-    assert rounds.collection is not None
-    return rounds.collection.reduced
-
-
-def refusals(actions: list[Action]) -> list[str]:
-    return [a.message.reason.decode() for a in actions if isinstance(a, Send) and isinstance(a.message, Refusal)]
 
 
 def test_a_lone_member_reduces_its_own_contribution_at_once() -> None:
@@ -95,14 +64,6 @@ def test_a_contribution_goes_to_the_owners() -> None:
     assert {send.to for send in sends} == {BOB}
     assert isinstance(sends[0].message, Opening)
     assert len(sends) == 1 + len(SPANS) - len(owned(rounds))
-
-
-def feed(rounds: Exchange, sender: PeerId, given: FragmentContribution, now: float) -> list[Action]:
-    opening, vectors = words(given)
-    actions = rounds.take(sender, opening, now)
-    for vector in vectors:
-        actions += rounds.take(sender, vector, now)
-    return actions
 
 
 def test_a_span_is_reduced_once_all_have_come() -> None:
@@ -254,6 +215,7 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
         roster=RUN,
         parent=HEAD.digest,
         row=0,
+        present=b"",
         included=b"",
         weights=(),
         norms=(),
@@ -262,30 +224,3 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
     )
     assert "names another roster than 1" in refusals(rounds.take(BOB, mean, 1.0))[0]
     assert rounds.take(BOB, replace(mean, round=1), 7.9) == [], "of the next round: waits for it"
-
-
-def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing() -> None:
-    rounds, _ = exchange(num_members=3)
-    rounds.ration.bytes_per_second = 1.0
-    (order,) = rounds.begin(0, True)
-    assert isinstance(order, TakeSnapshot)
-    assert order.spans == frozenset(owned(rounds)), "what this peer reduces itself costs it nothing"
-    sends = rounds.contribute(contribution(spans=owned(rounds)), 1.0)
-    openings = {a.to: a.message for a in sends if isinstance(a, Send) and isinstance(a.message, Opening)}
-    assert openings.keys() == set(ids(3)) - {ANN}
-    assert all(opening.spans == () for opening in openings.values())
-
-    other, _ = exchange(num_members=3)
-    other.begin(0, True)
-    other.contribute(contribution(spans=owned(other)), 1.0)
-    third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
-    assert other.collection is not None
-    (opening, vectors) = words(contribution(spans=owned(other)), 3)
-    for word in (opening, *vectors):
-        other.take(third, word, 1.0)
-    empty = replace(opening, spans=())
-    assert refusals(other.take(BOB, empty, 1.0)) == []
-    assert decode_message(encode_message(empty)) == empty
-    for span in owned(other):
-        gone = frozenset[PeerId]()
-        assert not still_expected(other.collection, span, gone)

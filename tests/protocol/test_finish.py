@@ -44,6 +44,7 @@ def row_mean(row: int, /, parent: Digest = HEAD.digest, **changes: object) -> Ro
         roster=ROSTER.digest(),
         parent=parent,
         row=row,
+        present=pack_included(places, 6),
         included=pack_included(places, 6),
         weights=(2.0,) * len(places),
         norms=(1.0,) * len(places),
@@ -83,9 +84,10 @@ def test_an_owner_waits_for_all_rows_and_averages_their_means() -> None:
 
 def test_without_a_majority_on_the_parent_that_the_owner_holds_there_is_no_entry() -> None:
     owner = finish()
-    assert "0 rows with 0 of 6 members" in str(owner.gather(SPAN, HEAD, 2.0))
+    nobody = "0 of 6 members were there on one parent, in 0 rows; more than half are needed"
+    assert owner.gather(SPAN, HEAD, 2.0) == nobody
     owner.add(row_mean(0))
-    assert "1 rows with 3 of 6 members agree" in str(owner.gather(SPAN, HEAD, 2.0))
+    assert "3 of 6 members were there on one parent, in 1 rows" in str(owner.gather(SPAN, HEAD, 2.0))
     owner.add(row_mean(1))
     for head in (None, head_of(digest=b"behind")):
         assert owner.gather(SPAN, head, 2.0) == "the others build on another parent than this owner holds"
@@ -95,7 +97,32 @@ def test_a_row_on_another_parent_is_left_out() -> None:
     owner = finish()
     owner.add(row_mean(0, included=pack_included(set(row_members(ROSTER, GRID, 0)), 6)))
     owner.add(row_mean(1, parent=sha256(b"other")))
-    assert "agree on a parent" in str(owner.gather(SPAN, HEAD, 2.0))
+    assert "3 of 6 members were there on one parent, in 2 rows" in str(owner.gather(SPAN, HEAD, 2.0))
+
+
+def test_all_who_were_there_count_whoever_is_in_the_means() -> None:
+    owner = finish()
+    for row in ROWS:
+        first = min(row_members(ROSTER, GRID, row))
+        owner.add(row_mean(row, included=pack_included({first}, 6), weights=(2.0,), norms=(1.0,)))
+    found = owner.gather(SPAN, HEAD, 2.0)
+    assert isinstance(found, Gathered)
+    everybody = frozenset(map(sender, ROWS))
+    firsts = tuple(sorted(min(row_members(ROSTER, GRID, row)) for row in ROWS))
+    assert found.inclusion_of(everybody).places == firsts
+    assert found.inclusion_of(everybody).present == tuple(range(6))
+    assert found.inclusion_of(frozenset({sender(0)})).present == tuple(range(6)), "unsound is not away"
+
+
+def test_one_present_member_fewer_than_a_majority_is_too_few() -> None:
+    owner = finish()
+    for row in ROWS:
+        places = set(row_members(ROSTER, GRID, row)) - ({min(row_members(ROSTER, GRID, row))})
+        owner.add(row_mean(row, present=pack_included(places, 6), included=pack_included(places, 6)))
+    assert isinstance(owner.gather(SPAN, HEAD, 2.0), Gathered), "4 of 6"
+    few = finish()
+    few.add(row_mean(0))
+    assert isinstance(few.gather(SPAN, HEAD, 2.0), str), "3 of 6: the other half may say the same of another parent"
 
 
 def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
@@ -131,8 +158,11 @@ def test_a_settled_span_takes_no_more_means() -> None:
         ({"row": 1}, "is not what its sender reduces"),
         ({"row": 9}, "is not what its sender reduces"),
         ({"included": b""}, "includes nobody"),
-        ({"included": pack_included({0, 1}, 6)}, "members that are not in row 0"),
-        ({"included": b"\xff"}, "members that are not in row 0"),
+        ({"included": b"\0"}, "includes nobody"),
+        ({"included": b"\xff"}, "members that were not there"),
+        ({"present": b"\xff"}, "names members that are not in row 0"),
+        ({"present": pack_included(set(range(6)), 6)}, "names members that are not in row 0"),
+        ({"present": b""}, "members that were not there"),
         ({"weights": (1.0,)}, "has 1 weights and 3 norms for 3 members"),
         ({"norms": (1.0, 1.0, -1.0)}, "a negative norm"),
         ({"weights": (0.0, 0.0, 0.0)}, "do not sum to more than 0"),

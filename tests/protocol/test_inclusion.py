@@ -9,15 +9,23 @@ from hypothesis import strategies as st
 from made import SPAN, head_of, roster_of
 
 from p2p_diloco.protocol.entry import Entry, included_places
-from p2p_diloco.protocol.inclusion import Inclusion, as_float32, build_entry, join_inclusions, lower_median
+from p2p_diloco.protocol.inclusion import (
+    Inclusion,
+    as_float32,
+    build_entry,
+    join_inclusions,
+    lower_median,
+    only_present,
+)
 from p2p_diloco.protocol.wire import MOST_COUNTED
 
 ROSTER = roster_of(3)
 HEAD = head_of()
 
 
-def inclusion(*places: int, tokens: int = 100) -> Inclusion:
+def inclusion(*places: int, tokens: int = 100, present: tuple[int, ...] | None = None) -> Inclusion:
     return Inclusion(
+        present=present if present is not None else places,
         places=places,
         weights=tuple(10.0 + place for place in places),
         norms=tuple(1.0 + place for place in places),
@@ -32,10 +40,25 @@ def entry_of(made: Inclusion) -> Entry | str:
 def test_inclusions_are_joined_in_roster_order() -> None:
     assert join_inclusions([inclusion(2, 5), inclusion(0, 3)]) == inclusion(0, 2, 3, 5, tokens=200)
     assert join_inclusions([inclusion(1, tokens=MOST_COUNTED)] * 2).tokens == MOST_COUNTED
+    joined = join_inclusions([inclusion(5, present=(2, 5)), only_present((3,)), inclusion(0, 1).left_out()])
+    assert joined == inclusion(5, present=(0, 1, 2, 3, 5))
 
 
-def test_an_entry_needs_a_sound_majority_and_some_weight() -> None:
-    assert "1 of 3 contributions were sound" in str(entry_of(inclusion(1)))
+@given(st.dictionaries(st.integers(0, 30), st.booleans()))
+def test_who_is_left_out_of_a_mean_was_there_all_the_same(sound: dict[int, bool]) -> None:
+    parts = {place: inclusion(place) for place in sound}
+    joined = join_inclusions(part if sound[place] else part.left_out() for place, part in parts.items())
+    assert joined.present == tuple(sorted(sound))
+    assert joined.places == tuple(sorted(place for place in sound if sound[place]))
+    assert joined.tokens == 100 * len(joined.places)
+
+
+def test_an_entry_needs_a_majority_that_was_there_and_some_weight() -> None:
+    assert entry_of(inclusion(1)) == "1 of 3 members were there; more than half are needed"
+    alone = entry_of(inclusion(1, present=(0, 1)))
+    assert isinstance(alone, Entry)
+    assert (alone.present, alone.included, alone.weights, alone.median_norm) == (b"\3", b"\2", (11.0,), 2.0)
+    assert entry_of(only_present((0, 1))) == "no contribution was sound"
     assert "weight 0" in str(entry_of(replace(inclusion(0, 1), weights=(0.0, 0.0))))
     entry = entry_of(inclusion(0, 2))
     assert isinstance(entry, Entry)

@@ -29,6 +29,7 @@ from p2p_diloco.protocol.ballot import Promise, Vote
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import (
+    PROTOCOL_VERSION,
     ContentReply,
     ContentRequest,
     EntryAbsent,
@@ -95,7 +96,7 @@ MESSAGES: tuple[Message, ...] = (
         tokens=5,
         steps=6,
         commitment=D,
-        spans=(SpanOffer(index=0, parent=D, norm=0.5),),
+        spans=(SpanOffer(index=0, parent=D, sends=True, norm=0.5), SpanOffer(index=1, parent=D, sends=False, norm=0.0)),
     ),
     SpanVector(round=4, span=SPAN, payload=b"vector"),
     entry_on(head_of(), ROSTER, A),
@@ -105,6 +106,7 @@ MESSAGES: tuple[Message, ...] = (
         roster=D,
         parent=D,
         row=0,
+        present=b"\3",
         included=b"\1",
         weights=(1.0,),
         norms=(1.0,),
@@ -139,10 +141,10 @@ def test_a_message_that_is_cut_or_goes_on_is_refused(message: Message) -> None:
 @given(st.integers(0, 40), st.binary(max_size=400))
 def test_random_bytes_only_raise_frame_errors(kind: int, body: bytes) -> None:
     try:
-        message = decode_message(bytes((1, kind)) + body)
+        message = decode_message(bytes((PROTOCOL_VERSION, kind)) + body)
     except FrameError:
         return
-    assert encode_message(message) == bytes((1, kind)) + body
+    assert encode_message(message) == bytes((PROTOCOL_VERSION, kind)) + body
 
 
 @settings(max_examples=300)
@@ -158,10 +160,10 @@ def test_a_flipped_byte_only_raises_frame_errors(message: Message, data: st.Data
 
 
 def test_another_version_or_kind_is_named() -> None:
-    with pytest.raises(FrameError, match="speaks protocol version 9; this peer speaks 2; update one"):
+    with pytest.raises(FrameError, match="speaks protocol version 9; this peer speaks 3; update one"):
         decode_message(bytes((9, 1)))
     with pytest.raises(FrameError, match="of kind 200, which this peer does not know"):
-        decode_message(bytes((2, 200)))
+        decode_message(bytes((3, 200)))
 
 
 @pytest.mark.parametrize("make", [heartbeat, goodbye])

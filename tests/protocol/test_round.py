@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 from fake_run import peer_id
+from hypothesis import given
+from hypothesis import strategies as st
 from made import SPAN, founding, head_of, ids, member, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
@@ -45,6 +47,11 @@ def contribution(parent: Digest = HEAD.digest, **changes: int) -> FragmentContri
 def opening(parent: Digest = HEAD.digest, **changes: int) -> Opening:
     found = contribution(parent, **changes)
     return contribution_messages(found, found.spans, ROSTER.digest(), 1)[0]
+
+
+def held_back(parent: Digest = HEAD.digest) -> Opening:
+    found = contribution(parent)
+    return contribution_messages(found, (), ROSTER.digest(), 1, {SPAN: parent})[0]
 
 
 def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = (), roster: Roster = ROSTER) -> Collection:
@@ -109,11 +116,15 @@ def test_a_reducer_waits_for_those_who_may_still_come() -> None:
     assert not still_expected(half, SPAN, frozenset())
     half.openings[C] = opening()
     assert still_expected(half, SPAN, frozenset())
+    half.openings[C] = held_back()
+    assert not still_expected(half, SPAN, frozenset()), "C said that it sends nothing"
 
 
 def test_more_than_half_must_agree_on_a_parent() -> None:
-    assert gather_contributions(collection(), SPAN, HEAD, RULES) == "nobody contributed"
-    assert "1 of 3 members contributed" in str(gather_contributions(collection(A), SPAN, HEAD, RULES))
+    assert gather_contributions(collection(), SPAN, HEAD, RULES) == "nobody was there"
+    assert gather_contributions(collection(A), SPAN, HEAD, RULES) == (
+        "1 of 3 members were there on one parent; more than half are needed"
+    )
     found = gathered(collection(A, B))
     assert found.parent == HEAD.digest
     assert found.reduce.stage is Stage.WHOLE
@@ -121,6 +132,74 @@ def test_more_than_half_must_agree_on_a_parent() -> None:
     assert found.reduce.norm_limit == 2.0
     behind = gather_contributions(collection(A, B), SPAN, head_of(digest=b"behind"), RULES)
     assert behind == "the others build on another parent than this owner holds"
+
+
+def test_a_majority_that_was_there_is_enough_for_a_single_contribution() -> None:
+    for others in (opening(), held_back()):
+        found = collection(A)
+        found.openings[B] = others
+        result = gathered(found)
+        assert [part.peer for part in result.reduce.parts] == [A]
+        inclusion = result.inclusion_of(frozenset({A}))
+        assert [ROSTER.members[place].peer for place in inclusion.places] == [A]
+        assert {ROSTER.members[place].peer for place in inclusion.present} == {A, B}
+        unsound = result.inclusion_of(frozenset())
+        assert (unsound.present, unsound.places) == (inclusion.present, ())
+
+
+def test_without_any_contribution_the_span_is_void() -> None:
+    found = collection()
+    found.openings[A], found.openings[B] = opening(), held_back()
+    reason = gather_contributions(found, SPAN, HEAD, RULES)
+    assert reason == "nobody's contribution came; 2 of 3 members were there"
+
+
+def test_who_did_not_open_for_the_span_was_not_there_for_it() -> None:
+    found = collection(A)
+    found.openings[B] = replace(opening(), spans=(replace(opening().spans[0], index=9),))
+    assert "1 of 3 members were there" in str(gather_contributions(found, SPAN, HEAD, RULES))
+
+
+def test_what_came_for_another_parent_than_most_name_is_in_no_mean() -> None:
+    found = collection(A)
+    found.openings[A] = opening(sha256(b"other"))
+    found.openings[B], found.openings[C] = opening(), opening()
+    assert "nobody's contribution came; 2 of 3" in str(gather_contributions(found, SPAN, HEAD, RULES))
+    found.payloads[C, SPAN] = b"vector"
+    inclusion = gathered(found).inclusion_of(frozenset({A, B, C}))
+    assert {ROSTER.members[place].peer for place in inclusion.present} == {B, C}
+    assert {ROSTER.members[place].peer for place in inclusion.places} == {C}
+
+
+def test_newcomers_weigh_something_where_nobody_elses_contribution_came() -> None:
+    found = collection(A, newcomers=(A,))
+    found.openings[B] = opening()
+    assert [part.weight for part in gathered(found).reduce.parts] == [1000.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), min_size=1, max_size=8))
+def test_in_one_row_only_a_parent_named_by_a_majority_gets_a_child(members: list[tuple[int, bool, bool]]) -> None:
+    """Members by the parent that they name (0: none came), whether they send, and whether that arrives."""
+    roster = roster_of(len(members))
+    found = replace(collection(roster=roster), grid=fold_roster(roster, 16), members=dict(enumerate(roster.members)))
+    parents = {1: HEAD.digest, 2: sha256(b"other")}
+    for member_, (parent, sends, arrives) in zip(roster.members, members, strict=True):
+        if parent:
+            found.openings[member_.peer] = opening(parents[parent]) if sends else held_back(parents[parent])
+            if sends and arrives:
+                found.payloads[member_.peer, SPAN] = b"vector"
+    result = gather_contributions(found, SPAN, None, RULES)
+    heads = [parents.get(parent) for parent, _, _ in members]
+    came = {p for p, (parent, sends, arrives) in enumerate(members) if parent and sends and arrives}
+    if isinstance(result, str):
+        majority = next((p for p in parents.values() if 2 * heads.count(p) > len(members)), None)
+        assert majority is None or not any(heads[place] == majority for place in came)
+        return
+    inclusion = result.inclusion_of(roster.peers())
+    assert inclusion.present == tuple(place for place, head in enumerate(heads) if head == result.parent)
+    assert 2 * len(inclusion.present) > len(members)
+    assert inclusion.places == tuple(place for place in inclusion.present if place in came)
+    assert inclusion.places
 
 
 def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
@@ -134,9 +213,11 @@ def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
     result = gathered(found)
     assert (result.parent, result.reduce.stage) == (sha256(b"other"), Stage.ROW)
     assert result.reduce.norm_limit == float("inf"), "what this peer does not hold has no radius here"
-    found.openings[here[1]] = opening()
+    del found.openings[here[0]]
+    found.openings[here[2]] = opening()
+    found.payloads[here[2], SPAN] = b"vector"
     assert gathered(found).parent == HEAD.digest, "of equally many the one that is held here"
-    assert gathered(found).inclusion_of(frozenset(here)).places == (next(iter(found.members)) + 2,)
+    assert gathered(found).inclusion_of(frozenset(here)).places == (list(found.members)[2],)
     other = next(m.peer for m in six.members if m.peer not in here)
     assert "is in row 1, not in row 0" in str(refuse_opening(replace(opening(), roster=six.digest()), other, found))
 

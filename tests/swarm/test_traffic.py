@@ -12,12 +12,12 @@ from p2p_diloco.swarm.traffic import FRAME_PREFIX_BYTES, Purpose, Traffic, purpo
 SPAN = SpanId(0, 0)
 HEAD = SpanHead(digest=ZERO_DIGEST, height=0, round=-1, roster=ZERO_DIGEST, radius=0.0, median_weight=0.0)
 ENTRY = Entry(
-    run=ZERO_DIGEST, round=0, span=SPAN, parent=ZERO_DIGEST, height=1, roster=ZERO_DIGEST, included=b"\x01",
-    weights=(1.0,), tokens=1, median_norm=1.0, median_weight=1.0, payload=b"", signature=bytes(64),
+    run=ZERO_DIGEST, round=0, span=SPAN, parent=ZERO_DIGEST, height=1, roster=ZERO_DIGEST, present=b"\x01",
+    included=b"\x01", weights=(1.0,), tokens=1, median_norm=1.0, median_weight=1.0, payload=b"", signature=bytes(64),
 )  # fmt: skip
 MEAN = RowMean(
-    round=0, span=SPAN, roster=ZERO_DIGEST, parent=ZERO_DIGEST, row=0, included=b"\x01", weights=(1.0,), norms=(1.0,),
-    tokens=1, payload=b"",
+    round=0, span=SPAN, roster=ZERO_DIGEST, parent=ZERO_DIGEST, row=0, present=b"\x01", included=b"\x01",
+    weights=(1.0,), norms=(1.0,), tokens=1, payload=b"",
 )  # fmt: skip
 OPENING = Opening(
     round=0, roster=ZERO_DIGEST, incarnation=1, tokens=1, steps=1, commitment=ZERO_DIGEST, spans=()

@@ -27,6 +27,7 @@ def entry_after(plan: RunPlan, span: SpanId, head: SpanHead, *, seed: int = 0) -
         parent=head.digest,
         height=head.height + 1,
         roster=ROSTER,
+        present=b"\x03",
         included=b"\x03",
         weights=(1.0, 1.0),
         tokens=100,

@@ -66,16 +66,16 @@ def test_all_that_was_learnt_is_in_the_anchor_in_the_end() -> None:
 
 def test_a_contribution_that_is_lost_is_not_counted_and_not_sent_again() -> None:
     learners = ScriptedLearners([-1.0] * 8)
-    ours = swarm(learners, lost_share=0.4, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    ours = swarm(learners, lost_share=0.4, void_share=0.2, outer=OuterRule(learning_rate=1.0, momentum=0.0))
     learners.play(ours.border, range(1, 41))
     included = [sum(bin(byte).count("1") for byte in entry.included) for entry in ours.entries]
     assert len(ours.entries) + ours.num_void == 20
-    assert min(included) > 4  # more than half, or void
-    assert min(included) < 8
+    assert {entry.present for entry in ours.entries} == {b"\xff"}
+    assert 1 <= min(included) <= 4, "no majority is in the mean, and none is needed"
     # What is lost in a round with an entry is made good by the others, who learnt as much; what a void round holds is
     # resolved by the next entry and sent again after it. Once nothing is lost any more, the anchor has everything.
     assert ours.num_void > 0
-    ours._rule = dataclasses.replace(ours._rule, lost_share=0.0)
+    ours._rule = dataclasses.replace(ours._rule, lost_share=0.0, void_share=0.0)
     learners.play(ours.border, range(41, 47))
     assert anchor(ours)[0] == pytest.approx(-46.0)
     assert np.ptp(learners.local[:, 0]) == 0.0

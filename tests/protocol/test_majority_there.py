@@ -1,0 +1,147 @@
+"""Whole swarms whose members are there, whatever becomes of their vectors."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from fake_run import MINUTE, ROUND_SECONDS
+from founded_swarms import founded, recovers
+from stage import Stage
+from swarm_driver import Swarm
+
+from p2p_diloco.protocol.entry import Entry, included_places, places_in
+
+SMALL = [(1, "all"), (2, "all"), (2, "one"), (3, "all"), (3, "one"), (4, "all"), (5, "half")]
+
+
+def recent(swarm: Stage, since: float) -> list[Entry]:
+    return [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= since]
+
+
+def play_cycles(swarm: Swarm, num_cycles: int) -> list[Entry]:
+    """Play whole cycles and return the entries of their rounds."""
+    swarm.run_to_cycle_end()
+    begin = swarm.now
+    swarm.run(num_cycles * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    return recent(swarm, begin)
+
+
+def assert_nothing_was_void(swarm: Swarm, entries: list[Entry]) -> None:
+    """Claim that every span moved in every round; of the last one some may still be on their way."""
+    moved = Counter(entry.round for entry in entries)
+    first, last = min(moved), max(moved)
+    assert last - first >= 10
+    for index in range(first, last):
+        assert moved[index] == swarm.rules.num_spans[swarm.rules.clock.fragment(index)]
+
+
+@pytest.mark.parametrize(("num_peers", "who"), SMALL)
+@pytest.mark.parametrize("vector_loss", [0.3, 1.0])
+def test_vectors_that_are_lost_make_no_round_void(num_peers: int, who: str, vector_loss: float) -> None:
+    swarm = founded(num_peers, who)
+    swarm.vector_loss = vector_loss
+    entries = play_cycles(swarm, 6)
+    assert_nothing_was_void(swarm, entries)
+    for entry in entries:
+        assert len(places_in(entry.present)) == num_peers
+        assert set(included_places(entry)) <= set(places_in(entry.present))
+    if vector_loss == 1.0:
+        assert {len(included_places(entry)) for entry in entries} == {1}, "the reducer's own"
+    assert swarm.included_once()
+    assert swarm.members("p0") == {f"p{place}" for place in range(num_peers)}
+    swarm.vector_loss = 0.0
+    recovers(swarm, MINUTE)
+
+
+@pytest.mark.parametrize("num_peers", [2, 3])
+def test_where_nobody_can_be_dialled_all_must_be_lost_to_make_a_span_void(num_peers: int) -> None:
+    swarm = founded(num_peers, "none")
+    swarm.vector_loss = 0.5
+    entries = play_cycles(swarm, 6)
+    assert entries
+    assert {len(places_in(entry.present)) for entry in entries} == {num_peers}
+    swarm.vector_loss = 1.0
+    swarm.run(2 * ROUND_SECONDS)
+    assert play_cycles(swarm, 1) == [], "nobody's contribution came: nothing moves"
+    swarm.vector_loss = 0.0
+    recovers(swarm, MINUTE)
+    assert swarm.machines["p0"].roster.epoch == 0
+
+
+def test_of_three_one_that_sends_and_one_that_is_there_go_on_while_the_third_is_dead() -> None:
+    swarm = founded(3)
+    swarm.run_to_cycle_end()
+    swarm.vector_loss = 1.0
+    before = swarm.machines["p0"].roster.digest()
+    swarm.kill("p2")
+    begin = swarm.now
+    swarm.run(len(swarm.rules.num_spans) * ROUND_SECONDS)
+    under = [entry for entry in recent(swarm, begin) if entry.roster == before]
+    assert under
+    assert {(len(places_in(entry.present)), len(included_places(entry))) for entry in under} <= {(2, 1), (3, 1)}
+    swarm.start("p2")
+    swarm.vector_loss = 0.0
+    recovers(swarm, 3 * MINUTE)
+
+
+@pytest.mark.parametrize("num_peers", [2, 3, 4, 7])
+def test_peers_whose_caps_carry_nothing_move_the_spans_that_they_reduce(num_peers: int) -> None:
+    swarm = founded(num_peers)
+    for machine in swarm.running():
+        machine.rules_engine.exchange.ration.bytes_per_second = 1.0
+    swarm.run_to_cycle_end()
+    entries = play_cycles(swarm, 6)
+    assert_nothing_was_void(swarm, entries)
+    assert {(len(places_in(entry.present)), len(included_places(entry))) for entry in entries} == {(num_peers, 1)}
+    assert swarm.included_once()
+    assert swarm.members("p0") == {f"p{place}" for place in range(num_peers)}
+    for machine in swarm.running():
+        machine.rules_engine.exchange.ration.bytes_per_second = None
+    recovers(swarm, MINUTE)
+
+
+@pytest.mark.parametrize("num_peers", [6, 9, 13])
+def test_in_a_grid_vectors_that_are_lost_make_no_round_void(num_peers: int) -> None:
+    swarm = founded(num_peers, group_size=2)
+    swarm.vector_loss = 0.6
+    entries = play_cycles(swarm, 6)
+    assert_nothing_was_void(swarm, entries)
+    assert {len(places_in(entry.present)) for entry in entries} == {num_peers}
+    assert min(len(included_places(entry)) for entry in entries) <= num_peers // 2
+    swarm.vector_loss = 0.0
+    recovers(swarm, MINUTE)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("num_peers", [2, 3, 4, 5])
+def test_two_sides_of_a_split_never_both_get_entries(num_peers: int, seed: int) -> None:
+    swarm = founded(num_peers, seed=seed)
+    names = [f"p{place}" for place in range(num_peers)]
+    swarm.vector_loss = 0.5
+    swarm.partition(names[: num_peers // 2], [*names[num_peers // 2 :], "boot"])
+    swarm.run(2 * ROUND_SECONDS)
+    begin, heights = swarm.now, {name: swarm.height(name) for name in names}
+    swarm.run(4 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    grown = {name for name in names if swarm.height(name) > heights[name]}
+    majority = names[num_peers // 2 :] if num_peers % 2 else []
+    assert grown == set(majority)
+    for entry in recent(swarm, begin):
+        roster = swarm.rosters[entry.roster]
+        there = {swarm.by_id[roster.members[place].peer].name for place in places_in(entry.present)}
+        assert there <= set(majority)
+    swarm.heal()
+    swarm.vector_loss = 0.0
+    recovers(swarm, 3 * MINUTE)
+    assert swarm.machines["p0"].roster.epoch == 0
+
+
+@pytest.mark.parametrize("num_peers", [2, 3])
+def test_openings_that_are_lost_are_missed_as_their_vectors_are(num_peers: int) -> None:
+    swarm = founded(num_peers)
+    swarm.loss = 0.2
+    swarm.run(3 * MINUTE)
+    for entry in swarm.entries.values():
+        assert 2 * len(places_in(entry.present)) > len(swarm.rosters[entry.roster].members)
+    swarm.loss = 0.0
+    recovers(swarm, 3 * MINUTE)

@@ -1,0 +1,167 @@
+"""Who is there for a round, and what its opening says of the spans that it sends and holds back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
+from fake_run import RUN
+from made import head_of, ids, roster_of
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.messages import Opening, SpanVector, decode_message, encode_message
+from p2p_diloco.protocol.round import contribution_messages
+
+
+def test_openings_go_before_all_vectors() -> None:
+    rounds, _ = exchange(3)
+    rounds.begin(0, True)
+    kinds = [type(a.message) for a in rounds.contribute(contribution(), 1.0) if isinstance(a, Send)]
+    assert kinds == [Opening] * 2 + [SpanVector] * 2
+
+
+def test_what_is_not_sent_is_named_where_it_stands_unless_its_log_has_reached_the_round() -> None:
+    rounds, chains = exchange(3)
+    rounds.begin(0, True)
+    here, there, ahead = (*owned(rounds), *(span for span in SPANS if span not in owned(rounds)))
+    chains.set_head(there, head_of(digest=b"another place"))
+    chains.set_head(ahead, head_of(round_index=0))
+    (opening,) = sent_openings(rounds.contribute(contribution(spans=(here,)), 1.0)).values()
+    (offer,) = opening.spans
+    assert (offer.index, offer.parent, offer.sends, offer.norm) == (there.index, chains.heads[there].digest, False, 0.0)
+    assert rounds.collection is not None
+    (own,) = rounds.collection.openings[ANN].spans
+    assert (own.index, own.parent, own.sends, own.norm) == (here.index, HEAD.digest, True, 1.0)
+
+
+def test_a_span_that_this_peer_does_not_hold_is_not_named() -> None:
+    rounds, chains = exchange(2)
+    rounds.begin(0, True)
+    for span in SPANS:
+        chains.drop_head(span)
+    assert sent_openings(rounds.contribute(contribution(spans=owned(rounds)), 1.0)) == {}
+
+
+def opened(rounds: Exchange, held_back: tuple[SpanId, ...], num_members: int = 3) -> Opening:
+    parents = dict.fromkeys(held_back, HEAD.digest)
+    return contribution_messages(contribution(spans=()), (), roster_of(num_members).digest(), 1, parents)[0]
+
+
+def test_a_vector_that_was_not_announced_is_ignored() -> None:
+    rounds, _ = exchange(3)
+    rounds.begin(0, True)
+    assert rounds.collection is not None
+    rounds.take(BOB, opened(rounds, owned(rounds)), 1.0)
+    for vector in words(contribution(spans=owned(rounds)), 3)[1]:
+        assert rounds.take(BOB, vector, 1.0) == []
+    assert rounds.collection.payloads == {}
+
+
+def test_the_last_word_that_nothing_comes_lets_the_mean_be_taken_at_once() -> None:
+    rounds, _ = exchange(3)
+    rounds.begin(0, True)
+    third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
+    given, mine = contribution(spans=owned(rounds)), owned(rounds)
+    opening, vectors = words(given, 3)
+    for word in (opening, *vectors):
+        assert rounds.take(ANN, word, 1.0) == []
+    assert rounds.take(BOB, opened(rounds, mine), 1.1) == []
+    orders = rounds.take(third, opened(rounds, mine), 1.2)
+    assert [(order.span, [part.peer for part in order.parts]) for order in orders if isinstance(order, ReduceSpan)] == [
+        (span, [ANN]) for span in mine
+    ]
+    assert isinstance(orders[0], ReduceSpan)
+    entry = rounds.span_reduced(orders[0], frozenset({ANN}), b"mean")
+    assert isinstance(entry, Entry)
+    assert (entry.present, len(entry.weights)) == (b"\7", 1)
+
+
+def test_a_vector_that_stalls_holds_a_span_until_the_deadline_and_its_sender_was_there() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    given = contribution(spans=owned(rounds))
+    feed(rounds, ANN, given, 1.0)
+    assert rounds.take(BOB, words(given)[0], 1.0) == []
+    assert rounds.tick(4.7) == []
+    orders = [action for action in rounds.tick(4.8) if isinstance(action, ReduceSpan)]
+    assert [order.span for order in orders] == list(owned(rounds))
+    entry = rounds.span_reduced(orders[0], frozenset({ANN}), b"mean")
+    assert isinstance(entry, Entry)
+    assert (entry.present, len(entry.weights)) == (b"\3", 1)
+
+
+def test_a_vector_of_the_wrong_size_costs_the_vector_alone() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    given = contribution(spans=owned(rounds))
+    feed(rounds, ANN, given, 1.0)
+    opening, vectors = words(given)
+    rounds.take(BOB, opening, 1.0)
+    assert refusals(rounds.take(BOB, replace(vectors[0], payload=b""), 1.0))
+    (order, *_) = (action for action in rounds.tick(4.8) if isinstance(action, ReduceSpan))
+    entry = rounds.span_reduced(order, frozenset({ANN}), b"mean")
+    assert isinstance(entry, Entry)
+    assert (entry.present, len(entry.weights)) == (b"\3", 1)
+
+
+def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    given = contribution(spans=owned(rounds))
+    elsewhere = replace(given, spans=tuple(replace(span, parent=RUN) for span in given.spans))
+    feed(rounds, ANN, given, 1.0)
+    rounds.take(BOB, words(elsewhere)[0], 1.0)
+    assert refusals(rounds.take(BOB, words(given)[0], 1.1)) == ["is a second one for the round"]
+    reports = rounds.tick(4.8)
+    assert all(
+        isinstance(action, Report) and "1 of 2 members were there on one parent" in action.text for action in reports
+    )
+    assert len(reports) == len(owned(rounds))
+
+
+def test_a_vector_without_its_opening_counts_nowhere() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    given = contribution(spans=owned(rounds))
+    feed(rounds, ANN, given, 1.0)
+    for vector in words(given)[1]:
+        assert rounds.take(BOB, vector, 1.0) == []
+    assert "1 of 2 members were there" in str(rounds.tick(4.8)[0])
+
+
+def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing() -> None:
+    rounds, _ = exchange(num_members=3)
+    rounds.ration.bytes_per_second = 1.0
+    (order,) = rounds.begin(0, True)
+    assert isinstance(order, TakeSnapshot)
+    assert order.spans == frozenset(owned(rounds)), "what this peer reduces itself costs it nothing"
+    sends = rounds.contribute(contribution(spans=owned(rounds)), 1.0)
+    openings = sent_openings(sends)
+    assert openings.keys() == set(ids(3)) - {ANN}
+    assert [offer.sends for opening in openings.values() for offer in opening.spans] == [False, False]
+
+    ahead, chains = exchange(num_members=3)
+    ahead.ration.bytes_per_second = 1.0
+    ahead.begin(0, True)
+    for span in SPANS:
+        chains.set_head(span, head_of(round_index=0))
+    openings = sent_openings(ahead.contribute(contribution(spans=()), 1.0))
+    assert [opening.spans for opening in openings.values()] == [(), ()]
+
+    other, _ = exchange(num_members=3)
+    other.begin(0, True)
+    other.contribute(contribution(spans=owned(other)), 1.0)
+    third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
+    assert other.collection is not None
+    (opening, vectors) = words(contribution(spans=owned(other)), 3)
+    for word in (opening, *vectors):
+        other.take(third, word, 1.0)
+    empty = replace(opening, spans=())
+    assert decode_message(encode_message(empty)) == empty
+    orders = other.take(BOB, empty, 1.0)
+    assert [(order.span, len(order.parts)) for order in orders if isinstance(order, ReduceSpan)] == [
+        (span, 2) for span in owned(other)
+    ]
