@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -32,7 +34,13 @@ class SigningKey:
 def is_signed_by(peer: PeerId, statement: bytes, signature: bytes) -> bool:
     """Tell whether `signature` is `peer`'s over `statement`; False for anything malformed."""
     try:
-        Ed25519PublicKey.from_public_bytes(peer).verify(signature, statement)
+        _public_key(peer).verify(signature, statement)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _public_key(peer: PeerId) -> Ed25519PublicKey:
+    """Return a peer's key: to unpack it takes a quarter as long as to check a signature."""
+    return Ed25519PublicKey.from_public_bytes(peer)
