@@ -11,6 +11,8 @@ import pytest
 import uvloop
 
 from p2p_diloco.transport.byte_stream import AHEAD_BYTES, FIRST_BYTES, ByteStream
+from p2p_diloco.transport.link import Lane
+from p2p_diloco.transport.stream_link import LaneStream
 
 Scene = Callable[[ByteStream, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -154,15 +156,28 @@ def test_a_broken_connection_is_not_its_end(play: Callable[[Scene], None]) -> No
 
 def test_who_writes_to_a_lost_connection_hears_it_of_every_loop(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream.transport.abort()
-        with pytest.raises(ConnectionResetError, match="the connection is lost"):
+        async def write_on() -> None:
             for _ in range(100):
                 stream.write(b"on and on")
                 await stream.drain()
+
+        stream.transport.abort()
+        with pytest.raises(ConnectionResetError, match="the connection is lost"):
+            await write_on()
         with pytest.raises(ConnectionResetError, match="the connection is lost"):
             stream.write(b"x")
         with pytest.raises(ConnectionResetError, match="the connection is lost"):
             stream.write_eof()
+
+    play(scene)
+
+
+def test_a_stream_that_is_lost_before_a_link_has_it_is_closed_like_any_other(play: Callable[[Scene], None]) -> None:
+    async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream.transport.abort()
+        with pytest.raises(asyncio.IncompleteReadError):
+            await stream.readexactly(1)
+        await LaneStream(Lane.BULK, (stream, stream)).close_gently(1.0)
 
     play(scene)
 
