@@ -102,7 +102,7 @@ def pack_included(places: set[int], num_members: int) -> bytes:
     return bytes(bits)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)  # more than a round has; of the longest, from strangers, 40 MB
 def places_in(included: bytes) -> tuple[int, ...]:
     """Return the places that a bitmap names, in order."""
     number = int.from_bytes(included, "little")
