@@ -38,7 +38,8 @@ class Entry:
         included: likewise, who of those present is part of the mean.
         weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
-        median_norm: median norm, before clipping, of the included contributions: the span's next radius.
+        median_norm: median norm, before clipping, of the included contributions: the span's next radius. Where that
+            is 0, the radius stays what it was.
         median_weight: median of the included members' weights that are not 0.
         payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
         signature: the owner's, over everything above (the payload by its hash).

@@ -283,6 +283,8 @@ class Exchange:
         )
         if isinstance(entry, str):
             return entry
+        # Norms of 0, which a single contribution may claim, must not leave the next round without any limit.
+        entry = replace(entry, median_norm=entry.median_norm or head.radius)
         return replace(entry, signature=self._membership.me.sign(entry.statement()))
 
     def _row_mean(
