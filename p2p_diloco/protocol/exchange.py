@@ -312,8 +312,11 @@ class Exchange:
 
         Whose vectors did not come is said too: it is there all the same, so no roster ever drops it for that.
         """
-        collection = self.collection
-        if collection is None or self._membership.me.peer not in collection.openings:
+        collection, me = self.collection, self._membership.me.peer
+        if collection is None:
+            return []
+        has_news = me in collection.openings if me in collection.grid.row_of else bool(collection.openings)  # a helper
+        if not has_news:
             return []
         missing = [
             short_peer_id(member.peer)

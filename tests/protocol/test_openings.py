@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
-from fake_run import ROUND_SECONDS, RUN
-from made import head_of, ids, roster_of
+from fake_run import ROUND_SECONDS, RUN, peer_id, run_rules
+from made import founding, head_of, ids, membership_of, roster_1, roster_of
 
 from p2p_diloco.ids import SpanId, short_peer_id
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
@@ -217,3 +217,23 @@ def test_a_single_contribution_of_norm_0_leaves_the_next_round_its_limit() -> No
     entry = rounds.span_reduced(orders[0], frozenset({BOB}), b"mean")
     assert isinstance(entry, Entry)
     assert (entry.weights, entry.median_norm) == ((100.0,), 0.5)
+
+
+def test_a_helper_names_those_whose_vectors_do_not_come_once_it_hears_of_anybody() -> None:
+    boot, roster = peer_id("boot"), roster_1(2, dialable=False)
+    _, chains = exchange(2)
+    membership = membership_of(boot, founding(), roster, trains=False)
+    rounds = Exchange(rules=run_rules(), membership=membership, chains=chains)
+    rounds.begin(0, False)
+    assert owned(rounds) == SPANS
+    rounds.tick(4.8)
+    assert rounds.close() == [], "a run that sleeps is not complained of in every round"
+    rounds.begin(2, False)
+    now = 2 * ROUND_SECONDS
+    opening, _ = contribution_messages(contribution(2), contribution(2).spans, roster.roster.digest(), 1)
+    assert rounds.take(ANN, opening, now + 1.0) == []
+    rounds.tick(now + 4.8)
+    texts = [said.text for said in rounds.close() if isinstance(said, Report)]
+    assert len(texts) == 2
+    assert f"no contribution from {short_peer_id(BOB)}" in texts[0]
+    assert f"did not come in time: {len(SPANS)} from {short_peer_id(ANN)}" in texts[1]
