@@ -92,7 +92,9 @@ _SIGNED_LAYOUT: Layout = (
     ("median_norm", F32),
     ("median_weight", F32),
 )
-ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("payload", blob_view(MOST_PAYLOAD_BYTES)), ("signature", SIGNATURE))
+VECTOR = blob_view(MOST_PAYLOAD_BYTES)
+"""The vector of a message, its last field: it is put into a frame, and taken out of it, without another copy."""
+ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("signature", SIGNATURE), ("payload", VECTOR))
 
 
 def pack_included(places: set[int], num_members: int) -> bytes:

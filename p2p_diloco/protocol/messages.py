@@ -12,7 +12,7 @@ from typing import Any, cast
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, VOTE_LAYOUT, Promise, Vote
-from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, Entry
+from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, VECTOR, Entry
 from p2p_diloco.protocol.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
 from p2p_diloco.protocol.overlay import RELAY_LAYOUT, Relay
 from p2p_diloco.protocol.presence import ROW_REPORT_LAYOUT, RowReport
@@ -41,9 +41,9 @@ from p2p_diloco.protocol.wire import (
     many,
     pair,
     put_fields,
+    put_length,
     record,
     take_fields,
-    with_blob,
 )
 
 PROTOCOL_VERSION = 3
@@ -256,9 +256,8 @@ class Refusal:
 _HEAD = record(SpanHead, HEAD_LAYOUT)
 _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("sends", FLAG), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
-_VECTOR = blob_view(MOST_PAYLOAD_BYTES)
 _PIECE = blob_view(MOST_PIECE_BYTES)
-_LONG = {_VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
+_LONG = {VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
 """Fields that end a frame and are most of it."""
 
 _ROW_MEAN_LAYOUT: Layout = (
@@ -272,7 +271,7 @@ _ROW_MEAN_LAYOUT: Layout = (
     ("weights", many(F32, MOST_MEMBERS)),
     ("norms", many(F32, MOST_MEMBERS)),
     ("tokens", U64),
-    ("payload", _VECTOR),
+    ("payload", VECTOR),
 )
 _OPENING_LAYOUT: Layout = (
     ("round", I64),
@@ -309,7 +308,7 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     23: (ProposalDelta, PROPOSAL_DELTA_LAYOUT),
     24: (CertifiedDelta, CERTIFIED_DELTA_LAYOUT),
     32: (Opening, _OPENING_LAYOUT),
-    33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", _VECTOR))),
+    33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", VECTOR))),
     34: (Entry, ENTRY_LAYOUT),
     35: (RowMean, _ROW_MEAN_LAYOUT),
     36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _PIECE))),
@@ -332,15 +331,22 @@ def is_bulk(message: Message) -> bool:
 
 def encode_message(message: Message) -> bytes:
     """Return the frame of a message: version, kind, fields."""
+    return b"".join(message_parts(message))
+
+
+def message_parts(message: Message) -> tuple[bytearray, bytes | memoryview]:
+    """Return the frame of a message in two parts, for whoever need not join them: the second is its vector, if any."""
     kind = _KIND_OF[type(message)]
     out = bytearray((PROTOCOL_VERSION, kind))
     layout = _KINDS[kind][1]
     name, last = layout[-1]
     if last not in _LONG:
         put_fields(out, message, layout)
-        return bytes(out)
+        return out, b""
     put_fields(out, message, layout[:-1])
-    return with_blob(out, getattr(message, name), _LONG[last])
+    vector = getattr(message, name)
+    put_length(out, len(vector), _LONG[last])
+    return out, vector
 
 
 def decode_message(frame: bytes | bytearray | memoryview) -> Message:

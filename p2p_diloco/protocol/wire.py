@@ -113,9 +113,7 @@ def blob_view(most_bytes: int) -> Field:
     """Like `blob`, but what is taken is a view of the frame: nothing is copied, and the frame lives as long."""
 
     def put(out: bytearray, value: bytes | memoryview) -> None:
-        if len(value) > most_bytes:
-            raise FrameError(f"{len(value)} bytes where at most {most_bytes} fit")
-        U32.put(out, len(value))
+        put_length(out, len(value), most_bytes)
         out += value
 
     def take(reader: FrameReader) -> memoryview:
@@ -127,12 +125,11 @@ def blob_view(most_bytes: int) -> Field:
     return Field(put=put, take=take, smallest=4)
 
 
-def with_blob(front: bytearray, value: bytes | memoryview, most_bytes: int) -> bytes:
-    """Return what comes before a blob and the blob with its length in front; the blob is copied once."""
-    if len(value) > most_bytes:
-        raise FrameError(f"{len(value)} bytes where at most {most_bytes} fit")
-    U32.put(front, len(value))
-    return b"".join((front, value))
+def put_length(out: bytearray, num_bytes: int, most_bytes: int) -> None:
+    """Append what stands before a blob of `num_bytes`; the blob itself is the caller's to add."""
+    if num_bytes > most_bytes:
+        raise FrameError(f"{num_bytes} bytes where at most {most_bytes} fit")
+    U32.put(out, num_bytes)
 
 
 def many(item: Field, most: int) -> Field:

@@ -24,10 +24,11 @@ from p2p_diloco.errors import FrameError, StateError
 from p2p_diloco.ids import Digest, SpanId, sha256
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import decode_message, encode_message
+from p2p_diloco.protocol.messages import decode_message, message_parts
 from p2p_diloco.trainer.whole_file import sync_file
 
 _FRAME = struct.Struct("<IQ8s")
+_Buffer = bytes | bytearray | memoryview
 MOST_BUFFERS = 512
 """In one write; the system takes 1,024."""
 _GIVEN_UP = struct.Struct("<4sHI")
@@ -96,10 +97,10 @@ class EntryLog:
                     self._keep_in(cycle, by_cycle[cycle])
 
     def _keep_in(self, cycle: int, entries: Sequence[Entry]) -> None:
-        frames = [self._frame(encode_message(entry), _sum_of(entry)) for entry in entries]
+        frames = [self._frame(message_parts(entry), _sum_of(entry)) for entry in entries]
         at = self._append(cycle, frames)
-        for entry, (head, body) in zip(entries, frames, strict=True):
-            place = _Place(cycle=cycle, offset=at, frame_bytes=len(head) + len(body), entry=entry.digest())
+        for entry, frame in zip(entries, frames, strict=True):
+            place = _Place(cycle=cycle, offset=at, frame_bytes=sum(map(len, frame)), entry=entry.digest())
             self._places.setdefault(entry.span, {})[entry.parent] = place
             at += place.frame_bytes
         for old in [old for old in self._ends if old <= cycle - self._keep_cycles]:
@@ -114,7 +115,7 @@ class EntryLog:
         with self._lock:
             if self._places.pop(span, None) is not None:
                 body = _GIVEN_UP.pack(_GIVEN_UP_MARK, span.fragment, span.index)
-                self._append(self._newest(), [self._frame(body, sha256(body))])
+                self._append(self._newest(), [self._frame((body,), sha256(body))])
 
     def sync(self) -> None:
         """Wait until all that was kept is on the disk.
@@ -143,12 +144,12 @@ class EntryLog:
         self.num_given_up += 1
         return True
 
-    def _frame(self, body: bytes, what: Digest) -> tuple[bytes, bytes]:
-        """Return the head of the next frame, and its body, of which `what` is a digest."""
+    def _frame(self, body: Sequence[_Buffer], what: Digest) -> tuple[_Buffer, ...]:
+        """Return the next frame: its head, and the parts of its body, of which `what` is a digest."""
         self._sequence += 1
-        return _FRAME.pack(len(body), self._sequence, _checksum(self._sequence, what)), body
+        return _FRAME.pack(sum(map(len, body)), self._sequence, _checksum(self._sequence, what)), *body
 
-    def _append(self, cycle: int, frames: Sequence[tuple[bytes, bytes]]) -> int:
+    def _append(self, cycle: int, frames: Sequence[Sequence[_Buffer]]) -> int:
         """Write frames behind the last whole one; return where the first begins."""
         path, end = self._path(cycle), self._ends.get(cycle, 0)
         buffers = [part for frame in frames for part in frame]
@@ -280,7 +281,7 @@ def _checksum(sequence: int, what: Digest) -> bytes:
     return sha256(sequence.to_bytes(8, "little"), what)[:8]
 
 
-def _write_at(path: Path, offset: int, buffers: Sequence[bytes]) -> None:
+def _write_at(path: Path, offset: int, buffers: Sequence[_Buffer]) -> None:
     """Write `buffers` at `offset`, over what a write that failed may have left there; whole or an error."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
@@ -292,7 +293,7 @@ def _write_at(path: Path, offset: int, buffers: Sequence[bytes]) -> None:
         os.close(descriptor)
 
 
-def _write_some(descriptor: int, offset: int, buffers: Sequence[bytes]) -> int:
+def _write_some(descriptor: int, offset: int, buffers: Sequence[_Buffer]) -> int:
     """Write as many buffers as the system takes at once; return where the last one ends."""
     views = [memoryview(buffer) for buffer in buffers]
     while views:

@@ -29,7 +29,7 @@ class ByteReader(Protocol):
 
 
 class ByteWriter(Protocol):
-    """What is written to a connection; asyncio's `StreamWriter` is one."""
+    """What is written to a connection."""
 
     @property
     def transport(self) -> Any:
@@ -42,6 +42,10 @@ class ByteWriter(Protocol):
 
     def write_eof(self) -> None:
         """Say that nothing more will be written."""
+        ...
+
+    def has_room(self) -> bool:
+        """Tell whether `drain` would return at once."""
         ...
 
     async def drain(self) -> None:
@@ -227,6 +231,10 @@ class ByteStream(asyncio.BufferedProtocol):
         """
         self._check_not_lost()
         self.transport.write_eof()
+
+    def has_room(self) -> bool:
+        """Tell whether `drain` would return at once."""
+        return self._room.is_set() and not self._is_lost
 
     async def drain(self) -> None:
         """Wait until there is room for more.

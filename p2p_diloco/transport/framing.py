@@ -144,6 +144,8 @@ async def drain(writer: ByteWriter, deadline: float, last: float) -> None:
     Raises:
         TimeoutError: nothing was read by the deadline, or later for `STALL_SECONDS`, or there is none at `last`.
     """
+    if writer.has_room():
+        return  # the common case, without a timer
     loop = asyncio.get_running_loop()
     left = writer.transport.get_write_buffer_size()
     until = deadline

@@ -126,7 +126,7 @@ def test_foreign_bytes_are_no_entries(tmp_path: Path, content: bytes) -> None:
 def test_a_sound_frame_that_holds_no_entry_is_passed_over(tmp_path: Path) -> None:
     log = filled(tmp_path, ENTRIES[:1])
     with log._lock:
-        log._append(0, [log._frame(b"hello", sha256(b"hello"))])
+        log._append(0, [log._frame((b"hello",), sha256(b"hello"))])
     assert log_in(tmp_path).num_entries() == 1
 
 

@@ -126,8 +126,10 @@ def test_memory_for_a_long_read_comes_with_its_bytes(play: Callable[[Scene], Non
 def test_writing_waits_for_room_and_ends_with_the_connection(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream.transport.set_write_buffer_limits(high=1000)
+        assert stream.has_room()
         await stream.drain()
         stream.write(bytes(8 * FIRST_BYTES))
+        assert not stream.has_room()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await stream.drain()
@@ -137,6 +139,7 @@ def test_writing_waits_for_room_and_ends_with_the_connection(play: Callable[[Sce
         writer.transport.abort()
         with pytest.raises(OSError, match=r".+"):
             await stream.drain()
+        assert not stream.has_room()
 
     play(scene)
 

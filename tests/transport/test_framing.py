@@ -35,6 +35,9 @@ class FakeWriter:
     def write(self, chunk: bytes) -> None:
         self.written += chunk
 
+    def has_room(self) -> bool:
+        return False
+
     async def drain(self) -> None:
         waiting = self._drain()
         if isinstance(waiting, asyncio.Future):

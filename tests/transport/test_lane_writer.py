@@ -49,6 +49,9 @@ class FakeSocket:
         self.written += chunk
         self.buffered = self.buffered + len(chunk) if self._reads() != float("inf") else 0.0
 
+    def has_room(self) -> bool:
+        return False
+
     async def drain(self) -> None:
         while self.buffered > self._high:
             await asyncio.sleep(1.0)
