@@ -21,7 +21,7 @@ from p2p_diloco.trainer.run_plan import RunPlan
 
 ENTRIES_FOLDER = "entries"
 TOGETHER_BYTES = 16 * 1024 * 1024
-"""Of vectors that are written at once: each of them is copied into its frame before the first is written."""
+"""Of vectors that are written at once: who asks for an entry waits so long, and a disk that refuses costs all."""
 
 
 class Archive:

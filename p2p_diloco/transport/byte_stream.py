@@ -234,7 +234,7 @@ class ByteStream(asyncio.BufferedProtocol):
 
     def has_room(self) -> bool:
         """Tell whether `drain` would return at once."""
-        return self._room.is_set() and not self._is_lost
+        return self._room.is_set() and not self._is_lost and not self.transport.is_closing()
 
     async def drain(self) -> None:
         """Wait until there is room for more.

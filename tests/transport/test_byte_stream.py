@@ -165,6 +165,7 @@ def test_who_writes_to_a_lost_connection_hears_it_of_every_loop(play: Callable[[
                 await stream.drain()
 
         stream.transport.abort()
+        assert not stream.has_room(), "who is told that there is room does not wait"
         with pytest.raises(ConnectionResetError, match="the connection is lost"):
             await write_on()
         with pytest.raises(ConnectionResetError, match="the connection is lost"):
