@@ -38,7 +38,8 @@ class Entry:
         included: likewise, who of those present is part of the mean.
         weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
-        median_norm: median norm, before clipping, of the included contributions: the span's next radius.
+        median_norm: median norm, before clipping, of the included contributions: the span's next radius. Where that
+            is 0, the radius stays what it was.
         median_weight: median of the included members' weights that are not 0.
         payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
         signature: the owner's, over everything above (the payload by its hash).
@@ -104,7 +105,7 @@ def pack_included(places: set[int], num_members: int) -> bytes:
     return bytes(bits)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)  # more than a round has; of the longest, from strangers, 40 MB
 def places_in(included: bytes) -> tuple[int, ...]:
     """Return the places that a bitmap names, in order."""
     number = int.from_bytes(included, "little")

@@ -231,6 +231,9 @@ class Exchange:
             return []
         found = gather_contributions(collection, span, self._chains.heads.get(span), self._reduction)
         actions = self._settle(collection.settled, found, span, at_deadline=at_deadline)
+        if span in collection.settled:
+            awaited = (peer for peer, opening in collection.openings.items() if is_sending(opening, span))
+            collection.overdue.update(peer for peer in awaited if (peer, span) not in collection.payloads)
         for reduce in actions:
             for part in reduce.parts if isinstance(reduce, ReduceSpan) else ():
                 collection.payloads.pop((part.peer, span), None)
@@ -280,6 +283,8 @@ class Exchange:
         )
         if isinstance(entry, str):
             return entry
+        # Norms of 0, which a single contribution may claim, must not leave the next round without any limit.
+        entry = replace(entry, median_norm=entry.median_norm or head.radius)
         return replace(entry, signature=self._membership.me.sign(entry.statement()))
 
     def _row_mean(
@@ -303,20 +308,34 @@ class Exchange:
         )
 
     def close(self) -> list[Action]:
-        """End the round: what is unsettled is void."""
-        collection = self.collection
+        """End the round: what is unsettled is void.
+
+        Whose vectors did not come is said too: it is there all the same, so no roster ever drops it for that.
+        """
+        collection, me = self.collection, self._membership.me.peer
         if collection is None:
+            return []
+        has_news = me in collection.openings if me in collection.grid.row_of else bool(collection.openings)  # a helper
+        if not has_news:
             return []
         missing = [
             short_peer_id(member.peer)
             for member in collection.members.values()
             if collection.reduced and member.peer not in collection.openings
         ]
-        if not missing or self._membership.me.peer not in collection.openings:
-            return []
-        names = ", ".join(missing)
-        text = f"round {collection.round}: no contribution from {names}; the mean is of the others"
-        return [Report(topic="missing", text=text)]
+        late = [f"{num} from {short_peer_id(peer)}" for peer, num in sorted(collection.overdue.items())]
+        said = (
+            (missing, f"no contribution from {', '.join(missing)}"),
+            (
+                late,
+                f"of {len(collection.reduced)} spans that are averaged here, did not come in time: {', '.join(late)}",
+            ),
+        )
+        return [
+            Report(topic="missing", text=f"round {collection.round}: {text}; the mean is of the others")
+            for who, text in said
+            if who
+        ]
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
         if to == self._membership.me.peer:

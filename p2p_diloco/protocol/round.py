@@ -7,6 +7,7 @@ deadline; whatever a set of peers does, the round is over when the next one begi
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -59,6 +60,7 @@ class Collection:
         row: the row of this peer, and `members` those in it, by their place on the roster.
         reduced: spans that this peer averages for its row.
         newcomers: members whose contributions weigh nothing yet.
+        overdue: by member, how many spans were settled without the vector that it had announced.
     """
 
     round: int
@@ -74,6 +76,7 @@ class Collection:
     payloads: dict[tuple[PeerId, SpanId], bytes | memoryview] = field(default_factory=dict)
     settled: set[SpanId] = field(default_factory=set)
     refused: set[PeerId] = field(default_factory=set)
+    overdue: Counter[PeerId] = field(default_factory=Counter)
 
     @property
     def is_one_row(self) -> bool:

@@ -20,6 +20,8 @@ from p2p_diloco.trainer.entry_log import EntryLog
 from p2p_diloco.trainer.run_plan import RunPlan
 
 ENTRIES_FOLDER = "entries"
+TOGETHER_BYTES = 16 * 1024 * 1024
+"""Of vectors that are written at once: who asks for an entry waits so long, and a disk that refuses costs all."""
 
 
 class Archive:
@@ -105,14 +107,15 @@ class Archive:
         self._num_given_up = self._log.num_given_up
 
     def _write_next(self) -> None:
-        """Write what waits first, and of entries all that wait together."""
+        """Write what waits first, and with an entry those behind it, up to `TOGETHER_BYTES`."""
         first = self._waiting.popleft()
         if isinstance(first, SpanId):
             self._log.give_up(first)
             return
-        entries = [first]
-        while self._waiting and isinstance(following := self._waiting[0], Entry):
+        entries, room = [first], TOGETHER_BYTES - len(first.payload)
+        while self._waiting and isinstance(following := self._waiting[0], Entry) and len(following.payload) <= room:
             entries.append(following)
+            room -= len(following.payload)
             self._waiting.popleft()
         self._log.keep(entries)
 

@@ -86,7 +86,8 @@ class EntryLog:
         """
         with self._lock:
             by_cycle: dict[int, list[Entry]] = {}
-            for entry in entries:
+            # One that comes twice at once is written once; of two that differ the later one counts, as in a row.
+            for entry in {entry.digest(): entry for entry in entries}.values():
                 cycle = self._clock.cycle(entry.round)
                 known = self._places.get(entry.span, {}).get(entry.parent)
                 if known is None or known.entry != entry.digest():
@@ -158,7 +159,7 @@ class EntryLog:
                 break
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not is_full or cycle == min(self._ends, default=cycle) or not self._make_room():
+                if not is_full or cycle <= min(self._ends, default=cycle) or not self._make_room():
                     raise _refused(path, error) from None
         self._ends[cycle] = end + sum(map(len, buffers))
         self._unsynced.add(cycle)

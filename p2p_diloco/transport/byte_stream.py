@@ -130,6 +130,8 @@ class ByteStream(asyncio.BufferedProtocol):
     async def readexactly(self, n: int, /) -> bytes | bytearray:
         """Return `n` bytes; those of a long read lie in memory of their own.
 
+        What a long read has taken is lost when it is cancelled: then the stream is of no use any more.
+
         Raises:
             asyncio.IncompleteReadError: the stream ended before.
             OSError: the connection broke.
@@ -213,16 +215,26 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Send `data`, soon; it must not change any more."""
+        """Send `data`, soon; it must not change any more.
+
+        Raises:
+            OSError: the connection is lost; what a loop's own transport says then differs from loop to loop.
+        """
+        self._check_not_lost()
         self.transport.write(data)
 
     def write_eof(self) -> None:
-        """Say that nothing more will be written."""
+        """Say that nothing more will be written.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        self._check_not_lost()
         self.transport.write_eof()
 
     def has_room(self) -> bool:
         """Tell whether `drain` would return at once."""
-        return self._room.is_set() and not self._is_lost
+        return self._room.is_set() and not self._is_lost and not self.transport.is_closing()
 
     async def drain(self) -> None:
         """Wait until there is room for more.
@@ -230,7 +242,12 @@ class ByteStream(asyncio.BufferedProtocol):
         Raises:
             OSError: nobody will read it.
         """
+        if self.transport.is_closing():
+            await asyncio.sleep(0)  # or who writes on and on would never hear that it is lost
         if not self._room.is_set():
             await self._room.wait()
+        self._check_not_lost()
+
+    def _check_not_lost(self) -> None:
         if self._is_lost:
             raise self._error if isinstance(self._error, OSError) else ConnectionResetError("the connection is lost")

@@ -116,6 +116,7 @@ class DaemonClient:
             task = loop.create_task(accept(stream))
             accepting.add(task)
             task.add_done_callback(accepting.discard)
+            task.add_done_callback(lambda ended: stream.transport.abort() if ended.cancelled() else None)
 
         loop, accepting = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         server = await loop.create_unix_server(lambda: ByteStream(connected), str(socket_path))
@@ -125,6 +126,8 @@ class DaemonClient:
             yield
         finally:
             server.close()  # not waited for: from Python 3.12 on that would wait for every stream
+            for task in accepting:
+                task.cancel()
 
     async def _register(self, protocol: str, socket_path: Path) -> None:
         messages = p2pd_messages()
@@ -191,7 +194,7 @@ async def _read_message(reader: ByteReader, message: Any) -> None:
     """Fill `message` from its length and its bytes.
 
     Raises:
-        FrameError: it is longer than any that p2pd sends, or ends early.
+        FrameError: it is longer than any that p2pd sends, ends early, or is none.
     """
     length = shift = 0
     try:
@@ -205,6 +208,10 @@ async def _read_message(reader: ByteReader, message: Any) -> None:
                 raise FrameError("a message of the libp2p daemon has no length")
         if length > _LONGEST_MESSAGE_BYTES:
             raise FrameError(f"a message of the libp2p daemon is {length} bytes long")
-        message.ParseFromString(await reader.readexactly(length))
+        encoded = await reader.readexactly(length)
     except asyncio.IncompleteReadError:
         raise FrameError("the libp2p daemon closed the connection within a message") from None
+    try:
+        message.ParseFromString(encoded)
+    except Exception:  # protobuf's own errors, which share no class with any that is known here
+        raise FrameError(f"{length} bytes of the libp2p daemon are no message") from None

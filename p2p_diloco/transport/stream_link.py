@@ -23,7 +23,8 @@ class LaneStream:
         self.reader, self.writer = pair
         self.task: asyncio.Task[None] | None = None
         self.has_run_out = False
-        self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if not self.writer.transport.is_closing():  # uvloop refuses where the other end is gone already
+            self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
     async def close_gently(self, linger_seconds: float) -> None:
         """Send what is buffered, then the end; wait a little for the other end's, then close."""

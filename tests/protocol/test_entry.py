@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,8 +22,10 @@ from p2p_diloco.protocol.entry import (
     lies_within,
     next_head,
     pack_included,
+    places_in,
 )
 from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.roster import MOST_MEMBERS
 
 ROSTER = roster_of(3)
 GRID = fold_roster(ROSTER, 16)
@@ -146,3 +149,11 @@ def test_the_digest_covers_all_but_the_signature() -> None:
     changes = ({"payload": b"other"}, {"tokens": 1}, {"span": SpanId(0, 1)}, {"weights": (1.0, 1.0, 2.0)})
     for change in (*changes, {"present": b"\3"}, {"included": b"\3"}):
         assert replace(entry, **change).digest() != entry.digest()
+
+
+def test_bitmaps_of_strangers_are_remembered_in_bounded_memory() -> None:
+    places = places_in(b"\xff" * (MOST_MEMBERS // 8))
+    held_bytes = sys.getsizeof(places) + sum(map(sys.getsizeof, places))
+    most = places_in.cache_parameters()["maxsize"]
+    assert most is not None
+    assert most * held_bytes < 50_000_000

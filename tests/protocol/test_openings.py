@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
-from fake_run import RUN
-from made import head_of, ids, roster_of
+from fake_run import ROUND_SECONDS, RUN, peer_id, run_rules
+from made import founding, head_of, ids, membership_of, roster_1, roster_of
 
-from p2p_diloco.ids import SpanId
+from p2p_diloco.ids import SpanId, short_peer_id
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.exchange import Exchange
@@ -165,3 +165,75 @@ def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing()
     assert [(order.span, len(order.parts)) for order in orders if isinstance(order, ReduceSpan)] == [
         (span, 2) for span in owned(other)
     ]
+
+
+def test_who_announces_vectors_and_never_sends_them_is_named_in_every_round() -> None:
+    rounds, _ = exchange(2)
+    for index in (0, 2):
+        rounds.begin(index, True)
+        mine, now = owned(rounds), ROUND_SECONDS * index
+        opening, vectors = words(contribution(index, mine))
+        rounds.contribute(contribution(index, mine), now + 1.0)
+        rounds.take(BOB, opening, now + 1.0)
+        for vector in vectors[1:]:
+            rounds.take(BOB, vector, now + 1.0)
+        rounds.tick(now + 4.8)
+        (said,) = rounds.close()
+        assert isinstance(said, Report)
+        num, name = len(mine), short_peer_id(BOB)
+        assert said.topic == "missing"
+        assert said.text == (
+            f"round {index}: of {num} spans that are averaged here, did not come in time: 1 from {name}; "
+            "the mean is of the others"
+        )
+
+
+def test_who_says_that_nothing_follows_is_not_named() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    rounds.contribute(contribution(spans=owned(rounds)), 1.0)
+    rounds.take(BOB, opened(rounds, owned(rounds), 2), 1.0)
+    rounds.tick(4.8)
+    assert rounds.close() == []
+
+
+def test_a_single_contribution_of_norm_0_leaves_the_next_round_its_limit() -> None:
+    rounds, chains = exchange(2)
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    limited = head_of(radius=0.5)
+    for span in mine:
+        chains.set_head(span, limited)
+    spans = tuple(replace(each, parent=limited.digest, norm=0.0) for each in contribution(spans=mine).spans)
+    rounds.take(
+        ANN,
+        contribution_messages(
+            contribution(spans=()), (), roster_of(2).digest(), 1, dict.fromkeys(mine, limited.digest)
+        )[0],
+        1.0,
+    )
+    orders = feed(rounds, BOB, replace(contribution(), spans=spans), 1.0)
+    assert isinstance(orders[0], ReduceSpan)
+    entry = rounds.span_reduced(orders[0], frozenset({BOB}), b"mean")
+    assert isinstance(entry, Entry)
+    assert (entry.weights, entry.median_norm) == ((100.0,), 0.5)
+
+
+def test_a_helper_names_those_whose_vectors_do_not_come_once_it_hears_of_anybody() -> None:
+    boot, roster = peer_id("boot"), roster_1(2, dialable=False)
+    _, chains = exchange(2)
+    membership = membership_of(boot, founding(), roster, trains=False)
+    rounds = Exchange(rules=run_rules(), membership=membership, chains=chains)
+    rounds.begin(0, False)
+    assert owned(rounds) == SPANS
+    rounds.tick(4.8)
+    assert rounds.close() == [], "a run that sleeps is not complained of in every round"
+    rounds.begin(2, False)
+    now = 2 * ROUND_SECONDS
+    opening, _ = contribution_messages(contribution(2), contribution(2).spans, roster.roster.digest(), 1)
+    assert rounds.take(ANN, opening, now + 1.0) == []
+    rounds.tick(now + 4.8)
+    texts = [said.text for said in rounds.close() if isinstance(said, Report)]
+    assert len(texts) == 2
+    assert f"no contribution from {short_peer_id(BOB)}" in texts[0]
+    assert f"did not come in time: {len(SPANS)} from {short_peer_id(ANN)}" in texts[1]

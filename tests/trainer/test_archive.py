@@ -14,6 +14,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.trainer import archive
 from p2p_diloco.trainer.archive import Archive
 
 PLAN = small_plan()
@@ -73,6 +74,20 @@ def test_a_checkpoint_and_the_entries_since_give_the_bytes_of_now(tmp_path: Path
     assert recalled is not None
     assert digest(recalled) == digest(steps[5])
     assert again.texts("replay") == [f"replayed {3 * len(entries)} entries from this disk on top of the checkpoint"]
+
+
+def test_entries_that_wait_are_written_together_but_not_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, _ = trained(5)
+    kept, batches = Kept(tmp_path), []
+    monkeypatch.setattr(archive, "TOGETHER_BYTES", 2 * len(entries[SPAN][0].payload))
+    monkeypatch.setattr(kept.archive._log, "keep", batches.append)
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    assert [entry for batch in batches for entry in batch] == entries[SPAN]
 
 
 def test_a_missing_entry_ends_the_replay_there(tmp_path: Path) -> None:

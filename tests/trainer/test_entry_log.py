@@ -54,6 +54,14 @@ def test_an_entry_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     assert log.num_entries() == len(ENTRIES)
 
 
+def test_an_entry_that_comes_twice_at_once_is_written_once(tmp_path: Path) -> None:
+    filled(tmp_path / "once", ENTRIES)
+    log = filled(tmp_path / "twice", [*ENTRIES, *ENTRIES])
+    sizes = [sum(path.stat().st_size for path in (tmp_path / name).iterdir()) for name in ("once", "twice")]
+    assert sizes[0] == sizes[1]
+    assert found(log) == ENTRIES
+
+
 def test_whole_cycles_that_are_too_old_go(tmp_path: Path) -> None:
     log = filled(tmp_path, keep_cycles=2)
     assert found(log) == [None] * 4 + ENTRIES[4:]
@@ -182,6 +190,17 @@ def test_on_a_full_disk_the_oldest_cycle_makes_room(tmp_path: Path, monkeypatch:
     log.keep([ENTRIES[3]])
     assert found(log, ENTRIES[:4]) == [None, *ENTRIES[1:4]]
     assert log.num_given_up == 1
+
+
+def test_on_a_full_disk_no_later_cycle_makes_room_for_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path, ENTRIES[2:4])
+    refuse_writes(monkeypatch, errno.ENOSPC, times=1)
+    with pytest.raises(StateError, match="No space left on device"):
+        log.keep([ENTRIES[1]])
+    assert found(log, ENTRIES[1:4]) == [None, *ENTRIES[2:4]]
+    assert log.num_given_up == 0
 
 
 def test_a_disk_with_another_trouble_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

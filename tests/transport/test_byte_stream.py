@@ -11,6 +11,8 @@ import pytest
 import uvloop
 
 from p2p_diloco.transport.byte_stream import AHEAD_BYTES, FIRST_BYTES, ByteStream
+from p2p_diloco.transport.link import Lane
+from p2p_diloco.transport.stream_link import LaneStream
 
 Scene = Callable[[ByteStream, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -151,5 +153,68 @@ def test_a_broken_connection_is_not_its_end(play: Callable[[Scene], None]) -> No
                 await stream.readexactly(length)
         with pytest.raises(ConnectionResetError, match="gone"):
             await stream.drain()
+
+    play(scene)
+
+
+def test_who_writes_to_a_lost_connection_hears_it_of_every_loop(play: Callable[[Scene], None]) -> None:
+    async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def write_on() -> None:
+            for _ in range(100):
+                stream.write(b"on and on")
+                await stream.drain()
+
+        stream.transport.abort()
+        assert not stream.has_room(), "who is told that there is room does not wait"
+        with pytest.raises(ConnectionResetError, match="the connection is lost"):
+            await write_on()
+        with pytest.raises(ConnectionResetError, match="the connection is lost"):
+            stream.write(b"x")
+        with pytest.raises(ConnectionResetError, match="the connection is lost"):
+            stream.write_eof()
+
+    play(scene)
+
+
+def test_a_stream_that_is_lost_before_a_link_has_it_is_closed_like_any_other(play: Callable[[Scene], None]) -> None:
+    async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream.transport.abort()
+        with pytest.raises(asyncio.IncompleteReadError):
+            await stream.readexactly(1)
+        await LaneStream(Lane.BULK, (stream, stream)).close_gently(1.0)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_short_read_that_is_cancelled_loses_nothing(play: Callable[[Scene], None], seed: int) -> None:
+    rng = random.Random(seed)
+    content = rng.randbytes(60_000)
+
+    async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def say() -> None:
+            at = 0
+            while at < len(content):
+                piece = rng.choice((1, 700, 9000))
+                writer.write(content[at : at + piece])
+                at += piece
+                await asyncio.sleep(0)
+            writer.write_eof()
+
+        at = 0
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(say())
+            while at < len(content):
+                read = asyncio.ensure_future(stream.readexactly(min(rng.choice((1, 5000, 16000)), len(content) - at)))
+                for _ in range(rng.randrange(4)):
+                    await asyncio.sleep(0)
+                if not read.done() and rng.random() < 0.5:
+                    read.cancel()
+                    await asyncio.wait({read})
+                    continue
+                found = await read
+                assert found == content[at : at + len(found)]
+                at += len(found)
+        assert await stream.read(1) == b""
 
     play(scene)

@@ -228,7 +228,7 @@ def test_streams_of_others_are_handed_over_with_their_authenticated_peer(tmp_pat
             assert requests[0].streamHandler.addr == b"\x90\x03" + bytes([len(str(place))]) + str(place).encode()
             opened = p2pd_messages().StreamInfo(peer=PEER_BYTES, addr=b"", proto="/two")
             rsa = p2pd_messages().StreamInfo(peer=b"\x12\x20" + bytes(32), addr=b"", proto="/two")
-            for bad in (framed(rsa), b"\x7fabc", b""):
+            for bad in (framed(rsa), b"\x7fabc", b"", b"\x03\xff\xff\xff"):
                 reader, writer = await call_in(bad)
                 assert await reader.read() == b""
                 writer.transport.abort()
@@ -239,5 +239,23 @@ def test_streams_of_others_are_handed_over_with_their_authenticated_peer(tmp_pat
             assert (peer, protocol, await stream_reader.read(100)) == (PEER, "/two", b"payload")
             stream_writer.transport.abort()
             writer.transport.abort()
+
+    run(scene())
+
+
+def test_a_stream_that_nobody_has_announced_ends_with_those_who_accept_them(tmp_path: Path) -> None:
+    place = tmp_path / "streams.sock"
+
+    async def scene() -> None:
+        async with (
+            fake_daemon(tmp_path, answering(response())) as (client, _),
+            client.accept_streams(["/one"], place, lambda *stream: None),
+        ):
+            reader, writer = await asyncio.open_unix_connection(str(place))
+            writer.write(b"\x05a")
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert await reader.read() == b""
+        writer.transport.abort()
 
     run(scene())

@@ -27,6 +27,9 @@ class NoWriter:
     def transport(self) -> NoWriter:
         return self
 
+    def is_closing(self) -> bool:
+        return False
+
     def set_write_buffer_limits(self, high: int) -> None:
         """Take no note."""
 

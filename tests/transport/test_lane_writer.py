@@ -35,6 +35,9 @@ class FakeSocket:
     def transport(self) -> FakeSocket:
         return self
 
+    def is_closing(self) -> bool:
+        return False
+
     def set_write_buffer_limits(self, high: int) -> None:
         self._high = high
 

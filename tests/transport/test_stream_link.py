@@ -20,6 +20,9 @@ class FakeWriter:
         self.acts: list[str] = []
         self._eof_error = eof_error
 
+    def is_closing(self) -> bool:
+        return False
+
     def set_write_buffer_limits(self, high: int) -> None:
         assert high > 0
 
