@@ -268,7 +268,9 @@ class Swarm(Player):
         engine, local = machine.running, machine.local(self.now)
         steps = machine.steps_made(self.now) if machine.trains else 0
         engine.progress = Progress(tokens=steps * 100, steps=steps)
-        self.perform(machine, engine.tick(local))
+        actions = engine.tick(local)
+        self.inspector.opened(machine, actions)  # who has nothing to send says so when a tick finds it late
+        self.perform(machine, actions)
         self.perform(machine, self.mistakes.certify_alone(machine, local))
         self.inspector.ticked(machine)
         self._look_when_cut_off(machine)

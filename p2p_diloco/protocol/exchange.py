@@ -22,6 +22,7 @@ from p2p_diloco.protocol.round import (
     ReductionRules,
     contribution_messages,
     gather_contributions,
+    has_trained,
     is_sending,
     newcomers_of,
     refuse_opening,
@@ -51,6 +52,8 @@ class Exchange:
         self.collection: Collection | None = None
         self.finish: Finish | None = None
         self.ration = Ration(rules=rules, me=membership.me.peer)
+        self._is_awaited = False
+        """The island was asked for its contribution to the round in progress, and has not answered."""
         self.is_over = False
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
@@ -58,6 +61,7 @@ class Exchange:
         """Begin a round under the roster that governs it; ask the island for its contribution when it takes part."""
         self._gathered.clear()
         self.collection = self.finish = None
+        self._is_awaited = False
         governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
         if governing is None or round_index < 0 or self.is_over:
@@ -71,6 +75,7 @@ class Exchange:
             deadline = self._rules.clock.contribute_by(round_index)
             spans = self.ration.choose(collection)
             actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
+            self._is_awaited = True
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
                 actions += self.take(sender, message, self._rules.clock.begin(round_index))
@@ -103,10 +108,23 @@ class Exchange:
         All openings go first: by them this peer counts as there, whatever becomes of its vectors.
         """
         collection = self.collection
-        clock = self._rules.clock
-        if collection is None or collection.round != contribution.round or now > clock.contribute_by(collection.round):
+        deadline = self._rules.clock.contribute_by(contribution.round)
+        if not self._is_awaited or collection is None or collection.round != contribution.round or now > deadline:
             return []
-        me = self._membership.me
+        return self._announce_and_send(collection, contribution, now)
+
+    def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
+        """Say that this peer is there, when its island has reached no step border in all the time that it had."""
+        nothing = FragmentContribution(
+            round=collection.round, fragment=collection.fragment, tokens=0, steps=0, spans=()
+        )
+        return self._announce_and_send(collection, nothing, now)
+
+    def _announce_and_send(
+        self, collection: Collection, contribution: FragmentContribution, now: float
+    ) -> list[Action]:
+        self._is_awaited = False
+        me, clock = self._membership.me, self._rules.clock
         openings: list[tuple[PeerId, Piece]] = []
         pieces: list[tuple[PeerId, Piece]] = []
         shares = split_by_reducer(contribution, collection.grid, collection.row)
@@ -213,9 +231,13 @@ class Exchange:
     def tick(self, now: float) -> list[Action]:
         """Average at the deadlines what has not been averaged before."""
         collection, finish = self.collection, self.finish
-        if collection is None or finish is None or now < self._rules.clock.reduce_by(collection.round):
+        if collection is None or finish is None:
             return []
         actions: list[Action] = []
+        if self._is_awaited and now >= self._rules.clock.contribute_by(collection.round):
+            actions += self._come_empty_handed(collection, now)
+        if now < self._rules.clock.reduce_by(collection.round):
+            return actions
         for span in collection.reduced:
             actions += self._reduce_span(collection, span, now, at_deadline=True)
         if now >= self._rules.clock.finish_by(collection.round):
@@ -321,7 +343,7 @@ class Exchange:
         missing = [
             short_peer_id(member.peer)
             for member in collection.members.values()
-            if collection.reduced and member.peer not in collection.openings
+            if collection.reduced and not has_trained(collection.openings.get(member.peer))
         ]
         late = [f"{num} from {short_peer_id(peer)}" for peer, num in sorted(collection.overdue.items())]
         said = (

@@ -145,11 +145,16 @@ def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> 
     offered = [offer.index for offer in opening.spans]
     if len(set(offered)) != len(offered) or not reduced.issuperset(offered):
         return "offers spans that are not reduced here, or one twice"
-    if opening.steps <= 0 or opening.tokens <= 0:
+    if any(offer.sends for offer in opening.spans) and not (opening.steps > 0 and opening.tokens > 0):
         return f"says {opening.tokens} tokens in {opening.steps} steps"
     if any(offer.norm < 0 for offer in opening.spans):
         return "says a negative norm"
     return None
+
+
+def has_trained(opening: Opening | None) -> bool:
+    """Tell whether a member has come, and not empty-handed because its island reached no step border."""
+    return opening is not None and opening.steps > 0
 
 
 def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]) -> bool:

@@ -145,3 +145,16 @@ def test_openings_that_are_lost_are_missed_as_their_vectors_are(num_peers: int) 
         assert 2 * len(places_in(entry.present)) > len(swarm.rosters[entry.roster].members)
     swarm.loss = 0.0
     recovers(swarm, 3 * MINUTE)
+
+
+@pytest.mark.parametrize("num_peers", [2, 3, 4, 5])
+def test_islands_that_reach_no_step_border_are_there_and_the_others_go_on(num_peers: int) -> None:
+    swarm = founded(num_peers, "all")
+    for place in range(1, num_peers):
+        swarm.machines[f"p{place}"].contributes = False
+    entries = play_cycles(swarm, 6)
+    assert_nothing_was_void(swarm, entries)
+    assert {len(places_in(entry.present)) for entry in entries} == {num_peers}
+    assert {len(included_places(entry)) for entry in entries} == {1}
+    assert swarm.members("p0") == {f"p{place}" for place in range(num_peers)}
+    recovers(swarm, MINUTE)

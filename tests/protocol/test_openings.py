@@ -81,7 +81,7 @@ def test_the_last_word_that_nothing_comes_lets_the_mean_be_taken_at_once() -> No
 
 def test_a_vector_that_stalls_holds_a_span_until_the_deadline_and_its_sender_was_there() -> None:
     rounds, _ = exchange(2)
-    rounds.begin(0, True)
+    rounds.begin(0, False)
     given = contribution(spans=owned(rounds))
     feed(rounds, ANN, given, 1.0)
     assert rounds.take(BOB, words(given)[0], 1.0) == []
@@ -109,7 +109,7 @@ def test_a_vector_of_the_wrong_size_costs_the_vector_alone() -> None:
 
 def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
     rounds, _ = exchange(2)
-    rounds.begin(0, True)
+    rounds.begin(0, False)
     given = contribution(spans=owned(rounds))
     elsewhere = replace(given, spans=tuple(replace(span, parent=RUN) for span in given.spans))
     feed(rounds, ANN, given, 1.0)
@@ -124,7 +124,7 @@ def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
 
 def test_a_vector_without_its_opening_counts_nowhere() -> None:
     rounds, _ = exchange(2)
-    rounds.begin(0, True)
+    rounds.begin(0, False)
     given = contribution(spans=owned(rounds))
     feed(rounds, ANN, given, 1.0)
     for vector in words(given)[1]:
@@ -237,3 +237,41 @@ def test_a_helper_names_those_whose_vectors_do_not_come_once_it_hears_of_anybody
     assert len(texts) == 2
     assert f"no contribution from {short_peer_id(BOB)}" in texts[0]
     assert f"did not come in time: {len(SPANS)} from {short_peer_id(ANN)}" in texts[1]
+
+
+def test_an_island_without_a_step_border_is_there_empty_handed() -> None:
+    rounds, _ = exchange(3)
+    third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
+    rounds.begin(0, True)
+    half = rounds._rules.clock.contribute_by(0)
+    assert rounds.tick(half - 0.1) == []
+    opened_by = sent_openings(rounds.tick(half))
+    assert set(opened_by) == {BOB, third}
+    for opening in opened_by.values():
+        assert (opening.steps, opening.tokens) == (0, 0)
+        assert [offer.sends for offer in opening.spans] == [False] * len(opening.spans)
+    assert rounds.contribute(contribution(), half) == [], "it has said that nothing comes"
+    assert rounds.tick(half) == []
+    opening, vectors = words(contribution(spans=owned(rounds)), 3)
+    for word in (opening, *vectors):
+        assert rounds.take(BOB, word, half) == []
+    orders = rounds.take(third, replace(opened_by[BOB], spans=()), half)
+    assert [[part.peer for part in order.parts] for order in orders if isinstance(order, ReduceSpan)] == [
+        [BOB] for _ in owned(rounds)
+    ]
+    (missing,) = rounds.close()
+    assert isinstance(missing, Report)
+    assert f"no contribution from {short_peer_id(ANN)}, {short_peer_id(third)}" in missing.text
+
+
+def test_who_says_that_vectors_come_has_trained() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, False)
+    opening = words(contribution(spans=owned(rounds)))[0]
+    assert refusals(rounds.take(BOB, replace(opening, steps=0, tokens=0), 1.0)) == ["says 0 tokens in 0 steps"]
+
+
+def test_who_is_not_asked_to_contribute_is_not_there() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(0, False)
+    assert sent_openings(rounds.tick(rounds._rules.clock.contribute_by(0))) == {}

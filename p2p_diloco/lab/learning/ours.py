@@ -7,7 +7,7 @@ is the experiment's business.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -163,7 +163,7 @@ class OurSwarm(Algorithm):
                 sent[learner] = contribution
         arrived = {learner: one for learner, one in sent.items() if not one.is_lost}
         is_void = self._rng.random() < self._rule.void_share
-        entry = None if is_void else self._reduce(fragment, round_index, arrived, present=sent)
+        entry = None if is_void else self._reduce(fragment, round_index, arrived)
         if entry is None:
             self.num_void += 1
             return
@@ -211,10 +211,7 @@ class OurSwarm(Algorithm):
             is_lost=self._rng.random() < rule.lost_share,
         )
 
-    def _reduce(
-        self, fragment: int, round_index: int, arrived: dict[int, _Sent], *, present: Collection[int]
-    ) -> Entry | None:
-        """Average what arrived; what is lost on the way is a vector, and the opening before it has come."""
+    def _reduce(self, fragment: int, round_index: int, arrived: dict[int, _Sent]) -> Entry | None:
         rule, head, span = self._rule, self._states[fragment].head, SpanId(fragment, 0)
         parts = tuple(
             Part(peer=_peer(learner), payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
@@ -230,7 +227,7 @@ class OurSwarm(Algorithm):
             return None
         payload = self._radial(fragment, parts, seed) if rule.is_radial else reduced.payload
         inclusion = Inclusion(
-            present=tuple(self._places.index(learner) for learner in present),
+            present=tuple(range(len(self._places))),  # who is not away says so, whatever becomes of its vectors
             places=tuple(self._places.index(learner) for learner in arrived),
             weights=tuple(part.weight for part in parts),
             norms=tuple(part.norm for part in parts),
