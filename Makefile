@@ -84,7 +84,7 @@ results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
 	$(BIN)/python docs/results/draw.py
 
-# What is measured, in the order of the page; any of it may be given as nothing, such as:
+# What is measured; any of it may be given as nothing, such as:
 # make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_TRAINING= BENCH_TO=/tmp/figures
 # Averaging: PEERSxPARAMETERS:AGAINST:REPEAT, several. State: MEGABYTES:DONORS:REPEAT, several. Others: their flags.
 BENCH_AVERAGING ?= 4x10M:hivemind,gloo:5 2x1M:hivemind,gloo:5 4x1M:hivemind,gloo:5 8x10M:gloo:3 2x50M:hivemind:3
@@ -108,7 +108,7 @@ averaging = $(BIN)/p2p-diloco bench averaging --peers $(call side,$1,1) --parame
   --against $(call part,$1,2) --repeat $(call part,$1,3) --json $(BENCH_TO)/averaging-$(call part,$1,1).json$(NEWLINE)
 state = $(BIN)/p2p-diloco bench state --megabytes $(call part,$1,1) --donors $(call part,$1,2) \
   --repeat $(call part,$1,3) --json $(BENCH_TO)/state-$(call part,$1,1)MB.json$(NEWLINE)
-# The name of a bench that its flags alone tell; nothing without flags.
+# A bench that is told by its flags; nothing where there are none.
 other = $(if $2,$(BIN)/p2p-diloco bench $1 $2 --json $(BENCH_TO)/$1.json)
 
 # A bench that fails ends it, and what came before is kept: make bench-figures draws that. Training is the last, for it
