@@ -10,6 +10,8 @@
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
+# make bench      all that docs/performance.md tells of, on a machine with nothing else to do: half an hour; and draws it
+# make bench-figures  only draws docs/performance's tables and plots, from the figures that are kept
 # make check      style and types
 # make clean      removes what the others made
 #
@@ -36,7 +38,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid twin rivals footprint disasters learning results check format clean install
+.PHONY: demo test pure faults repair caps grid twin rivals footprint disasters learning results bench bench-all bench-figures check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -81,6 +83,52 @@ learning: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
 	$(BIN)/python docs/results/draw.py
+
+# What is measured; any of it may be given as nothing, such as:
+# make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_TRAINING= BENCH_TO=/tmp/figures
+# Averaging: PEERSxPARAMETERS:AGAINST:REPEAT, several. State: MEGABYTES:DONORS:REPEAT, several. Others: their flags.
+BENCH_AVERAGING ?= 4x10M:hivemind,gloo:5 2x1M:hivemind,gloo:5 4x1M:hivemind,gloo:5 8x10M:gloo:3 2x50M:hivemind:3
+BENCH_VECTORS ?= --parameters 1M
+BENCH_STATE ?= 800:3:3
+BENCH_TRAINING ?= --repeat 2 --against $(BENCH_TRAINERS)
+BENCH_MEMORY ?= --peers 2 --parameters 10M,40M
+BENCH_TO ?= docs/performance
+# torchft plays where `p2p-diloco bench install-torchft` has been.
+ASK_FOR_TORCHFT := from p2p_diloco.bench.training.torchft_environment import torchft_interpreter as ask; ask()
+BENCH_TRAINERS = $(shell $(BIN)/python -c '$(ASK_FOR_TORCHFT)' 2>/dev/null && echo blocking,torchft || echo blocking)
+
+# The first, second or third part of such a word; and of 4x10M.
+part = $(word $2,$(subst :, ,$1))
+side = $(word $2,$(subst x, ,$(call part,$1,1)))
+define NEWLINE
+
+
+endef
+averaging = $(BIN)/p2p-diloco bench averaging --peers $(call side,$1,1) --parameters $(call side,$1,2) \
+  --against $(call part,$1,2) --repeat $(call part,$1,3) --json $(BENCH_TO)/averaging-$(call part,$1,1).json$(NEWLINE)
+state = $(BIN)/p2p-diloco bench state --megabytes $(call part,$1,1) --donors $(call part,$1,2) \
+  --repeat $(call part,$1,3) --json $(BENCH_TO)/state-$(call part,$1,1)MB.json$(NEWLINE)
+# A bench that is told by its flags; nothing where there are none.
+other = $(if $2,$(BIN)/p2p-diloco bench $1 $2 --json $(BENCH_TO)/$1.json)
+
+# A bench that fails ends it, and what came before is kept: make bench-figures draws that. Training is the last, for it
+# needs networks of its own, which not every machine lets it make.
+bench: $(STAMP)
+	mkdir -p $(BENCH_TO)
+	@began=$$(date +%s) && $(MAKE) --no-print-directory bench-all \
+	  && echo "all benches took $$(( ($$(date +%s) - began + 59) / 60 )) minutes"
+	$(MAKE) --no-print-directory bench-figures
+
+bench-all: $(STAMP)
+	$(foreach one,$(BENCH_AVERAGING),$(call averaging,$(one)))
+	$(call other,vectors,$(BENCH_VECTORS))
+	$(foreach one,$(BENCH_STATE),$(call state,$(one)))
+	$(call other,memory,$(BENCH_MEMORY))
+	$(call other,training,$(BENCH_TRAINING))
+
+bench-figures: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
+	$(BIN)/python docs/performance/draw.py $(BENCH_TO)
 
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)

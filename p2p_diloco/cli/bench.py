@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2p_diloco.bench.machine import describe_machine
 from p2p_diloco.bench.vectors import PARTS, StepFigures, measure_vectors
+from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.errors import ConfigError
@@ -40,8 +42,10 @@ def bench_vectors(options: VectorsOptions) -> int:
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
     check_target(options.json)
+    machine = describe_machine()
     steps = measure_vectors(codec_name=options.codec, elements=elements, repeats=options.repeat)
-    write_figures(options.json, vectors_figures(options, elements, steps))
+    figures = vectors_figures(options, elements, steps)
+    write_figures(options.json, bench_document("vectors", options, figures, machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(vectors_lines(options.codec, steps)))
     return 0

@@ -18,6 +18,8 @@ from p2p_diloco.bench.averaging.figures import (
 from p2p_diloco.bench.averaging.our_run import check_codec
 from p2p_diloco.bench.averaging.systems import OURS, systems_against
 from p2p_diloco.bench.interleaved import Spread
+from p2p_diloco.bench.machine import describe_machine
+from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
@@ -61,9 +63,10 @@ def bench_averaging(options: AveragingOptions) -> int:
     plan = plan_of(options)
     if sys.platform != "linux":
         raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
+    machine = describe_machine()
     with ended_politely():
         contest = play_contest(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
-    write_figures(options.json, document_of(contest))
+    write_figures(options.json, bench_document("averaging", options, document_of(contest), machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(averaging_lines(contest)))
     return 0

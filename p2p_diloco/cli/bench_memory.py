@@ -18,6 +18,8 @@ from p2p_diloco.bench.footprint.figures import (
 )
 from p2p_diloco.bench.footprint.play import FootprintPlan, measure_footprints
 from p2p_diloco.bench.footprint.shapes import shape_of
+from p2p_diloco.bench.machine import describe_machine
+from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
@@ -50,9 +52,11 @@ def bench_memory(options: MemoryOptions) -> int:
     plan = plan_of(options)
     if sys.platform != "linux":
         raise ConfigError("bench memory measures by Linux's /proc, which this system has not; run it on Linux")
+    machine = describe_machine()
     with ended_politely():
         sizes = measure_footprints(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
-    write_figures(options.json, document_of(sizes, plan.num_peers))
+    figures = document_of(sizes, plan.num_peers)
+    write_figures(options.json, bench_document("memory", options, figures, machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(memory_lines(sizes, plan.num_peers)))
     return 0

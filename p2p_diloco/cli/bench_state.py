@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.bench.interleaved import Spread
+from p2p_diloco.bench.machine import describe_machine
 from p2p_diloco.bench.state.transfer import Transfer, TransferPlan, document_of, figures_of, measure_transfers
+from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
@@ -43,9 +45,10 @@ def bench_state(options: StateOptions) -> int:
     plan = plan_of(options)
     if sys.platform != "linux":
         raise ConfigError("bench state measures by Linux's /proc, which this system has not; run it on Linux")
+    machine = describe_machine()
     with ended_politely():
         transfers = measure_transfers(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
-    write_figures(options.json, document_of(plan, transfers))
+    write_figures(options.json, bench_document("state", options, document_of(plan, transfers), machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(state_lines(plan, transfers)))
     return 0 if all(transfer.is_equal for transfer in transfers) else 1

@@ -13,6 +13,7 @@ from p2p_diloco.bench.training.play import Played, TrainingPlan, play_training
 from p2p_diloco.bench.training.systems import systems_against
 from p2p_diloco.bench.training.torchft_environment import install_torchft, torchft_interpreter
 from p2p_diloco.bench.training.uplinks import parse_uplinks
+from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
@@ -59,7 +60,8 @@ def bench_training(options: TrainingOptions) -> int:
         raise ConfigError("bench training needs network namespaces, which only Linux has; run it there")
     with ended_politely():
         played = play_training(plan, say=_say)
-    write_figures(options.json, document_of(played.setting, played.rows))
+    figures = document_of(played.setting, played.rows)
+    write_figures(options.json, bench_document("training", options, figures, played.setting.machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(training_lines(played)))
     return 0

@@ -16,6 +16,8 @@ def test_vectors_for_people_and_for_programs(capsys: pytest.CaptureFixture[str])
     assert main(["bench", "vectors", "--repeat", "1", "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["codec"], figures["parameters"], figures["repeats"]) == ("int4", 1_000_000, 1)
+    assert figures["command"] == "bench vectors --codec int4 --parameters 1M --repeat 1"
+    assert figures["machine"]["cores"] >= 1
     assert figures["cycle"]["compiled"] == pytest.approx(
         sum(step["share"] * step["compiled"]["middle"] for step in figures["steps"])
     )

@@ -78,7 +78,10 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
     assert asked == [
         ContestPlan(systems=(OURS, GLOO), num_peers=4, parameters=10_000_000, codec="int4", spans=32, repeats=5)
     ]
-    assert json.loads(file.read_text())["systems"][OURS]["wall_seconds"] == 0.5
+    document = json.loads(file.read_text())
+    assert document["systems"][OURS]["wall_seconds"] == 0.5
+    assert document["command"].startswith("bench averaging --peers 4 --parameters 10M")
+    assert document["machine"]["cores"] >= 1
     assert "times ours" in capsys.readouterr().out
 
 

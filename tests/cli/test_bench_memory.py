@@ -57,7 +57,10 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
     file = tmp_path / "figures.json"
     assert main(["bench", "memory", "--peers", "3", "--parameters", "10M,50M", "--json", str(file)]) == 0
     assert asked == [FootprintPlan(num_peers=3, parameters=(10_000_000, 50_000_000))]
-    assert json.loads(file.read_text())["slope_bytes_per_parameter"] == pytest.approx(9.0)
+    document = json.loads(file.read_text())
+    assert document["slope_bytes_per_parameter"] == pytest.approx(9.0)
+    assert document["command"] == "bench memory --peers 3 --parameters 10M,50M"
+    assert document["machine"]["cores"] >= 1
     assert "bytes for each parameter" in capsys.readouterr().out
 
 

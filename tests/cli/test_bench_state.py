@@ -46,7 +46,10 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
     words = ["--megabytes", "100", "--donors", "4", "--killed", "2", "--repeat", "1", "--json", str(file)]
     assert main(["bench", "state", *words]) == 0
     assert plans == [TransferPlan(megabytes=100, donors=4, killed=2, repeats=1)]
-    assert json.loads(file.read_text())["megabytes_per_second"] == 200.0
+    document = json.loads(file.read_text())
+    assert document["megabytes_per_second"] == 200.0
+    assert document["command"] == "bench state --megabytes 100 --donors 4 --killed 2 --repeat 1"
+    assert document["machine"]["cores"] >= 1
     printed = capsys.readouterr().out
     assert "100 MB of state from 4 donors, 2 killed half-way" in printed
     assert "200 (200–200)" in printed

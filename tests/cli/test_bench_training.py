@@ -82,6 +82,8 @@ def test_the_command_plays_and_writes_what_came_out(
     document = json.loads(target.read_text())
     assert [row["system"] for row in document["rows"]] == [OURS, TORCHFT]
     assert document["rows"][0]["speed_kept"] == pytest.approx(0.95)
+    assert document["command"].startswith("bench training --islands 4 --uplink 5mbit,unlimited")
+    assert document["machine"] == PLAYED.setting.machine
     assert "speed kept" in capsys.readouterr().out
     (plan,) = plans
     assert plan.uplinks == (Uplink(name="5mbit", bits_per_second=5e6), Uplink(name="unlimited"))

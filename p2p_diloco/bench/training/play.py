@@ -7,8 +7,6 @@ compared share a minute of the machine.
 from __future__ import annotations
 
 import math
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import psutil
-
 from p2p_diloco.bench.crew import Crew, Word
+from p2p_diloco.bench.machine import describe_machine
 from p2p_diloco.bench.training.figures import OURS, TORCHFT, IslandWindow, Row, Setting, Turn, Window
 from p2p_diloco.bench.training.our_run import (
     BATCH,
@@ -98,6 +95,7 @@ def play_training(plan: TrainingPlan, say: Callable[[str], None]) -> Played:
         ConfigError: this machine lets nobody make networks.
         PeerError, StateError, NetworkError: a process of ours ended, failed or fell silent; none is left behind.
     """
+    setting = _setting(plan)  # before anything adds to the machine's load
     rows: list[Row] = []
     failures: list[str] = []
     for uplink in plan.uplinks:
@@ -119,7 +117,7 @@ def play_training(plan: TrainingPlan, say: Callable[[str], None]) -> Played:
             kept = row.speed_kept
             say(f"{uplink.name}, {system}: speed kept {kept.middle:.1%}, participation {row.participation:.1%}")
             rows.append(row)
-    return Played(setting=_setting(plan), rows=tuple(rows), failures=tuple(failures))
+    return Played(setting=setting, rows=tuple(rows), failures=tuple(failures))
 
 
 def _setting(plan: TrainingPlan) -> Setting:
@@ -134,12 +132,7 @@ def _setting(plan: TrainingPlan) -> Setting:
         fragments=plan.shape.fragments,
         spans_per_fragment=plan.shape.spans_per_fragment,
         repeats=plan.repeats,
-        machine={
-            "cores": len(os.sched_getaffinity(0)),
-            "architecture": platform.machine(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "load": os.getloadavg()[0],
-        },
+        machine=describe_machine(),
     )
 
 
