@@ -25,7 +25,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
