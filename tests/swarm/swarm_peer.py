@@ -77,6 +77,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
 
 def flip_a_bit(folder: Path) -> None:
     """Flip the sign of the largest number of some span's anchor, in memory, as a broken module would."""
+    gc.unfreeze()  # what was there when the loops were warm is not listed else
     (island,) = [found for found in gc.get_objects() if isinstance(found, IslandThread)]
     span, state = sorted(island.states().items())[-1]
     anchor_N = state.anchor_N
