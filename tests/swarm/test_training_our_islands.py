@@ -34,6 +34,7 @@ def windows_of(system: str, bits_per_second: float | None) -> tuple[Window, Wind
     with ready_islands(PLAN, system, CYCLE_SECONDS, say=lambda text: None) as islands:
         witness.look()
         taken = islands.transmit()
+        islands.gather()
         islands.network.set_uplinks(bits_per_second)
         exchanging, alone = islands.exchange(1), islands.train(2.0)
     witness.check_all_gone()

@@ -188,7 +188,11 @@ class Islands:
         raise NetworkError(f"the islands did not come to rest in {MOST_SETTLING} rounds without an exchange")
 
     def transmit(self) -> float | None:
-        """Exchange a cycle while nobody trains; return how long it took, None if it was not whole."""
+        """Exchange a cycle while nobody trains; return how long it took, None if it was not whole.
+
+        Time jumps from each round to the next one, and who is not heard in between may be off the roster: gather again
+        before an exchange.
+        """
         clock, total = self._run.rules.clock, 0.0
         self.train(_REFRESH_SECONDS)  # nobody contributes who has nothing new
         for _ in range(clock.num_fragments):
