@@ -29,7 +29,8 @@ class ExperimentOptions:
         name: of the experiment.
         quick: few seeds.
         size, islands, steps, sync_every: how large it is; steps None: `STEPS`, or `QUICK_STEPS`.
-        optimizer: of the inner steps.
+        optimizer, inner_rate: of the inner steps; rate None: what suits the size.
+        windows: of all islands together in a step.
         rows: names with commas between; None: all.
         seeds: of each row; None: as many as the experiment wants.
         data: path of a text; None: the standard library's source.
@@ -45,6 +46,8 @@ class ExperimentOptions:
     steps: int | None
     sync_every: int
     optimizer: OptimizerName
+    inner_rate: float | None
+    windows: int
     rows: str | None
     seeds: int | None
     data: str | None
@@ -67,6 +70,8 @@ def run_named_experiment(options: ExperimentOptions) -> int:
         ticks=steps,
         sync_every=options.sync_every,
         optimizer=options.optimizer,
+        inner_rate=options.inner_rate,
+        windows=options.windows,
         seeds=options.seeds,
         is_quick=options.quick,
     )
@@ -94,10 +99,13 @@ def _check(options: ExperimentOptions, steps: int) -> None:
         ("--islands", options.islands, 2),
         ("--steps", steps, options.sync_every),
         ("--sync-every", options.sync_every, 8),
+        ("--windows", options.windows, 1),
         ("--seeds", options.seeds if options.seeds is not None else 1, 1),
     ):
         if value < least:
             raise ConfigError(f"{flag} is {value}; expected at least {least}")
+    if options.inner_rate is not None and not 0.0 < options.inner_rate < 1.0:
+        raise ConfigError(f"--inner-rate is {options.inner_rate:g}; expected more than 0 and less than 1")
     if steps % options.sync_every or options.sync_every % 8:
         raise ConfigError(
             f"--steps is {steps} and --sync-every {options.sync_every}; expected multiples of "

@@ -113,6 +113,8 @@ def add_experiment(app: App) -> None:
         steps: int | None = None,
         sync_every: int = 32,
         optimizer: Literal["adamw", "muon"] = "adamw",
+        inner_rate: float | None = None,
+        windows: int = 16,
         rows: str | None = None,
         seeds: int | None = None,
         data: str | None = None,
@@ -139,6 +141,10 @@ def add_experiment(app: App) -> None:
             steps from one exchange of a part to its next
         optimizer
             of the inner steps of all rows: adamw or muon
+        inner_rate
+            of the inner steps of all rows; without it what suits the size and the optimizer
+        windows
+            of text in a step of all islands together; each has one at least
         rows
             names with commas between; all without it. The others are compared with the first
         seeds
@@ -162,6 +168,8 @@ def add_experiment(app: App) -> None:
             steps=steps,
             sync_every=sync_every,
             optimizer=optimizer,
+            inner_rate=inner_rate,
+            windows=windows,
             rows=rows,
             seeds=seeds,
             data=data,

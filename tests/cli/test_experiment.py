@@ -44,6 +44,8 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
         (["parity", "--sync-every", "12", "--steps", "24"], "and of 8"),
         (["loss", "--rows", "none-lost"], "--rows names none-lost; expected at least two rows"),
         (["parity", "--seeds", "0"], "--seeds is 0"),
+        (["parity", "--windows", "0"], "--windows is 0; expected at least 1"),
+        (["parity", "--inner-rate", "0"], "--inner-rate is 0; expected more than 0 and less than 1"),
         (["parity", "--device", "tpu"], "device 'tpu' is not known"),
         (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.learning.scope import MUON_FACTOR, RATES, Scope, baselines
+from p2p_diloco.lab.learning.scope import Scope, baselines
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
 POINTS = 12
@@ -108,6 +108,7 @@ _VARIATIONS = {
             f"rate-{rate}-momentum-{momentum}": {"outer_rate": rate, "momentum": momentum}
             for rate, momentum in (
                 (1.0, 0.5),
+                (0.7, 0.3),
                 (0.7, 0.5),
                 (1.0, 0.3),
                 (0.7, 0.7),
@@ -200,8 +201,7 @@ def _churn(scope: Scope) -> Experiment:
 def _inner(scope: Scope) -> Experiment:
     rows = (scope.ours(), *baselines(scope)[:2])
     muon = tuple(
-        replace(row, name=f"{row.name}-muon", inner="muon", learning_rate=RATES[scope.size] * MUON_FACTOR)
-        for row in rows
+        replace(row, name=f"{row.name}-muon", inner="muon", learning_rate=scope.rate_of("muon")) for row in rows
     )
     return Experiment(question="AdamW or Muon inside?", settings=(*muon, *rows), seeds=MANY)
 
@@ -221,7 +221,7 @@ def _rate(scope: Scope) -> Experiment:
 
 
 _CANDIDATES = {
-    OURS: ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.5)),
+    OURS: ((0.7, 0.3), (1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.5)),
     "textbook-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.3), (0.7, 0.5), (0.7, 0.9)),
     "streaming-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.5), (0.4, 0.9)),
     "decoupled-diloco": ((0.7, 0.0), (0.7, 0.3), (0.5, 0.3), (0.5, 0.5), (1.0, 0.0), (0.7, 0.9)),

@@ -27,6 +27,7 @@ class Scope:
         ticks: inner steps of an island.
         sync_every: H.
         optimizer: of the inner steps of all rows.
+        inner_rate: of all rows; None: what suits the size and the optimiser.
         windows: of all islands together in a step, so that more islands do not mean more tokens.
         seeds: trials of each row; None: as many as the experiment wants.
         is_quick: few seeds and rows.
@@ -37,6 +38,7 @@ class Scope:
     ticks: int = 480
     sync_every: int = 32
     optimizer: OptimizerName = "adamw"
+    inner_rate: float | None = None
     windows: int = 16
     seeds: int | None = None
     is_quick: bool = False
@@ -52,9 +54,15 @@ class Scope:
             delay=4,
             batch=max(1, self.windows // self.islands),
             inner=self.optimizer,
-            learning_rate=RATES[self.size] * (MUON_FACTOR if self.optimizer == "muon" else 1.0),
+            learning_rate=self.rate_of(self.optimizer),
         )
         return replace(_tuned(base), **changes)  # type: ignore[arg-type]
+
+    def rate_of(self, optimizer: OptimizerName) -> float:
+        """Return the inner rate of rows with such inner steps."""
+        if self.inner_rate is not None:
+            return self.inner_rate
+        return RATES[self.size] * (MUON_FACTOR if optimizer == "muon" else 1.0)
 
 
 OUTER = {

@@ -31,3 +31,9 @@ def test_muon_has_a_rate_of_its_own() -> None:
     assert setting.inner == "muon"
     assert setting.learning_rate == MUON_FACTOR * RATES["tiny"]
     assert setting.momentum == 0.9
+
+
+def test_a_rate_that_is_given_is_that_of_all_rows() -> None:
+    scope = Scope(optimizer="muon", inner_rate=1e-3)
+    assert {setting.learning_rate for setting in (scope.ours(), *baselines(scope))} == {1e-3}
+    assert scope.rate_of("adamw") == 1e-3
