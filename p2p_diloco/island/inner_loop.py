@@ -17,6 +17,7 @@ from torch import nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.data import BatchStream
 from p2p_diloco.island.model import DecoderModel
+from p2p_diloco.island.muon import Muon
 
 OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["constant", "cosine"]
@@ -202,8 +203,7 @@ def choose_device(name: str = "auto") -> torch.device:
 def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimizer]:
     """Return fresh optimisers: gains are not decayed, nor is the embedding, whose rare rows would only shrink.
 
-    Muon, of the matrices between embedding and head, is scaled so that its steps are as long as AdamW's: one rate and
-    one decay serve both. Source: Jordan et al. 2024, Muon; the scale: Liu et al., arXiv 2502.16982.
+    Muon is of the matrices between embedding and head.
     """
     named = dict(model.named_parameters())
     embedding = [named["embedding"]]
@@ -221,10 +221,5 @@ def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimi
         return [adamw]
     return [
         adamw,
-        torch.optim.Muon(
-            [{"params": hidden, "rate": 1.0}],
-            lr=rule.learning_rate,
-            weight_decay=rule.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        ),
+        Muon([{"params": hidden, "rate": 1.0}], learning_rate=rule.learning_rate, weight_decay=rule.weight_decay),
     ]
