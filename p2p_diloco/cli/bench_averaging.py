@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_diloco.bench.averaging.contest import ContestPlan, play_contest
 from p2p_diloco.bench.averaging.figures import (
@@ -24,6 +24,7 @@ from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.lab.estimate import spans_for
 
 FEWEST_PEERS, MOST_PEERS = 2, 16
 """One row of a grid; the default `membership.group_size`."""
@@ -39,7 +40,7 @@ class AveragingOptions:
         parameters: like `10M`.
         codec: of ours.
         against: whom to play against, with commas.
-        spans: pieces in which ours exchanges.
+        spans: pieces in which ours exchanges; None: as `plan` would have it.
         repeat: turns of each that count.
         json: file for the figures, `-` for standard output.
     """
@@ -48,7 +49,7 @@ class AveragingOptions:
     parameters: str
     codec: str
     against: str
-    spans: int
+    spans: int | None
     repeat: int
     json: str | None
 
@@ -63,7 +64,7 @@ def bench_averaging(options: AveragingOptions) -> int:
     plan = plan_of(options)
     if sys.platform != "linux":
         raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
-    machine = describe_machine()
+    machine, options = describe_machine(), replace(options, spans=plan.spans)
     with ended_politely():
         contest = play_contest(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
     write_figures(options.json, bench_document("averaging", options, document_of(contest), machine))
@@ -82,16 +83,17 @@ def plan_of(options: AveragingOptions) -> ContestPlan:
         raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
-    if not options.peers <= options.spans <= 4096:
-        raise ConfigError(f"--spans is {options.spans}; expected at least one for each of {options.peers} peers")
+    if options.spans is not None and not options.peers <= options.spans <= 4096:
+        raise ConfigError(f"--spans is {options.spans}; expected {options.peers} to 4096, one for each peer at least")
     check_codec(options.codec)
     check_target(options.json)
+    parameters = count_named(options.parameters)
     return ContestPlan(
         systems=systems_against(options.against),
         num_peers=options.peers,
-        parameters=count_named(options.parameters),
+        parameters=parameters,
         codec=options.codec,
-        spans=options.spans,
+        spans=options.spans or spans_for(parameters, options.peers),
         repeats=options.repeat,
     )
 

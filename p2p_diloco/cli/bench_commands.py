@@ -36,7 +36,7 @@ def make_bench() -> App:
         codec: str = "int4",
         against: str = "hivemind,gloo",
         repeat: int = 5,
-        spans: int = 32,
+        spans: int | None = None,
         json: str | None = None,
     ) -> int:
         """Measure a whole exchange of real processes over libp2p, in turn with what others wrote for it.
@@ -57,7 +57,7 @@ def make_bench() -> App:
         repeat
             turns of each that count
         spans
-            pieces in which p2p_diloco exchanges the vector
+            pieces in which p2p_diloco exchanges the vector; without it two for each peer, as `plan` has it
         json
             file for the figures, or - for standard output
         """
@@ -128,7 +128,7 @@ def make_bench() -> App:
         against: str = "blocking,torchft",
         codec: str = "int4",
         fragments: int = 1,
-        spans: int = 32,
+        spans: int | None = None,
         cycle_seconds: float = 0.0,
         repeat: int = 3,
         json: str | None = None,
@@ -152,7 +152,7 @@ def make_bench() -> App:
         fragments
             parts of the model, exchanged in turn; rounds are shorter with several, and steps must fit into them
         spans
-            pieces of each part
+            pieces of each part; without it two for each island, as `plan` has it
         cycle_seconds
             another length of a cycle; 0: four times its own transmission
         repeat

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_diloco.bench.averaging.our_run import check_codec
 from p2p_diloco.bench.training.figures import TORCHFT, Row, Setting, document_of, processor_left
-from p2p_diloco.bench.training.our_run import RunShape
+from p2p_diloco.bench.training.our_run import MODEL, RunShape
 from p2p_diloco.bench.training.play import Played, TrainingPlan, play_training
 from p2p_diloco.bench.training.systems import systems_against
 from p2p_diloco.bench.training.torchft_environment import install_torchft, torchft_interpreter
@@ -17,6 +17,8 @@ from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.model import model_shape
+from p2p_diloco.lab.estimate import spans_for
 
 FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 """One row of a grid; the default `membership.group_size`."""
@@ -31,7 +33,7 @@ class TrainingOptions:
         against: whom to play against, with commas.
         codec: of contributions and entries.
         fragments: parts of the model, exchanged in turn.
-        spans: pieces of a part.
+        spans: pieces of a part; None: as `plan` would have it.
         cycle_seconds: 0: four times its own transmission.
         repeat: windows with the exchange, of each system on each line.
         json: file for the figures, `-` for standard output.
@@ -42,7 +44,7 @@ class TrainingOptions:
     against: str
     codec: str
     fragments: int
-    spans: int
+    spans: int | None
     cycle_seconds: float
     repeat: int
     json: str | None
@@ -61,6 +63,7 @@ def bench_training(options: TrainingOptions) -> int:
     with ended_politely():
         played = play_training(plan, say=_say)
     figures = document_of(played.setting, played.rows)
+    options = replace(options, spans=plan.shape.spans_per_fragment)
     write_figures(options.json, bench_document("training", options, figures, played.setting.machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(training_lines(played)))
@@ -87,18 +90,22 @@ def plan_of(options: TrainingOptions) -> TrainingPlan:
         raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
-    if not options.islands <= options.spans <= 4096:
-        raise ConfigError(f"--spans is {options.spans}; expected at least one for each of {options.islands} islands")
+    if options.spans is not None and not options.islands <= options.spans <= 4096:
+        raise ConfigError(
+            f"--spans is {options.spans}; expected {options.islands} to 4096, one for each island at least"
+        )
     if options.cycle_seconds != 0.0 and not (math.isfinite(options.cycle_seconds) and options.cycle_seconds >= 0.2):
         raise ConfigError(f"--cycle-seconds is {options.cycle_seconds:g}; expected at least 0.2, or 0")
     check_codec(options.codec)
     check_target(options.json)
     systems = systems_against(options.against)
+    elements = math.ceil(model_shape(MODEL).num_parameters / options.fragments)
+    spans = options.spans or spans_for(elements, options.islands)
     plan = TrainingPlan(
         systems=systems,
         uplinks=parse_uplinks(options.uplink),
         num_islands=options.islands,
-        shape=RunShape(codec=options.codec, fragments=options.fragments, spans_per_fragment=options.spans),
+        shape=RunShape(codec=options.codec, fragments=options.fragments, spans_per_fragment=spans),
         repeats=options.repeat,
         cycle_seconds=options.cycle_seconds or None,
         torchft_interpreter=torchft_interpreter() if TORCHFT in systems else "",

@@ -108,8 +108,7 @@ def make_plan(question: Question) -> Plan:
     steps = math.ceil(cycle / question.step_seconds)
     cycle = steps * question.step_seconds
     fragments = min(max(math.ceil(size / LARGEST_FRAGMENT), FEWEST_FRAGMENTS), MOST_FRAGMENTS)
-    columns = min(question.group_size, question.islands)
-    spans = max(2 * columns, math.ceil(size / fragments / LARGEST_SPAN))
+    spans = spans_for(math.ceil(size / fragments), min(question.group_size, question.islands))
     border = size * question.core_nanoseconds * 1e-9 / question.cores
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(
@@ -124,6 +123,19 @@ def make_plan(question: Question) -> Plan:
         data_parallel_step_seconds=question.step_seconds + ring,
         host_bytes=8 * size + math.ceil(size / fragments) * 8,
     )
+
+
+def spans_for(elements: int, columns: int) -> int:
+    """Return into how many spans to cut a fragment: what each costs whatever its length is paid for each.
+
+    Two for each peer of a row, so that what one peer more or less reduces than another is at most half of a share; more
+    where they would be long.
+
+    Args:
+        elements: of the fragment.
+        columns: peers of a row.
+    """
+    return max(2 * columns, math.ceil(elements / LARGEST_SPAN))
 
 
 def bytes_per_parameter(question: Question) -> float:

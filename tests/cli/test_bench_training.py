@@ -86,6 +86,7 @@ def test_the_command_plays_and_writes_what_came_out(
     assert document["machine"] == PLAYED.setting.machine
     assert "speed kept" in capsys.readouterr().out
     (plan,) = plans
+    assert (plan.shape.fragments, plan.shape.spans_per_fragment) == (1, 8)
     assert plan.uplinks == (Uplink(name="5mbit", bits_per_second=5e6), Uplink(name="unlimited"))
     assert plan.systems == (OURS, BLOCKING, TORCHFT)
     assert plan.torchft_interpreter == "/cache/bin/python"
@@ -110,7 +111,7 @@ def test_torchft_need_not_be_there_when_it_does_not_play(
     [
         (["--islands", "1"], "--islands is 1; expected 2 to 16"),
         (["--repeat", "0"], "--repeat is 0; expected at least 1"),
-        (["--spans", "3"], "--spans is 3; expected at least one for each of 4 islands"),
+        (["--spans", "3"], "--spans is 3; expected 4 to 4096, one for each island at least"),
         (["--cycle-seconds", "0.1"], "--cycle-seconds is 0.1; expected at least 0.2, or 0"),
         (["--cycle-seconds", "nan"], "--cycle-seconds is nan"),
         (["--codec", "zip"], "--codec is 'zip'"),
