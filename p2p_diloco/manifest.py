@@ -99,7 +99,9 @@ class DataSection(Section):
 class InnerSection(Section):
     """The steps inside an island."""
 
-    optimizer: Literal["adamw", "muon"] = Field("adamw", description="adamw | muon for the matrices of the blocks")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "muon", description="muon for the matrices of the blocks and adamw for all else | adamw for all"
+    )
     learning_rate: Positive = Field(1e-3, description="of matrices, after warm-up")
     embedding_rate: Positive = Field(8.0, description="factor on it for the input embedding")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="of matrices")
@@ -113,6 +115,10 @@ class InnerSection(Section):
     final_share: Share = Field(0.1, description="of the rate that cosine leaves at the end")
     gradient_clip: Positive = Field(1.0, description="norm to which gradients are clipped")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products")
+
+
+SUITED_RATES = {"tiny": 4e-3, "small": 2e-3, "base": 8e-4}
+"""Muon's inner rate for each built-in size; AdamW's is half of it."""
 
 
 class OuterSection(Section):

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.manifest import RunManifest
+from p2p_diloco.manifest import SUITED_RATES, RunManifest
 from p2p_diloco.new_file import write_new_file
 from p2p_diloco.toml_document import Document, given_keys, read_toml, validated, with_value
 
@@ -44,7 +44,7 @@ _HEADER = """\
 def draft_manifest(
     *, organiser: PeerId, now_seconds: float, name: str = "run", values: Mapping[str, Any] | None = None
 ) -> RunManifest:
-    """Make the manifest of a new run that begins now.
+    """Make the manifest of a new run that begins now. Where `values` has no inner rate, it is one that suits the model.
 
     Args:
         organiser: whoever will sign it.
@@ -60,7 +60,11 @@ def draft_manifest(
         "created": int(now_seconds),
         "rounds": {"clock_start": float(int(now_seconds))},
     }
-    return manifest_of(_overridden(document, values or {}), "the new run")
+    manifest = manifest_of(_overridden(document, values or {}), "the new run")
+    if "learning_rate" in manifest.inner.model_fields_set:
+        return manifest
+    rate = SUITED_RATES[manifest.model.size] * (1.0 if manifest.inner.optimizer == "muon" else 0.5)
+    return manifest.model_copy(update={"inner": manifest.inner.model_copy(update={"learning_rate": rate})})
 
 
 def manifest_of(document: Mapping[str, Any], source: str) -> RunManifest:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.manifest import RunManifest
+from p2p_diloco.island.model import MODEL_SIZES
+from p2p_diloco.manifest import SUITED_RATES, RunManifest
 from p2p_diloco.run_file import (
     ALIASES,
     EXPLAINED,
@@ -37,6 +38,22 @@ def test_a_new_run_begins_now() -> None:
     manifest = draft_manifest(organiser=ORGANISER, now_seconds=NOW, name="mine")
     assert (manifest.name, manifest.organiser) == ("mine", format_peer_id(ORGANISER))
     assert (manifest.created, manifest.rounds.clock_start) == (1_700_000_000, 1_700_000_000.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "rate"),
+    [
+        ({}, 4e-3),
+        ({"model.size": "small"}, 2e-3),
+        ({"model.size": "base"}, 8e-4),
+        ({"inner.optimizer": "adamw"}, 2e-3),
+        ({"inner_lr": 1e-4}, 1e-4),
+        ({"model": {"size": "small"}, "inner": {"learning_rate": 1e-3}}, 1e-3),
+    ],
+)
+def test_the_inner_rate_suits_the_model_unless_it_is_given(values: dict[str, Any], rate: float) -> None:
+    assert drafted(**values).inner.learning_rate == rate
+    assert SUITED_RATES.keys() == MODEL_SIZES.keys()
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -32,6 +32,17 @@ HERE = Path(__file__).parent
 RATES = (20, 100, 1000)
 MOST_SEEDS = 32
 FEWEST_ROWS = 3
+BESIDE: tuple[tuple[str, str, Scope], ...] = (
+    ("tune", "--size micro --islands 8", Scope(size="micro", islands=8)),
+    *(
+        (name, f"--size micro --steps 1920 --optimizer muon --inner-rate {rate:g}", scope)
+        for rate in (1e-3, 4e-3, 8e-3)
+        for scope in (Scope(size="micro", ticks=1920, optimizer="muon", inner_rate=rate),)
+        for name in ("outer", "parity")
+    ),
+    ("parity", "--steps 1152", Scope(ticks=1152)),
+)
+"""What was asked in other circumstances than the usual ones: the experiment, its options, what they mean."""
 Trials = dict[Setting, list[Outcome]]
 
 
@@ -140,6 +151,17 @@ def main() -> None:
             if len(trials) >= FEWEST_ROWS:
                 command = f"`p2p-diloco experiment {name} --size {size}`"
                 lines += ["", f"## {name}, {size}", "", command, "", *gap_lines(trials)]
+    for name, options, scope in BESIDE:
+        trials = kept_trials(name, scope)
+        if trials:
+            lines += [
+                "",
+                f"## {name}, {options}",
+                "",
+                f"`p2p-diloco experiment {name} {options}`",
+                "",
+                *gap_lines(trials),
+            ]
     (HERE / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

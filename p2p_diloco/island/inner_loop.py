@@ -1,4 +1,4 @@
-"""The inner loop: AdamW or Muon steps on θ, one after the other, that know nothing of a network.
+"""The inner loop: Muon or AdamW steps on θ, one after the other, that know nothing of a network.
 
 Called from the island's training thread. PyTorch releases the interpreter lock inside its kernels, so that the event
 loop of the same process runs on. Momentum stays through merges: a merge moves θ a little, it does not change where it
@@ -29,7 +29,7 @@ class InnerRule:
     """How an island trains; agreed by the run.
 
     Attributes:
-        optimizer: "adamw", or "muon" for the matrices of the blocks and AdamW for all else.
+        optimizer: "muon" for the matrices of the blocks and AdamW for all else, or "adamw" for all.
         learning_rate: of the matrices, after warm-up.
         embedding_rate: factor on it for the input embedding, whose rows see a gradient only when their byte occurs.
         weight_decay: decoupled, of the matrices only.
@@ -45,7 +45,7 @@ class InnerRule:
         ConfigError: a figure is out of its range.
     """
 
-    optimizer: OptimizerName = "adamw"
+    optimizer: OptimizerName = "muon"
     learning_rate: float = 1e-3
     embedding_rate: float = 8.0
     weight_decay: float = 0.1
@@ -78,14 +78,6 @@ class InnerRule:
                 raise ConfigError(
                     f"inner {name} is {getattr(self, name)!r}, which is out of range; see the manifest's comments"
                 )
-
-
-INNER_DEFAULTS: dict[str, InnerRule] = {
-    "tiny": InnerRule(),
-    "small": InnerRule(learning_rate=1e-3, batch=16, warmup_steps=100, schedule="cosine"),
-    "base": InnerRule(learning_rate=4e-4, batch=32, warmup_steps=200, schedule="cosine", precision="bfloat16"),
-}
-"""A rule for each built-in model size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

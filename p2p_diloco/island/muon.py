@@ -23,7 +23,7 @@ ITERATIONS = 5
 RMS = 0.2
 """Of a step over its rate, that of AdamW's steps."""
 _TINY = 1e-7
-_MOST_STACKED = 1 << 22
+_MOST_STACKED = 1 << 18
 """Elements that are worked on together: small matrices gain by company, large ones would only take memory."""
 
 

@@ -14,13 +14,13 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.island.evaluation import held_out_loss
-from p2p_diloco.island.inner_loop import INNER_DEFAULTS, InnerLoop, InnerRule, InnerStep, choose_device
+from p2p_diloco.island.inner_loop import InnerLoop, InnerRule, InnerStep, choose_device
 from p2p_diloco.island.model import MODEL_SIZES, ModelShape, build_model
 from p2p_diloco.island.muon import Muon
 from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import plan_fragments
 
-RULE = InnerRule(learning_rate=4e-3, embedding_rate=4.0, beta2=0.95, warmup_steps=5, batch=4)
+RULE = InnerRule(optimizer="adamw", learning_rate=4e-3, embedding_rate=4.0, beta2=0.95, warmup_steps=5, batch=4)
 
 
 def loop_of(shape: ModelShape, corpus: Corpus, rule: InnerRule = RULE, peer: bytes = b"a") -> InnerLoop:
@@ -52,7 +52,7 @@ def test_steps_teach_the_small_language(shape: ModelShape, corpus: Corpus) -> No
 
 def test_the_tiny_model_learns_python_within_a_hundred_steps() -> None:
     corpus = open_corpus(None)
-    loop = loop_of(MODEL_SIZES["tiny"], corpus, INNER_DEFAULTS["tiny"])
+    loop = loop_of(MODEL_SIZES["tiny"], corpus, InnerRule())
     for _ in range(100):
         loop.step()
     assert held_out_loss(loop.model, corpus) < 3.0  # below what byte frequencies alone can reach, 3.24
@@ -246,10 +246,6 @@ def test_a_figure_out_of_range_is_refused_by_its_name(change: dict[str, object])
     (name,) = change
     with pytest.raises(ConfigError, match=rf"inner {name} is .*, which is out of range"):
         dataclasses.replace(RULE, **change)
-
-
-def test_every_built_in_size_has_a_rule() -> None:
-    assert INNER_DEFAULTS.keys() == MODEL_SIZES.keys()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
         name="bench",
         values={
             "model": {"size": shape.model, "context": CONTEXT},
-            "inner": {"batch": BATCH},
+            # As torchft has it, and so few tokens that making matrices orthogonal would be most of a step.
+            "inner": {"batch": BATCH, "optimizer": "adamw", "learning_rate": 1e-3},
             "codec": {"contribution": shape.codec, "entry": "int4" if shape.codec == "topk2" else shape.codec},
             "rounds": {
                 "round_seconds": round_seconds,
