@@ -34,7 +34,18 @@ def empty_vector(elements: int) -> npt.NDArray[np.float32]:
         slab = _free.setdefault(size, []).pop()
     except IndexError:
         slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.asarray(_Lease(slab, elements))
+    return np.asarray(_Lease(slab, elements, is_kept=True))
+
+
+def passing_vector(elements: int) -> npt.NDArray[np.float32]:
+    """Return a float32 vector of unknown content, in memory that the system gets back with it.
+
+    For a length that hardly comes again: a slab that waited for the next one would wait for ever.
+    """
+    if 4 * elements < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.empty(elements, dtype=np.float32)
+    slab = mmap.mmap(-1, 4 * elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.asarray(_Lease(slab, elements, is_kept=False))
 
 
 def copy_of(vector_N: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -54,8 +65,9 @@ def zero_vector(elements: int) -> npt.NDArray[np.float32]:
 class _Lease:
     """Holds a slab as long as an array, or a view of it, holds this. No lock: one may be given back in any moment."""
 
-    def __init__(self, slab: mmap.mmap, elements: int) -> None:
+    def __init__(self, slab: mmap.mmap, elements: int, *, is_kept: bool) -> None:
         self._slab = slab
+        self._is_kept = is_kept
         address = ctypes.addressof(ctypes.c_char.from_buffer(slab))
         self.__array_interface__: dict[str, Any] = {
             "shape": (elements,),
@@ -65,6 +77,5 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        waiting = _free[len(self._slab)]
-        if len(waiting) < MOST_FREE:
+        if self._is_kept and len(waiting := _free[len(self._slab)]) < MOST_FREE:
             waiting.append(self._slab)

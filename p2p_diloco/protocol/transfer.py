@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-import numpy as np
-
 from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.kernels.slabs import passing_vector
 
 
 class Want(enum.Enum):
@@ -50,8 +49,12 @@ class Transfer:
     def __init__(self, head: SpanHead, total_bytes: int) -> None:
         self.head = head
         self.received_bytes = 0
-        self.state = np.empty(total_bytes, dtype=np.uint8).data
-        """Memory that is taken as its bytes come; whoever gets it at the end owns it."""
+        self.state = passing_vector(total_bytes // 4).data.cast("B")
+        """Memory that is taken as its bytes come; whoever gets it at the end owns it.
+
+        φ and m lie in it until their first entry. Not on the heap: a newcomer's spans go one by one, and would leave
+        holes there as large as all of them.
+        """
 
     def add(self, piece: bytes | memoryview) -> None:
         """Put the next piece where it belongs."""

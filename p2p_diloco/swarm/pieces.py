@@ -1,8 +1,7 @@
 """Pieces of spans for those who ask: views of the state, put into frames no sooner than the line takes them.
 
 Whatever a peer asks, what waits for it here is a short list of questions and a few frames. Spans move on while they
-are fetched: the version that somebody has begun to fetch is kept for a while, so that its later pieces fit the first.
-States are frozen, so that costs memory only once the span has moved.
+are fetched: the version that somebody has begun to fetch is kept until its last piece, see `versions`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
-from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.messages import MOST_PIECE_BYTES, SpanReply
 from p2p_diloco.swarm.vector_work import cut_piece
+from p2p_diloco.swarm.versions import Versions
 
 PIECE_BYTES = MOST_PIECE_BYTES
 """Longest piece that is served; who asks says how much less it wants."""
@@ -27,14 +26,6 @@ MOST_QUESTIONS = 64
 LOOK_AGAIN_SECONDS = 0.01
 SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
 """How soon a span is looked for again that is not here yet, and how often."""
-MOST_SNAPSHOTS = 64
-
-
-class Kept(NamedTuple):
-    """A version that somebody fetches, and when it was last asked for."""
-
-    state: SpanState
-    asked_at: float
 
 
 class Pieces:
@@ -55,7 +46,6 @@ class Pieces:
         waiting_bytes: Callable[[PeerId], int],
         keep_seconds: float,
     ) -> None:
-        self._span_state = span_state
         self._post = post
         self._waiting_bytes = waiting_bytes
         self._keep_seconds = keep_seconds
@@ -63,13 +53,9 @@ class Pieces:
         self._questions: dict[PeerId, deque[ServeSpan]] = {}
         self._served: set[PeerId] = set()
         self._looking: asyncio.TimerHandle | None = None
-        self._snapshots: dict[tuple[SpanId, Digest], Kept] = {}
         self._forgetting: asyncio.TimerHandle | None = None
-
-    @property
-    def num_snapshots(self) -> int:
-        """Versions that are kept."""
-        return len(self._snapshots)
+        self.versions = Versions(span_state=span_state, now=self._loop.time, keep_seconds=keep_seconds)
+        """Kept for those who fetch them."""
 
     def serve(self, question: ServeSpan) -> None:
         """Answer now, or once the line to the peer has taken what waits."""
@@ -100,7 +86,7 @@ class Pieces:
             self._answer(peer)
 
     def _cut(self, question: ServeSpan, tries: int = SERVE_TRIES) -> None:
-        state = self._version(question.span, question.version)
+        state = self.versions.take(question.to, question.span, question.version)
         if state is None:
             # It is on its way to the replica, which takes it at a step border; without an answer the question counts as
             # lost, and whoever asks waits long for others.
@@ -113,26 +99,15 @@ class Pieces:
             total_bytes = 8 * state.elements
             reply = SpanReply(span=question.span, head=state.head, total_bytes=total_bytes, offset=offset, piece=piece)
             self._post(question.to, reply)
+            if offset + len(piece) == total_bytes:
+                self.versions.served_to_the_end(question.to, question.span)
+        self._forget_later()
 
-    # -- versions
-
-    def _version(self, span: SpanId, version: Digest) -> SpanState | None:
-        """Return the version that is asked for while it is kept, else the one of now; remember it as just asked for."""
-        kept = self._snapshots.pop((span, version), None)
-        state = kept.state if kept is not None else self._span_state(span)
-        if state is not None:
-            self._snapshots.pop((span, state.head.digest), None)
-            self._snapshots[span, state.head.digest] = Kept(state, self._loop.time())
-            while len(self._snapshots) > MOST_SNAPSHOTS:
-                del self._snapshots[next(iter(self._snapshots))]
-            if self._forgetting is None:
-                self._forgetting = self._loop.call_later(self._keep_seconds, self._forget)
-        return state
+    def _forget_later(self) -> None:
+        if self._forgetting is None and len(self.versions):
+            self._forgetting = self._loop.call_later(self._keep_seconds, self._forget)
 
     def _forget(self) -> None:
-        """Forget versions that nobody asks for any more: whoever fetched them is done, or gone."""
         self._forgetting = None
-        before = self._loop.time() - self._keep_seconds
-        self._snapshots = {key: kept for key, kept in self._snapshots.items() if kept.asked_at > before}
-        if self._snapshots:
-            self._forgetting = self._loop.call_later(self._keep_seconds, self._forget)
+        self.versions.forget_old()
+        self._forget_later()

@@ -20,6 +20,7 @@ from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
+from p2p_diloco.kernels.heap import trim_heap
 from p2p_diloco.kernels.shed import shed_compiler
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
@@ -60,13 +61,15 @@ class Reduced:
 def warm_up() -> None:
     """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none.
 
-    The compiler is not needed any more then, and no collection of cyclic garbage need look at what has been imported:
-    300,000 objects of torch, numba and hivemind, a tenth of a second in which neither training nor the loop goes on.
+    The compiler is not needed any more then, nor what it took of the heap. And no collection of cyclic garbage need
+    look at what has been imported: 300,000 objects of torch, numba and hivemind, a tenth of a second in which neither
+    training nor the loop goes on.
     """
     block_kernels()
     vector_kernels()
     span_kernels()
     shed_compiler()
+    trim_heap()
     gc.freeze()
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import sys
 
+from p2p_diloco.kernels.heap import trim_heap
+
 _M_ARENA_MAX = -8
+TRIM_SECONDS = 30.0
+"""Between two looks for holes: often enough that few come together, seldom enough that training does not notice."""
 
 
 def share_one_arena() -> bool:
@@ -21,3 +26,10 @@ def share_one_arena() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_M_ARENA_MAX, 1))
+
+
+async def trim_now_and_then() -> None:
+    """Give what is free between things in use back to the system, every `TRIM_SECONDS`, until cancelled."""
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.to_thread(trim_heap)

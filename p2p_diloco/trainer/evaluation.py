@@ -12,6 +12,7 @@ import numpy as np
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import AnchorEvaluation, Slice
+from p2p_diloco.kernels.slabs import passing_vector
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.trainer.island_thread import IslandThread
@@ -66,14 +67,14 @@ class HeldOutWatch:
 
 
 def anchor_slice(plan: RunPlan, states: Mapping[SpanId, SpanState], wanted: Slice) -> Vector:
-    """Return a slice of a fragment of φ, a copy."""
+    """Return a slice of a fragment of φ, a copy; not on the heap, where it would take the place of a gradient."""
     pieces = []
     for span in plan.spans_of(wanted.fragment):
         place = plan.places[span]
         start, stop = max(place.start, wanted.start), min(place.stop, wanted.stop)
         if start < stop:
             pieces.append(states[span].anchor_N[start - place.start : stop - place.start])
-    return np.concatenate(pieces)
+    return np.concatenate(pieces, out=passing_vector(sum(map(len, pieces))))
 
 
 async def _local_of(island: IslandThread, part: Sequence[Slice]) -> tuple[Vector, ...]:

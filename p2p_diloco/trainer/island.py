@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
@@ -17,6 +18,7 @@ from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.island.parameters import LocalParameters
+from p2p_diloco.kernels.slabs import passing_vector
 from p2p_diloco.outer.advance import SpanAdvance, replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState, absorb
@@ -145,8 +147,11 @@ class Island:
         )
 
     def look(self, slices: Sequence[Slice]) -> tuple[Vector, ...]:
-        """Return a copy of these slices of θ."""
-        return tuple(self.parameters.read(fragment, start, stop) for fragment, start, stop in slices)
+        """Return a copy of these slices of θ; not on the heap, where it would take the place of a gradient."""
+        copies = tuple(passing_vector(stop - start) for _, start, stop in slices)
+        for copy_N, (fragment, start, stop) in zip(copies, slices, strict=True):
+            np.copyto(copy_N, self.parameters.view(fragment, start, stop))
+        return copies
 
     def _hold(self, span: SpanId, state: SpanState) -> None:
         before = self.states.get(span)

@@ -28,6 +28,7 @@ from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.swarm.vector_worker import VectorWorker
+from p2p_diloco.trainer.allocator import trim_now_and_then
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
@@ -261,7 +262,7 @@ class PeerSession:
 
     @asynccontextmanager
     async def _services(self, node: SwarmNode) -> AsyncIterator[asyncio.Task[None]]:
-        """Run node, links, status, evaluation and checkpoints; the task ends only when one of them fails."""
+        """Run node, links, status, memory, evaluation and checkpoints; the task ends only when one of them fails."""
         task = asyncio.ensure_future(self._serve(node))
         try:
             yield task
@@ -277,6 +278,7 @@ class PeerSession:
             tasks.create_task(node.run(), name="swarm")
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._say_status(node), name="status")
+            tasks.create_task(trim_now_and_then(), name="memory")
             if self._watch is not None and isinstance(self._replica, IslandThread):
                 tasks.create_task(self._evaluate(self._watch, self._replica), name="evaluation")
             if self._parts.trains:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+from weakref import ref
 
 import numpy as np
 import pytest
 
 from p2p_diloco.kernels import slabs
-from p2p_diloco.kernels.slabs import FEWEST_BYTES, MOST_FREE, copy_of, empty_vector, zero_vector
+from p2p_diloco.kernels.slabs import FEWEST_BYTES, MOST_FREE, copy_of, empty_vector, passing_vector, zero_vector
 
 LONG = FEWEST_BYTES // 4 + 12_345  # a length that no other test has
 
@@ -45,7 +46,7 @@ def test_whoever_holds_a_view_holds_the_place() -> None:
 @pytest.mark.parametrize("elements", [0, 1, FEWEST_BYTES // 4 - 1, FEWEST_BYTES // 4, LONG])
 def test_vectors_are_what_they_say(elements: int) -> None:
     expected_N = np.arange(elements, dtype=np.float32)
-    for vector_N in (empty_vector(elements), zero_vector(elements), copy_of(expected_N)):
+    for vector_N in (empty_vector(elements), zero_vector(elements), copy_of(expected_N), passing_vector(elements)):
         assert vector_N.shape == (elements,)
         assert vector_N.dtype == np.float32
         assert vector_N.flags.writeable
@@ -80,3 +81,16 @@ def test_few_places_wait_for_a_vector() -> None:
     size = len(burst[0].base._slab)  # type: ignore[union-attr]
     del burst
     assert len(slabs._free[size]) == MOST_FREE
+
+
+def test_a_passing_vector_leaves_no_place_behind() -> None:
+    length = LONG + 100_000
+    passing_N = passing_vector(length)
+    passing_N.fill(7.0)
+    part_N = passing_N[:10]
+    slab = ref(passing_N.base._slab)  # type: ignore[union-attr]
+    del passing_N
+    assert slab() is not None
+    assert (part_N == 7.0).all()
+    del part_N
+    assert slab() is None

@@ -12,7 +12,7 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.messages import SpanReply
-from p2p_diloco.swarm import pieces
+from p2p_diloco.swarm import pieces, versions
 from p2p_diloco.swarm.pieces import Pieces
 from tests.swarm.memory_stage import play
 
@@ -125,7 +125,7 @@ def test_a_version_is_kept_while_it_is_asked_for_and_then_forgotten() -> None:
             line.ask(offset=400, version=old.digest, most_bytes=40)
         assert {reply.head for reply in line.read()} == {old}
         await asyncio.sleep(2.5 * KEEP_SECONDS)
-        assert line.pieces.num_snapshots == 0
+        assert len(line.pieces.versions) == 0
         line.ask(offset=400, version=old.digest, most_bytes=40)
         (reply,) = line.read()
         assert (reply.head, reply.offset) == (line.states[SPAN].head, 0), "the one of now, from its front"
@@ -133,14 +133,17 @@ def test_a_version_is_kept_while_it_is_asked_for_and_then_forgotten() -> None:
     act(scene)
 
 
-def test_versions_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MOST_SNAPSHOTS", 2)
+def test_many_spans_fetched_to_the_end_leave_few_versions_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "SERVED_BYTES", 0)
 
     async def scene(line: Line) -> None:
         for index in range(5):
-            line.states[SPAN] = state_at(bytes([index]))
-            line.ask()
-        assert line.pieces.num_snapshots == 2
+            state = line.states[SPAN] = state_at(bytes([index]))
+            for peer in (ASKER, OTHER):
+                line.ask(peer)
+                line.ask(peer, offset=4000, version=state.head.digest)
+        line.ask(offset=4000, version=state.head.digest, most_bytes=2000)
+        assert len(line.pieces.versions) == 2, "one is being fetched, one was the last"
 
     act(scene)
 

@@ -13,7 +13,7 @@ from p2p_diloco.protocol.actions import RebuildSpan
 from p2p_diloco.protocol.engine import CYCLES_IN_MEMORY
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
-from p2p_diloco.swarm import pieces
+from p2p_diloco.swarm import pieces, versions
 from p2p_diloco.swarm.vector_work import state_bytes
 from tests.swarm.memory_machine import Machine
 from tests.swarm.memory_stage import MemorySwarm, play
@@ -58,14 +58,14 @@ def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
 
 
 def test_snapshots_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MOST_SNAPSHOTS", 2)
+    monkeypatch.setattr(versions, "MOST_VERSIONS", 2)
 
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         for index in range(4):
             await caller.ask(
                 SpanRequest(span=SpanId(0, index), version=ZERO_DIGEST, offset=0, most_bytes=1 << 16), SpanReply
             )
-        assert founder.running._serving.pieces.num_snapshots == 2
+        assert len(founder.running._serving.pieces.versions) == 2
 
     act(scene)
 

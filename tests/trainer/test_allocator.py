@@ -1,14 +1,17 @@
-"""One arena serves all threads, in a process that asked for it."""
+"""One arena serves all threads, in a process that asked for it; what is free in it is given back now and then."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 
 import pytest
 
-from p2p_diloco.trainer.allocator import share_one_arena
+from p2p_diloco.trainer import allocator
+from p2p_diloco.trainer.allocator import TRIM_SECONDS, share_one_arena, trim_now_and_then
+from p2p_diloco.transport.virtual_time import run_virtual
 
 # malloc_info counts the heaps, one <heap> for each arena.
 ARENAS = """
@@ -58,3 +61,19 @@ def test_threads_share_an_arena_once_that_was_said() -> None:
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not share_one_arena()
+
+
+def test_holes_are_given_back_now_and_then_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed_at: list[float] = []
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(allocator, "trim_heap", lambda: trimmed_at.append(loop.time()))
+        began = loop.time()
+        task = asyncio.ensure_future(trim_now_and_then())
+        await asyncio.sleep(3.5 * TRIM_SECONDS)
+        task.cancel()
+        await asyncio.sleep(2.0 * TRIM_SECONDS)
+        assert [round((at - began) / TRIM_SECONDS, 3) for at in trimmed_at] == [1.0, 2.0, 3.0]
+
+    run_virtual(scene())

@@ -1,0 +1,91 @@
+"""Versions of spans that others are in the middle of fetching, kept so that the later pieces fit the first.
+
+States are frozen, so a version costs memory only once its span has moved on; then it is eight bytes for each of its
+parameters. One is kept for whoever fetches it and no longer: a peer fetches one version of a span at a time, a few
+spans at a time, and with the last piece it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
+
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.catch_up import MOST_ASKED_PER_DONOR
+from p2p_diloco.protocol.transfer import Want
+
+MOST_VERSIONS = 64
+MOST_VERSIONS_OF_A_PEER = MOST_ASKED_PER_DONOR[Want.SPAN]
+"""A peer fetches no more spans at a time from one donor. It may have begun others, which it fetches elsewhere now."""
+SERVED_BYTES = 4 << 20
+"""Of versions whose last piece went out, beside the latest one. It may be lost, as all is that waits to be written when
+a link goes, and those before it would have to come again."""
+
+
+class _Kept(NamedTuple):
+    """A version, when a piece of it was last asked for, and whether that was the last one."""
+
+    state: SpanState
+    asked_at: float
+    is_served: bool
+
+
+class Versions:
+    """What was asked for and may be asked for again, by who asks.
+
+    Args:
+        span_state: the span as it is now, or None.
+        now: seconds.
+        keep_seconds: how long a version waits for the next question.
+    """
+
+    def __init__(
+        self, *, span_state: Callable[[SpanId], SpanState | None], now: Callable[[], float], keep_seconds: float
+    ) -> None:
+        self._span_state = span_state
+        self._now = now
+        self._keep_seconds = keep_seconds
+        self._kept: dict[tuple[PeerId, SpanId], _Kept] = {}
+        """In the order in which they were asked for."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, peer: PeerId, span: SpanId, version: Digest) -> SpanState | None:
+        """Return the version that `peer` asks for while it is kept for anybody, else the one of now; and keep it."""
+        state = self._find(span, version) or self._span_state(span)
+        if state is not None:
+            self._keep(peer, span, _Kept(state, self._now(), is_served=False))
+        return state
+
+    def served_to_the_end(self, peer: PeerId, span: SpanId) -> None:
+        """Hear that `peer` was sent the last piece of the version that it took."""
+        kept = self._kept.get((peer, span))
+        if kept is not None:
+            self._keep(peer, span, kept._replace(is_served=True))
+
+    def forget_old(self) -> None:
+        """Forget versions that nobody asks for any more: whoever fetched them is gone, or goes on elsewhere."""
+        before = self._now() - self._keep_seconds
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.asked_at > before}
+
+    def _find(self, span: SpanId, version: Digest) -> SpanState | None:
+        kept = (one.state for (_, of), one in self._kept.items() if of == span and one.state.head.digest == version)
+        return next(kept, None)
+
+    def _keep(self, peer: PeerId, span: SpanId, kept: _Kept) -> None:
+        self._kept.pop((peer, span), None)
+        self._kept[peer, span] = kept
+        fetched = [key for key, one in self._kept.items() if key[0] == peer and not one.is_served]
+        for key in [*fetched[:-MOST_VERSIONS_OF_A_PEER], *self._long_served()]:
+            del self._kept[key]
+        while len(self._kept) > MOST_VERSIONS:
+            del self._kept[next(iter(self._kept))]
+
+    def _long_served(self) -> list[tuple[PeerId, SpanId]]:
+        """Return which of those that were served to the end are more than `SERVED_BYTES`, all but the latest."""
+        served = [(key, 8 * one.state.elements) for key, one in self._kept.items() if one.is_served]
+        sizes = accumulate(size for _, size in reversed(served))
+        return [key for (key, _), size in list(zip(reversed(served), sizes, strict=True))[1:] if size > SERVED_BYTES]
