@@ -48,6 +48,11 @@ def passing_vector(elements: int) -> npt.NDArray[np.float32]:
     return np.asarray(_Lease(slab, elements, is_kept=False))
 
 
+def passing_bytes(length: int) -> memoryview:
+    """Return so many bytes of unknown content in such memory."""
+    return passing_vector(-(-length // 4)).data.cast("B")[:length]
+
+
 def copy_of(vector_N: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return a float32 copy in such memory."""
     copied_N = empty_vector(len(vector_N))

@@ -58,7 +58,7 @@ class Inspector:
         self.has_flipped = False
         self._children: dict[Digest, set[Digest]] = {}
         self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
-        self._sent: dict[tuple[SpanId, int, PeerId], bytes] = {}
+        self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
         self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
         self._included: dict[tuple[SpanId, int, PeerId], Digest] = {}
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}

@@ -23,8 +23,8 @@ MAX_IN_FLIGHT = 8
 class Sent(NamedTuple):
     """A contribution as it went over the wire: an eighth of the memory of what it decodes to."""
 
-    payload: bytes
-    decode: Callable[[bytes], Vector]
+    payload: bytes | memoryview
+    decode: Callable[[bytes | memoryview], Vector]
 
 
 class Contribution(NamedTuple):

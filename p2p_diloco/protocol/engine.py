@@ -333,7 +333,7 @@ class PeerEngine:
         return actions + self._repair.pump(now)
 
     def span_reduced(
-        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes, payload_norm: float, now: float
+        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview, payload_norm: float, now: float
     ) -> list[Action]:
         """Take a mean from the worker: send a row's mean to the span's owner, absorb an entry and hand it down."""
         result = self.exchange.span_reduced(order, sound, payload)

@@ -278,7 +278,9 @@ class Exchange:
         self._gathered[found.reduce.stage, span] = found
         return [found.reduce]
 
-    def span_reduced(self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes) -> Entry | RowMean | str:
+    def span_reduced(
+        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview
+    ) -> Entry | RowMean | str:
         """Return what the worker's mean becomes, the mean of a row or the signed entry, or why it is void.
 
         Args:
@@ -310,7 +312,7 @@ class Exchange:
         return replace(entry, signature=self._membership.me.sign(entry.statement()))
 
     def _row_mean(
-        self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes
+        self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes | memoryview
     ) -> RowMean | str:
         inclusion = gathered.inclusion_of(sound)
         if not sum(inclusion.weights) > 0:

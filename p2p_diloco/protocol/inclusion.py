@@ -65,7 +65,7 @@ def build_entry(
     parent: Digest,
     height: int,
     inclusion: Inclusion,
-    payload: bytes,
+    payload: bytes | memoryview,
 ) -> Entry | str:
     """Return the unsigned entry of a span, or why the span is void this round.
 

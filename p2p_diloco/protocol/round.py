@@ -30,7 +30,7 @@ class EncodedSpan:
     span: SpanId
     parent: Digest
     norm: float
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

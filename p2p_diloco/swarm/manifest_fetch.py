@@ -38,7 +38,7 @@ class _ManifestListener(SilentListener):
         self.records: tuple[bytes, ...] = ()
         self._asked = asked
 
-    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray) -> None:
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         if peer not in self._asked:
             return  # a stranger who dialled us has no say about the run
         try:

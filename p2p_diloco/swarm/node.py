@@ -180,7 +180,7 @@ class SwarmNode:
         self._lost = error
         self._wake.set()
 
-    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray) -> None:
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Take a frame: the engine's business, or answered here when it needs a clock or the manifest."""
         try:
             message = decode_message(frame)

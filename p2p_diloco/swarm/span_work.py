@@ -21,7 +21,7 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.kernels.choice import frozen
-from p2p_diloco.kernels.slabs import empty_vector
+from p2p_diloco.kernels.slabs import empty_vector, passing_bytes
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
@@ -37,7 +37,7 @@ class SentSpan(NamedTuple):
     """A span that was contributed: its norm before clipping, its encoding, and what the island holds now."""
 
     norm: float
-    payload: bytes
+    payload: bytes | memoryview
     advance: SpanAdvance
 
 
@@ -56,6 +56,7 @@ def contribute_span(
     Args and errors: those of `prepare_contribution` and `record_contribution`.
     """
     found = _contribute_at_once(state, in_flight, local_N, round_index, codec, kappa)
+    payload: bytes | memoryview
     if found is None:
         prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index, kappa=kappa)
         prepared, payload = encode_contribution(codec, prepared)
@@ -104,14 +105,15 @@ def follow_span(
 
 def _contribute_at_once(
     state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, kappa: float
-) -> tuple[float, bytes] | None:
+) -> tuple[float, bytes | memoryview] | None:
     """Return norm and encoding; None where there is something to be seen to first."""
     loops = _loops_for(codec, state.anchor_N, local_N)
     if loops is None or len(in_flight) or round_index <= state.head.round:
         return None
     assert isinstance(codec, Int4Codec)
     elements = len(local_N)
-    encoded = np.empty(codec.encoded_bytes(elements), dtype=np.uint8)
+    room = passing_bytes(codec.encoded_bytes(elements))
+    encoded = np.frombuffer(room, dtype=np.uint8)
     scale_bits_B, packed = parts_of(encoded, elements)
     squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
     both = (frozen(state.anchor_N), frozen(local_N))
@@ -120,7 +122,7 @@ def _contribute_at_once(
     norm = math.sqrt(squared)
     if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
         return None
-    return norm, encoded.tobytes()
+    return norm, room.toreadonly()
 
 
 def _follow_at_once(

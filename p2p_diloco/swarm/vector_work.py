@@ -22,6 +22,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
 from p2p_diloco.kernels.heap import trim_heap
 from p2p_diloco.kernels.shed import shed_compiler
+from p2p_diloco.kernels.slabs import passing_bytes
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.state import SpanState, content_digest
@@ -53,7 +54,7 @@ class Reduced:
     """An encoded mean, whose contributions are in it, its exact norm, and who was left out for what."""
 
     sound: frozenset[PeerId]
-    payload: bytes
+    payload: bytes | memoryview
     norm: float
     dropped: tuple[tuple[PeerId, str], ...]
 
@@ -143,7 +144,8 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduce
         shares = np.array(shares_of([part.weight for part in action.parts], len(parts)), dtype=np.float32)
     except (PeerError, RoundError):
         return None
-    encoded = np.empty(target.encoded_bytes(elements), dtype=np.uint8)
+    room = passing_bytes(target.encoded_bytes(elements))
+    encoded = np.frombuffer(room, dtype=np.uint8)
     scale_bits_B, packed = parts_of(encoded, elements)
     squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
     seed = _seed_of(action, codecs)
@@ -159,7 +161,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduce
     if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
         return None
     sound = frozenset(part.peer for part in action.parts)
-    return Reduced(sound=sound, payload=encoded.tobytes(), norm=norms[-1], dropped=())
+    return Reduced(sound=sound, payload=room.toreadonly(), norm=norms[-1], dropped=())
 
 
 def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from p2p_diloco.kernels.slabs import FEWEST_BYTES, passing_bytes
+
 AHEAD_BYTES = 16 * 1024
 """Of what comes unasked: lengths, small frames, the beginning of a long one."""
 FIRST_BYTES = 1024 * 1024
@@ -19,7 +21,7 @@ FIRST_BYTES = 1024 * 1024
 class ByteReader(Protocol):
     """What is read from a connection; asyncio's `StreamReader` is one."""
 
-    async def readexactly(self, n: int, /) -> bytes | bytearray:
+    async def readexactly(self, n: int, /) -> bytes | bytearray | memoryview:
         """Return `n` bytes; IncompleteReadError at an earlier end."""
         ...
 
@@ -127,7 +129,7 @@ class ByteStream(asyncio.BufferedProtocol):
 
     # -- reading
 
-    async def readexactly(self, n: int, /) -> bytes | bytearray:
+    async def readexactly(self, n: int, /) -> bytes | bytearray | memoryview:
         """Return `n` bytes; those of a long read lie in memory of their own.
 
         What a long read has taken is lost when it is cancelled: then the stream is of no use any more.
@@ -150,7 +152,12 @@ class ByteStream(asyncio.BufferedProtocol):
             await self._wait()
         return self._take(n)
 
-    async def _read_long(self, n: int) -> bytearray:
+    async def _read_long(self, n: int) -> bytearray | memoryview:
+        if FEWEST_BYTES <= n <= FIRST_BYTES:
+            # Not on the heap: an entry stays for a cycle, in the place of a gradient that was gone for a moment.
+            own = passing_bytes(n)
+            await self._fill(own, 0, n)
+            return own
         found = bytearray(min(n, FIRST_BYTES))
         at = 0
         while True:
@@ -159,7 +166,7 @@ class ByteStream(asyncio.BufferedProtocol):
                 return found
             found += bytes(min(len(found), n - len(found)))
 
-    async def _fill(self, found: bytearray, at: int, n: int) -> int:
+    async def _fill(self, found: bytearray | memoryview, at: int, n: int) -> int:
         """Fill `found` from `at` on; return its length."""
         with memoryview(found) as whole:
             held = min(self._end - self._begin, len(found) - at)

@@ -212,6 +212,6 @@ async def _read_message(reader: ByteReader, message: Any) -> None:
     except asyncio.IncompleteReadError:
         raise FrameError("the libp2p daemon closed the connection within a message") from None
     try:
-        message.ParseFromString(encoded)
+        message.ParseFromString(bytes(encoded))
     except Exception:  # protobuf's own errors, which share no class with any that is known here
         raise FrameError(f"{length} bytes of the libp2p daemon are no message") from None

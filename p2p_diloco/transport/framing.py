@@ -43,7 +43,7 @@ async def greet(reader: ByteReader, writer: ByteWriter) -> None:
 
 async def read_frame(
     reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
-) -> bytes | bytearray | None:
+) -> bytes | bytearray | memoryview | None:
     """Return the next frame, or None when the stream ended between frames. Waits for a length as long as it takes.
 
     Args:

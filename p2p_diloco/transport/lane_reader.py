@@ -33,7 +33,7 @@ class LaneReader:
             rate = min(rate, MOST_CONTROL_SHARE * cap)
         self._control = TokenBucket(bytes_per_second=rate, burst_bytes=CONTROL_BURST_SECONDS * rate)
 
-    async def next_frame(self) -> bytes | bytearray | None:
+    async def next_frame(self) -> bytes | bytearray | memoryview | None:
         """Return the next frame, or None at the end of the stream; see `read_frame` for the errors."""
         is_bulk = self._stream.lane is Lane.BULK
         frame = await read_frame(

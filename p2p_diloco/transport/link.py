@@ -114,7 +114,7 @@ def frame_too_long(sender: PeerId, lane: Lane, frame_bytes: int, longest_bytes: 
 class TransportListener(Protocol):
     """What a transport calls, in its own loop. Callbacks are synchronous, short, and may post, dial later, hang up."""
 
-    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray) -> None:
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Take one whole frame of an authenticated peer; frames of one lane and link come in order.
 
         Raising PeerError closes the link, with its text as the reason.
@@ -133,7 +133,7 @@ class TransportListener(Protocol):
 class SilentListener:
     """A listener that lets everything pass; the value of `Transport.listener` until somebody sets one."""
 
-    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray) -> None:
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Ignore the frame."""
 
     def link_up(self, peer: PeerId) -> None:
@@ -233,7 +233,7 @@ class Transport(ABC):
             message = f"the transport's listener failed in {getattr(callback, '__name__', callback)}"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
-    def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray) -> str | None:
+    def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
         """Count and deliver one frame; return why the link must be closed, if the listener says so."""
         counters = self.counters.lane(lane)
         counters.frames_received += 1

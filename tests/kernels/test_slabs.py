@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from p2p_diloco.kernels import slabs
-from p2p_diloco.kernels.slabs import FEWEST_BYTES, MOST_FREE, copy_of, empty_vector, passing_vector, zero_vector
+from p2p_diloco.kernels.slabs import (
+    FEWEST_BYTES,
+    MOST_FREE,
+    copy_of,
+    empty_vector,
+    passing_bytes,
+    passing_vector,
+    zero_vector,
+)
 
 LONG = FEWEST_BYTES // 4 + 12_345  # a length that no other test has
 
@@ -94,3 +102,10 @@ def test_a_passing_vector_leaves_no_place_behind() -> None:
     assert (part_N == 7.0).all()
     del part_N
     assert slab() is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, FEWEST_BYTES - 1, FEWEST_BYTES, 4 * LONG + 3])
+def test_passing_bytes_are_as_many_as_were_asked_for(length: int) -> None:
+    room = passing_bytes(length)
+    room[:] = bytes([7]) * length
+    assert room == bytes([7]) * length

@@ -68,7 +68,7 @@ class Twin:
         start = genesis_states(make_start(recording.plan), recording.founding)
         self._states = {(span, state.head.digest): state for span, state in start.items()}
         self._genesis = start
-        self._sent: dict[tuple[PeerId, int, SpanId], bytes] = {}
+        self._sent: dict[tuple[PeerId, int, SpanId], bytes | memoryview] = {}
         self._updates: dict[Digest, SpanUpdate] = {}
         self._lives = [_Life(self, peer, events) for peer, lives in recording.lives.items() for events in lives]
 
@@ -98,7 +98,7 @@ class Twin:
         """Return a span where it stands at a chain digest, once the twin has come there."""
         return self._states.get((span, head))
 
-    def send(self, peer: PeerId, round_index: int, span: SpanId, payload: bytes) -> None:
+    def send(self, peer: PeerId, round_index: int, span: SpanId, payload: bytes | memoryview) -> None:
         """Take a contribution."""
         self._sent[peer, round_index, span] = payload
 
@@ -128,7 +128,7 @@ class Twin:
         update_N = plan.codecs.entry.decode(update.payload, before.elements)
         return absorb(before, entry=update.absorbed, update_N=update_N, rule=plan.outer)
 
-    def _reduce(self, entry: Entry) -> bytes | None:
+    def _reduce(self, entry: Entry) -> bytes | memoryview | None:
         roster, plan = self.recording.rosters[entry.roster], self.recording.plan
         peers = [roster.members[place].peer for place in included_places(entry)]
         payloads = [self._sent.get((peer, entry.round, entry.span)) for peer in peers]
