@@ -90,6 +90,8 @@ def plan_of(options: TrainingOptions) -> TrainingPlan:
         raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    if options.fragments < 1:
+        raise ConfigError(f"--fragments is {options.fragments}; expected at least 1")
     if options.spans is not None and not options.islands <= options.spans <= 4096:
         raise ConfigError(
             f"--spans is {options.spans}; expected {options.islands} to 4096, one for each island at least"

@@ -127,7 +127,8 @@ def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
                 "feed_forward": shape.feed_forward,
                 "context": shape.context,
             },
-            "inner": {"batch": 1},
+            # With so few tokens making matrices orthogonal would be most of a step, and rounds would come late.
+            "inner": {"batch": 1, "optimizer": "adamw", "learning_rate": 1e-3},
             "rounds": {"round_seconds": round_seconds, "fragments": FRAGMENTS},
         },
     )
