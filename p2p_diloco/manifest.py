@@ -164,7 +164,7 @@ class RoundsSection(Section):
     )
     fragments: Annotated[int, Field(ge=1, le=1024)] = Field(4, description="parts of the model, exchanged in turn")
     spans_per_fragment: Annotated[int, Field(ge=1, le=4096)] = Field(
-        32, description="slices of a fragment; at least twice the number of peers in a group"
+        16, description="slices of a fragment; one for each peer in a group"
     )
     planned_cycles: Count = Field(1000, description="length of the run; schedules follow it, nothing ends with it")
 

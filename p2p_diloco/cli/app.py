@@ -77,6 +77,7 @@ def make_app(around: Surroundings) -> App:
         /,
         *,
         name: str | None = None,
+        islands: int | None = None,
         organiser_key: KeyFlag = None,
     ) -> int:
         """Write a new run, and make the key that signs it.
@@ -87,10 +88,12 @@ def make_app(around: Surroundings) -> App:
             file to write
         name
             of the run, for people
+        islands
+            expected at a time: a few exchange a small model in fewer, longer messages; more may come
         """
         from p2p_diloco.cli.new import make_run
 
-        return make_run(path, name=name, key_path=organiser_key, around=around)
+        return make_run(path, name=name, islands=islands, key_path=organiser_key, around=around)
 
     @app.command
     def bootstrap(

@@ -24,7 +24,7 @@ from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.estimate import spans_for
+from p2p_diloco.outer.fragments import suited_spans
 
 FEWEST_PEERS, MOST_PEERS = 2, 16
 """One row of a grid; the default `membership.group_size`."""
@@ -93,7 +93,7 @@ def plan_of(options: AveragingOptions) -> ContestPlan:
         num_peers=options.peers,
         parameters=parameters,
         codec=options.codec,
-        spans=options.spans or spans_for(parameters, options.peers),
+        spans=options.spans or suited_spans(parameters, options.peers),
         repeats=options.repeat,
     )
 

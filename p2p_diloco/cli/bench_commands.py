@@ -57,7 +57,7 @@ def make_bench() -> App:
         repeat
             turns of each that count
         spans
-            pieces in which p2p_diloco exchanges the vector; without it two for each peer, as `plan` has it
+            pieces in which p2p_diloco exchanges the vector; without it as many as `plan` recommends
         json
             file for the figures, or - for standard output
         """

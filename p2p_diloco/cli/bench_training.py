@@ -18,7 +18,7 @@ from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.model import model_shape
-from p2p_diloco.lab.estimate import spans_for
+from p2p_diloco.outer.fragments import suited_spans
 
 FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 """One row of a grid; the default `membership.group_size`."""
@@ -102,7 +102,7 @@ def plan_of(options: TrainingOptions) -> TrainingPlan:
     check_target(options.json)
     systems = systems_against(options.against)
     elements = math.ceil(model_shape(MODEL).num_parameters / options.fragments)
-    spans = options.spans or spans_for(elements, options.islands)
+    spans = options.spans or suited_spans(elements, options.islands)
     plan = TrainingPlan(
         systems=systems,
         uplinks=parse_uplinks(options.uplink),

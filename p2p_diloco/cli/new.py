@@ -9,6 +9,8 @@ from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.key_file import create_key_file, read_key_file
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.run_file import draft_manifest, write_run_toml
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
@@ -16,8 +18,13 @@ from p2p_diloco.toml_document import Document, read_toml
 KEY_FILE = "organiser.key"
 
 
-def make_run(path: Path, *, name: str | None, key_path: Path | None, around: Surroundings) -> int:
+def make_run(
+    path: Path, *, name: str | None, islands: int | None = None, key_path: Path | None, around: Surroundings
+) -> int:
     """Write a new run to `path`; an organiser's key that is there already signs this run too.
+
+    Args:
+        islands: expected at a time; None: as many as average in one group.
 
     Raises:
         ConfigError: there is a run at `path`, or a key or a value does not fit.
@@ -32,7 +39,9 @@ def make_run(path: Path, *, name: str | None, key_path: Path | None, around: Sur
     values |= around.overrides
     is_new_key = not key_path.exists()
     # The values are checked before a key is made, so that a typo leaves nothing behind.
-    draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=name or path.stem, values=values)
+    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=name or path.stem, values=values)
+    if islands is not None:
+        values = {"rounds.spans_per_fragment": _spans_for(draft, islands)} | values
     key = create_key_file(key_path) if is_new_key else read_key_file(key_path)
     manifest = draft_manifest(organiser=key.peer, now_seconds=time.time(), name=name or path.stem, values=values)
     write_run_toml(path, manifest)
@@ -40,6 +49,15 @@ def make_run(path: Path, *, name: str | None, key_path: Path | None, around: Sur
     print(f"{'wrote' if is_new_key else 'uses'} {key_path}; it signs the run, so keep it secret and keep a copy")
     print(f"next: p2p-diloco bootstrap {path}")
     return 0
+
+
+def _spans_for(manifest: RunManifest, islands: int) -> int:
+    from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
+
+    if islands < 1:
+        raise ConfigError(f"--islands is {islands}; expected at least 1")
+    longest = max(fragment.elements for fragment in plan_run(manifest).fragments)
+    return suited_spans(longest, min(islands, manifest.membership.group_size))
 
 
 def _anybody() -> PeerId:

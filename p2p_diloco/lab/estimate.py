@@ -16,6 +16,7 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
+from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -26,7 +27,6 @@ from p2p_diloco.swarm.vector_work import encode_contribution
 LARGEST_FRAGMENT = 500_000_000
 """Parameters of a fragment, at most, where the number of fragments allows it."""
 FEWEST_FRAGMENTS, MOST_FRAGMENTS = 4, 24
-LARGEST_SPAN = 4_000_000
 SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 BFLOAT16_BYTES = 2
@@ -108,7 +108,7 @@ def make_plan(question: Question) -> Plan:
     steps = math.ceil(cycle / question.step_seconds)
     cycle = steps * question.step_seconds
     fragments = min(max(math.ceil(size / LARGEST_FRAGMENT), FEWEST_FRAGMENTS), MOST_FRAGMENTS)
-    spans = spans_for(math.ceil(size / fragments), min(question.group_size, question.islands))
+    spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
     border = size * question.core_nanoseconds * 1e-9 / question.cores
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(
@@ -123,19 +123,6 @@ def make_plan(question: Question) -> Plan:
         data_parallel_step_seconds=question.step_seconds + ring,
         host_bytes=8 * size + math.ceil(size / fragments) * 8,
     )
-
-
-def spans_for(elements: int, columns: int) -> int:
-    """Return into how many spans to cut a fragment: what each costs whatever its length is paid for each.
-
-    Two for each peer of a row, so that what one peer more or less reduces than another is at most half of a share; more
-    where they would be long.
-
-    Args:
-        elements: of the fragment.
-        columns: peers of a row.
-    """
-    return max(2 * columns, math.ceil(elements / LARGEST_SPAN))
 
 
 def bytes_per_parameter(question: Question) -> float:

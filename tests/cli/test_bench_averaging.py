@@ -76,12 +76,12 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
     words = ["--peers", "4", "--parameters", "10M", "--against", "gloo", "--repeat", "5", "--json", str(file)]
     assert main(["bench", "averaging", *words]) == 0
     assert asked == [
-        ContestPlan(systems=(OURS, GLOO), num_peers=4, parameters=10_000_000, codec="int4", spans=8, repeats=5)
+        ContestPlan(systems=(OURS, GLOO), num_peers=4, parameters=10_000_000, codec="int4", spans=4, repeats=5)
     ]
     document = json.loads(file.read_text())
     assert document["systems"][OURS]["wall_seconds"] == 0.5
     assert document["command"].startswith("bench averaging --peers 4 --parameters 10M")
-    assert " --spans 8 " in document["command"]
+    assert " --spans 4 " in document["command"]
     assert document["machine"]["cores"] >= 1
     assert "times ours" in capsys.readouterr().out
 

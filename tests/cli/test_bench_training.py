@@ -86,7 +86,7 @@ def test_the_command_plays_and_writes_what_came_out(
     assert document["machine"] == PLAYED.setting.machine
     assert "speed kept" in capsys.readouterr().out
     (plan,) = plans
-    assert (plan.shape.fragments, plan.shape.spans_per_fragment) == (1, 8)
+    assert (plan.shape.fragments, plan.shape.spans_per_fragment) == (1, 4)
     assert plan.uplinks == (Uplink(name="5mbit", bits_per_second=5e6), Uplink(name="unlimited"))
     assert plan.systems == (OURS, BLOCKING, TORCHFT)
     assert plan.torchft_interpreter == "/cache/bin/python"

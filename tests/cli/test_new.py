@@ -52,3 +52,24 @@ def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captu
     assert main(["new", "--outer.momentm", "0.7"]) == 2
     assert "unknown key outer.momentm" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "spans"),
+    [
+        ([], 16),
+        (["--islands", "4"], 4),
+        (["--islands", "100"], 16),
+        (["--islands", "4", "--model.size", "base"], 8),
+        (["--islands", "4", "--rounds.spans_per_fragment", "6"], 6),
+    ],
+)
+def test_few_islands_exchange_few_spans(tmp_path: Path, flags: list[str], spans: int) -> None:
+    assert main(["new", *flags]) == 0
+    assert read_run_toml(tmp_path / "run.toml").rounds.spans_per_fragment == spans
+
+
+def test_no_islands_leave_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "--islands", "0"]) == 2
+    assert "--islands is 0; expected at least 1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work, spans_for
-from p2p_diloco.outer.fragments import plan_fragments, plan_spans
+from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work
+from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
 
 PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_seconds=1.0)
 
@@ -59,17 +59,10 @@ def test_beyond_two_to_the_31_elements_the_parts_still_fit_together() -> None:
     assert sum(fragment.elements for fragment in fragments) == 46 * 250_000_000 + 2**31 + 12
     largest = max(fragments, key=lambda fragment: fragment.elements)
     assert largest.elements > 2**31
-    assert plan.spans_per_fragment == spans_for(12_000_000_000 // plan.fragments, 4)
+    assert plan.spans_per_fragment == suited_spans(12_000_000_000 // plan.fragments, 4)
     spans = plan_spans(largest.elements, plan.spans_per_fragment, 128)
     assert (spans[0][0], spans[-1][1]) == (0, largest.elements)
     assert all(before[1] == after[0] for before, after in pairwise(spans))
-
-
-@pytest.mark.parametrize(
-    ("elements", "columns", "spans"), [(10_000_000, 4, 8), (10_000_000, 1, 3), (100_000_000, 4, 25), (1000, 16, 32)]
-)
-def test_two_spans_for_each_peer_of_a_row_and_none_too_long(elements: int, columns: int, spans: int) -> None:
-    assert spans_for(elements, columns) == spans
 
 
 def test_the_outer_work_is_measured_here_and_now() -> None:

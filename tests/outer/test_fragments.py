@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.outer.fragments import Fragment, TensorSlot, plan_fragments, plan_spans
+from p2p_diloco.outer.fragments import Fragment, TensorSlot, plan_fragments, plan_spans, suited_spans
 
 SIZES = st.lists(st.integers(min_value=1, max_value=100_000), min_size=1, max_size=40)
 
@@ -121,3 +121,13 @@ def test_spans_differ_by_at_most_one_block(elements: int, num_spans: int, block_
 def test_spans_of_nothing_are_refused(elements: int, num_spans: int, block_elements: int, text: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot cut spans with {text}; expected at least 1"):
         plan_spans(elements, num_spans, block_elements)
+
+
+@pytest.mark.parametrize(
+    ("elements", "columns", "spans"),
+    [(10_000_000, 4, 4), (16_000_000, 4, 8), (10_000_000, 1, 3), (100_000_000, 4, 25), (1000, 16, 16)],
+)
+def test_a_span_for_each_peer_of_a_row_two_where_they_are_not_short_and_none_too_long(
+    elements: int, columns: int, spans: int
+) -> None:
+    assert suited_spans(elements, columns) == spans
