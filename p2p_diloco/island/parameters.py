@@ -22,9 +22,29 @@ def sizes(model: nn.Module) -> list[tuple[str, int]]:
     return [(name, parameter.numel()) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
+@torch.no_grad()
+def lay_end_to_end(model: nn.Module, fragments: Sequence[Fragment]) -> None:
+    """Move the tensors of each fragment into one piece of memory, in the fragment's order.
+
+    A span is then read, contributed and merged where it lies, instead of being put together from a dozen tensors:
+    that cost a third of the work. Tensors stay the same objects. Where they are on several devices, or of several
+    types, they stay where they are.
+    """
+    parameters = dict(model.named_parameters())
+    for fragment in fragments:
+        tensors = [parameters[slot.name] for slot in fragment.tensors]
+        if len({(tensor.device, tensor.dtype) for tensor in tensors}) > 1 or len(tensors) == 1:
+            continue
+        whole = torch.empty(fragment.elements, dtype=tensors[0].dtype, device=tensors[0].device)
+        for slot, tensor in zip(fragment.tensors, tensors, strict=True):
+            place = whole[slot.start : slot.stop].view_as(tensor)
+            place.copy_(tensor)
+            tensor.data = place
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of one tensor that a slice of a fragment covers; `host_N` is the same memory where NumPy can see it."""
+    """A part of a slice of a fragment that lies in one place; `host_N` is the same memory where NumPy can see it."""
 
     flat: Tensor
     offset: int
@@ -103,12 +123,28 @@ class LocalParameters:
         known = self._known.get((fragment, start, stop))
         if known is not None:
             return known
-        pieces = []
+        pieces: list[_Piece] = []
         for slot in plan.tensors:
             low, high = max(start, slot.start), min(stop, slot.start + slot.elements)
             if low < high:
                 flat = self._parameters[slot.name].detach().view(-1)[low - slot.start : high - slot.start]
-                is_on_host = flat.device.type == "cpu" and flat.dtype == torch.float32
-                pieces.append(_Piece(flat, low - start, flat.numpy() if is_on_host else None))
+                joined = _joined(pieces[-1].flat, flat) if pieces else None
+                if joined is None:
+                    pieces.append(_piece(flat, low - start))
+                else:
+                    pieces[-1] = _piece(joined, pieces[-1].offset)
         self._known[fragment, start, stop] = pieces
         return pieces
+
+
+def _piece(flat: Tensor, offset: int) -> _Piece:
+    is_on_host = flat.device.type == "cpu" and flat.dtype == torch.float32
+    return _Piece(flat, offset, flat.numpy() if is_on_host else None)
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor | None:
+    """Return both as one, if the second begins where the first ends."""
+    end = first.storage_offset() + first.numel()
+    if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr() or second.storage_offset() != end:
+        return None
+    return first.as_strided((first.numel() + second.numel(),), (1,))

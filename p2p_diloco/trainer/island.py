@@ -17,7 +17,7 @@ from p2p_diloco.island.data import BatchStream
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.island.model import DecoderModel
-from p2p_diloco.island.parameters import LocalParameters
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.kernels.slabs import passing_vector
 from p2p_diloco.outer.advance import SpanAdvance, replace_span
 from p2p_diloco.outer.in_flight import InFlight
@@ -56,6 +56,7 @@ class Island:
     ) -> None:
         self.states: dict[SpanId, SpanState] = {}
         self.loop = InnerLoop(model, stream, plan.inner, device)
+        lay_end_to_end(model, plan.fragments)
         self.parameters = LocalParameters(model, plan.fragments)
         self._plan = plan
         self._diary = diary

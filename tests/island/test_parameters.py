@@ -11,7 +11,7 @@ from torch import nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.island.parameters import LocalParameters, sizes
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end, sizes
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans
 
 
@@ -111,6 +111,35 @@ def test_what_is_written_is_a_copy_and_may_be_read_only(local: LocalParameters) 
     values_N.flags.writeable = True
     values_N[:] = 9.0
     assert np.array_equal(local.read(1, 2, 7), np.ones(5, np.float32))
+
+
+def test_end_to_end_a_slice_across_tensors_is_the_model_itself(model: DecoderModel) -> None:
+    fragments = plan_fragments(sizes(model), 3)
+    apart = LocalParameters(build_model(model.shape, seed=4), fragments)
+    before = [id(parameter) for parameter in model.parameters()]
+    lay_end_to_end(model, fragments)
+    local = LocalParameters(model, fragments)
+    assert [id(parameter) for parameter in model.parameters()] == before
+    for fragment in fragments:
+        assert len(fragment.tensors) > 1
+        assert np.array_equal(local.read(fragment.index), apart.read(fragment.index))
+        view_N = local.view(fragment.index, 1, fragment.elements)
+        local.write(fragment.index, 0, fragment.elements, np.full(fragment.elements, 7.0, np.float32))
+        assert (view_N == 7.0).all()
+    assert all((parameter == 7.0).all() for parameter in model.parameters())
+    model.loss(torch.zeros(1, 5, dtype=torch.int64)).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert not all((local.view(fragment.index, 0, fragment.elements) == 7.0).all() for fragment in fragments)
+
+
+def test_tensors_of_several_types_stay_where_they_are() -> None:
+    model = nn.Module()
+    model.register_parameter("wide", nn.Parameter(torch.ones(3)))
+    model.register_parameter("narrow", nn.Parameter(torch.full((2,), 2.0, dtype=torch.bfloat16)))
+    fragments = plan_fragments(sizes(model), 1)
+    lay_end_to_end(model, fragments)
+    assert model.narrow.dtype == torch.bfloat16
+    assert LocalParameters(model, fragments).read(0).tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
 
 
 def test_loading_makes_another_model_the_same(shape: ModelShape, local: LocalParameters) -> None:
