@@ -29,6 +29,8 @@ LARGEST_FRAGMENT = 500_000_000
 FEWEST_FRAGMENTS, MOST_FRAGMENTS = 4, 24
 SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
+SHARE_OF_CORES = 0.1
+"""And so long that the outer work takes at most this share of it."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 
@@ -46,7 +48,8 @@ class Question:
         contribution, row_mean, entry: codecs.
         cores: that share an island's outer work; a process uses one.
         core_nanoseconds: of one core for each parameter and cycle.
-        fewest_steps: of a cycle, whatever the line would carry; more often than that gains nothing.
+        fewest_steps: of a cycle, whatever the line would carry. The more often, the better it learns, down to here at
+            least (`p2p-diloco experiment sync`, docs/lab-log.md).
     """
 
     parameters: int
@@ -59,7 +62,7 @@ class Question:
     entry: str = "int4"
     cores: int = 1
     core_nanoseconds: float = 40.0
-    fewest_steps: int = 32
+    fewest_steps: int = 8
 
     def __post_init__(self) -> None:
         for name, least in (("parameters", 1_000_000), ("islands", 1), ("group_size", 1), ("cores", 1)):
@@ -104,12 +107,13 @@ def make_plan(question: Question) -> Plan:
     size = question.parameters
     per_parameter = bytes_per_parameter(question)
     transfer = 8.0 * size * per_parameter / question.uplink_bits
-    cycle = max(transfer / SHARE_OF_LINE, question.fewest_steps * question.step_seconds)
+    border = size * question.core_nanoseconds * 1e-9 / question.cores
+    fewest = question.fewest_steps * question.step_seconds
+    cycle = max(transfer / SHARE_OF_LINE, border / SHARE_OF_CORES, fewest)
     steps = math.ceil(cycle / question.step_seconds)
     cycle = steps * question.step_seconds
     fragments = min(max(math.ceil(size / LARGEST_FRAGMENT), FEWEST_FRAGMENTS), MOST_FRAGMENTS)
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
-    border = size * question.core_nanoseconds * 1e-9 / question.cores
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(
         bytes_per_parameter=per_parameter,

@@ -11,7 +11,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
 
-PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_seconds=1.0)
+PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_seconds=1.0, cores=64)
 
 
 @pytest.mark.parametrize(("islands", "measured"), [(8, 0.930), (64, 1.070), (256, 1.089), (1024, 1.082)])
@@ -42,13 +42,15 @@ def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> Non
 
 def test_a_fast_line_is_not_filled_for_its_own_sake() -> None:
     plan = make_plan(dataclasses.replace(PAPER, uplink_bits=1e12))
-    assert plan.steps == 32
+    assert plan.steps == 75, "the cores are what it takes: 64 of them 7.5 s"
+    assert make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=4096)).steps == 8
 
 
 def test_speed_follows_from_the_outer_work_and_who_shares_it() -> None:
-    one = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0))
+    one = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0, cores=1))
     many = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0, cores=64))
-    assert one.utilisation == pytest.approx(one.cycle_seconds / (one.cycle_seconds + 120.0))
+    assert one.cycle_seconds == 1200.0, "of which outer work is a tenth at most"
+    assert one.utilisation == pytest.approx(1200.0 / (1200.0 + 120.0))
     assert many.utilisation > 0.97
 
 
