@@ -35,6 +35,15 @@ FEWEST_ROWS = 3
 BESIDE: tuple[tuple[str, str, Scope], ...] = (
     ("tune", "--size micro --islands 8", Scope(size="micro", islands=8)),
     *(
+        (name, "--size micro --optimizer muon", Scope(size="micro", optimizer="muon"))
+        for name in ("tune", "sync", "radial")
+    ),
+    (
+        "outer",
+        "--size micro --optimizer muon --sync-every 8",
+        Scope(size="micro", optimizer="muon", sync_every=8),
+    ),
+    *(
         (name, f"--size micro --steps 1920 --optimizer muon --inner-rate {rate:g}", scope)
         for rate in (1e-3, 4e-3, 8e-3)
         for scope in (Scope(size="micro", ticks=1920, optimizer="muon", inner_rate=rate),)

@@ -135,9 +135,13 @@ _VARIATIONS = {
     "radial": Variations(
         question="plain or radial mean?",
         rows={
-            f"{kind}-rate-{rate}": {"is_radial": kind == "radial", "outer_rate": rate}
+            f"{kind}-rate-{rate}-momentum-{momentum}": {
+                "is_radial": kind == "radial",
+                "outer_rate": rate,
+                "momentum": momentum,
+            }
+            for rate, momentum in ((1.0, 0.5), (0.7, 0.3), (0.5, 0.5), (1.0, 0.0))
             for kind in ("plain", "radial")
-            for rate in (0.7, 1.0, 0.5)
         },
         seeds=FEW,
     ),
@@ -199,11 +203,17 @@ def _churn(scope: Scope) -> Experiment:
 
 
 def _inner(scope: Scope) -> Experiment:
-    rows = (scope.ours(), *baselines(scope)[:2])
-    muon = tuple(
-        replace(row, name=f"{row.name}-muon", inner="muon", learning_rate=scope.rate_of("muon")) for row in rows
+    with_muon, with_adamw = replace(scope, optimizer="muon"), replace(scope, optimizer="adamw")
+    muon = (with_muon.ours(), *baselines(with_muon)[:2])
+    return Experiment(
+        question="AdamW or Muon inside?",
+        settings=(
+            *(replace(row, name=f"{row.name}-muon") for row in muon),
+            with_adamw.ours(),
+            *baselines(with_adamw)[:2],
+        ),
+        seeds=MANY,
     )
-    return Experiment(question="AdamW or Muon inside?", settings=(*muon, *rows), seeds=MANY)
 
 
 def _rate(scope: Scope) -> Experiment:

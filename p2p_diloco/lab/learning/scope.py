@@ -1,7 +1,8 @@
 """How large an experiment is, and the rows that most have: p2p_diloco as a manifest has it, and what others do.
 
 Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more
-in the tiny one (docs/lab-log.md): trials of this length like little outer momentum, whoever makes them.
+in the tiny one (docs/lab-log.md): trials of this length like little outer momentum with AdamW inside, whoever makes
+them, and some with Muon.
 """
 
 from __future__ import annotations
@@ -65,16 +66,27 @@ class Scope:
         return RATES[self.size] * (MUON_FACTOR if optimizer == "muon" else 1.0)
 
 
-OUTER = {
-    OURS: (0.7, 0.3),
-    "textbook-diloco": (1.0, 0.0),
-    "streaming-diloco": (0.7, 0.3),
-    "decoupled-diloco": (0.5, 0.3),
-    "noloco": (0.7, 0.3),
-    "delta-only-groups": (1.0, 0.0),
-    "opendiloco": (1.0, 0.0),
+OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
+    "adamw": {
+        OURS: (0.7, 0.3),
+        "textbook-diloco": (1.0, 0.0),
+        "streaming-diloco": (0.7, 0.3),
+        "decoupled-diloco": (0.5, 0.3),
+        "noloco": (0.7, 0.3),
+        "delta-only-groups": (1.0, 0.0),
+        "opendiloco": (1.0, 0.0),
+    },
+    "muon": {
+        OURS: (1.0, 0.5),
+        "textbook-diloco": (1.0, 0.3),
+        "streaming-diloco": (1.0, 0.5),
+        "decoupled-diloco": (0.5, 0.5),
+        "noloco": (1.0, 0.3),
+        "delta-only-groups": (1.0, 0.3),
+        "opendiloco": (1.0, 0.3),
+    },
 }
-"""Outer rate and momentum of each, as `tune` found them."""
+"""Outer rate and momentum of each, as `tune` found them with either inside."""
 
 
 def baselines(scope: Scope) -> tuple[Setting, ...]:
@@ -94,5 +106,5 @@ def baselines(scope: Scope) -> tuple[Setting, ...]:
 
 
 def _tuned(setting: Setting) -> Setting:
-    rate, momentum = OUTER.get(setting.system, (1.0, 0.0))
+    rate, momentum = OUTER[setting.inner].get(setting.system, (1.0, 0.0))
     return replace(setting, outer_rate=rate, momentum=momentum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, RATES, Scope, baselines
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
 
@@ -15,13 +16,14 @@ def test_more_islands_do_not_mean_more_tokens(islands: int) -> None:
         assert setting.islands * setting.batch == scope.windows
 
 
-def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones() -> None:
-    scope = Scope(size="micro")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: OptimizerName) -> None:
+    scope = Scope(size="micro", optimizer=optimizer)
     ours = scope.ours()
     for setting in (ours, *baselines(scope)):
         assert setting.system in SYSTEMS
-        assert setting.learning_rate == RATES["micro"]
-        assert (setting.outer_rate, setting.momentum) == OUTER.get(setting.system, (1.0, 0.0))
+        assert setting.learning_rate == scope.rate_of(optimizer)
+        assert (setting.outer_rate, setting.momentum) == OUTER[optimizer].get(setting.system, (1.0, 0.0))
     assert ours.name == OURS
     assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS}
 
