@@ -27,6 +27,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.last_round import state_digest
+from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
 
 TRIAL_LINGER_SECONDS = 1.0
@@ -39,6 +40,7 @@ class OurPeer:
     """One peer; its loop runs inside these calls only."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
+        wake_politely()  # as `p2p-diloco join` does
         torch.set_num_threads(1)
         self._place = int(order["place"])
         self._plan = plan_of(order)

@@ -19,6 +19,7 @@ from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.allocator import share_one_arena
 from p2p_diloco.trainer.peer import PeerPlan, PeerResult, run_peer
+from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.watch.event_log import PeerEvent
 from p2p_diloco.watch.status_file import PeerStatus
@@ -31,7 +32,8 @@ class SwarmPeer:
     """A peer that founds the run or joins it, and does what it does by itself; asked from outside how it stands."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        share_one_arena()  # as `p2p-diloco join` does
+        share_one_arena()  # as `p2p-diloco join` does, and so is this
+        wake_politely()
         torch.set_num_threads(1)
         self._order = order
         self._changed = threading.Condition()

@@ -33,6 +33,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.founding import found_roster
 from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import RunPlan
 
 LOOK_SECONDS = 0.02
@@ -49,6 +50,7 @@ class StatePeer:
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
+        wake_politely()  # as `p2p-diloco join` does
         torch.set_num_threads(1)
         self._place = int(order["place"])
         self._num_peers = int(order["num_peers"])

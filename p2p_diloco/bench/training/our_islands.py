@@ -24,6 +24,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.run_text import open_run_text, open_stream
 
@@ -39,6 +40,7 @@ class OurIsland:
     """One island; its loop runs inside these calls only, its training thread all the time."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
+        wake_politely()  # as `p2p-diloco join` does
         torch.set_num_threads(1)
         self._place = int(order["place"])
         self._thread_class = BlockingThread if order["system"] == BLOCKING else PacedThread
