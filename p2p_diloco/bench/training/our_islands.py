@@ -70,7 +70,8 @@ class OurIsland:
             case "gather":
                 return {"missing": self._peer.run(self._gather(word["round"], word["at"]))}
             case "settle":
-                return {"is_settled": self._peer.run(self._settle(word["round"], word["at"]))}
+                is_settled = self._peer.run(self._settle(word["round"], word["at"]))
+                return {"is_settled": is_settled, "missing": self._peer.missing_members(word["round"] + 1)}
             case "transmit":
                 return {"seconds": self._peer.run(self._transmit(word["round"], word["at"]))}
             case "train":

@@ -164,7 +164,7 @@ class Islands:
         return self._crew.ask({**word, "at": time.monotonic() + LEAD_SECONDS}, seconds + PATIENCE_SECONDS)
 
     def gather(self) -> None:
-        """Play rounds until the roster lists everybody, and go on to the begin of a cycle."""
+        """Play rounds until contents are compared and the roster still lists everybody; go on to a cycle's begin."""
         fragments = self._run.manifest.rounds.fragments
         missing = "nothing was tried"
         for _ in range(MOST_GATHERING_CYCLES):
@@ -172,19 +172,23 @@ class Islands:
                 answers = self.ask({"do": "gather", "round": self._next}, START_SECONDS)
                 self._next += 1
             missing = next((answer["missing"] for answer in answers if answer["missing"]), "")
+            missing = missing or self._settle()
             if not missing:
-                return self._settle()
+                return
         raise NetworkError(f"the islands did not find together in {MOST_GATHERING_CYCLES} cycles: {missing}")
 
-    def _settle(self) -> None:
-        """Have contents compared as after every start, and go on to the begin of a cycle."""
+    def _settle(self) -> str:
+        """Have contents compared as after every start; say what the roster lacks then, or nothing.
+
+        Time jumps before a round, and who is not heard in time, for it is busy with its steps, is off the next roster.
+        """
         fragments = self._run.manifest.rounds.fragments
         for _ in range(MOST_SETTLING):
             answers = self.ask({"do": "settle", "round": self._next}, START_SECONDS)
             self._next += 1
             if all(answer["is_settled"] for answer in answers):
                 self._next += -self._next % fragments
-                return
+                return next((answer["missing"] for answer in answers if answer["missing"]), "")
         raise NetworkError(f"the islands did not come to rest in {MOST_SETTLING} rounds without an exchange")
 
     def transmit(self) -> float | None:
