@@ -32,7 +32,8 @@ class SwarmPeer:
     """A peer that founds the run or joins it, and does what it does by itself; asked from outside how it stands."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        share_one_arena()  # as `p2p-diloco join` does, and so is this
+        # As `p2p-diloco join` does.
+        share_one_arena()
         wake_politely()
         torch.set_num_threads(1)
         self._order = order
