@@ -27,8 +27,8 @@ def lay_end_to_end(model: nn.Module, fragments: Sequence[Fragment]) -> None:
     """Move the tensors of each fragment into one piece of memory, in the fragment's order.
 
     A span is then read, contributed and merged where it lies, instead of being put together from a dozen tensors:
-    that cost a sixth to a third of the work. Tensors stay the same objects. Where they are on several devices, or of several
-    types, they stay where they are.
+    that cost a sixth to a third of the work. Tensors stay the same objects. Where they are on several devices, or of
+    several types, they stay where they are.
     """
     parameters = dict(model.named_parameters())
     for fragment in fragments:
