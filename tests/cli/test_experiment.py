@@ -23,11 +23,11 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
     text.write_text(TEXT)
     rows = ["25%-lost", "none-lost", "50%-lost"]
     words = ["experiment", "loss", *SMALL, "--data", str(text), "--rows", ", ".join(rows)]
-    assert main([*words, "--json", "-"]) == 0
+    to, keep = tmp_path / "figures.json", tmp_path / "kept.jsonl"
+    assert main([*words, "--json", "-", "--keep", str(keep)]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in figures["rows"]] == rows
     assert set(figures["gaps"]) == {"none-lost", "50%-lost"}
-    to, keep = tmp_path / "figures.json", tmp_path / "kept.jsonl"
     assert main([*words, "--json", str(to), "--keep", str(keep)]) == 0
     assert len(keep.read_text().splitlines()) == 3
     assert json.loads(to.read_text()) == figures
