@@ -78,7 +78,7 @@ disasters: $(STAMP)
 KEPT := docs/results/outcomes.jsonl
 learning: $(STAMP)
 	for islands in 4 8 16; do $(BIN)/p2p-diloco experiment parity --islands $$islands --keep $(KEPT) || exit 1; done
-	for name in mixed loss bits; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
+	for name in mixed loss bits sync radial; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
 
 results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"

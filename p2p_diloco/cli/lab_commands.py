@@ -108,11 +108,11 @@ def add_experiment(app: App) -> None:
         /,
         *,
         quick: bool = False,
-        size: str = "tiny",
+        size: str | None = None,
         islands: int = 4,
-        steps: int | None = None,
+        steps: int = 480,
         sync_every: int = 32,
-        optimizer: Literal["adamw", "muon"] = "adamw",
+        optimizer: Literal["adamw", "muon"] = "muon",
         inner_rate: float | None = None,
         windows: int = 16,
         rows: str | None = None,
@@ -130,13 +130,13 @@ def add_experiment(app: App) -> None:
             parity, mixed, loss, bits, outer, merge, radial, sync, fragments, schedule, residual, moments, inner, churn,
             void, topics, rate or tune
         quick
-            two seeds and 384 steps
+            two seeds of the micro model
         size
-            of the model: micro, tiny, small or base
+            of the model: micro, tiny, small or base; tiny without it
         islands
             how many
         steps
-            of each island; 480 without it
+            of each island
         sync_every
             steps from one exchange of a part to its next
         optimizer

@@ -56,10 +56,11 @@ def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("words", "ticks", "seeds"), [([], 480, 8), (["--quick"], 384, 2), (["--quick", "--steps", "64"], 64, 2)]
+    ("words", "size", "seeds"),
+    [([], "tiny", 8), (["--quick"], "micro", 2), (["--quick", "--size", "small"], "small", 2)],
 )
-def test_quick_means_fewer_steps_and_seeds(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], ticks: int, seeds: int
+def test_quick_means_a_smaller_model_and_few_seeds(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], size: str, seeds: int
 ) -> None:
     asked: list[Experiment] = []
 
@@ -70,7 +71,8 @@ def test_quick_means_fewer_steps_and_seeds(
 
     monkeypatch.setattr(experiment, "run_experiment", play)
     assert main(["experiment", "parity", *words]) == 0
-    assert {setting.ticks for setting in asked[0].settings} == {ticks}
+    assert {setting.size for setting in asked[0].settings} == {size}
+    assert {(setting.ticks, setting.inner) for setting in asked[0].settings} == {(480, "muon")}
     assert asked[0].seeds == seeds
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.learning.scope import Scope, baselines
+from p2p_diloco.lab.learning.scope import Scope, baselines, often
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
 POINTS = 12
@@ -172,7 +172,7 @@ _VARIATIONS = {
 def _parity(scope: Scope) -> Experiment:
     return Experiment(
         question="does it learn as well as one machine, and as well as what others do?",
-        settings=tuple(replace(setting, points=POINTS) for setting in (scope.ours(), *baselines(scope))),
+        settings=tuple(replace(setting, points=POINTS) for setting in (scope.ours(), *often(scope), *baselines(scope))),
         seeds=MANY,
     )
 

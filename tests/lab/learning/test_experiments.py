@@ -25,8 +25,8 @@ def test_rows_have_names_of_their_own_and_figures_that_fit(name: str) -> None:
 def test_parity_compares_with_all_that_others_do() -> None:
     rows = [setting.name for setting in experiment_named("parity", Scope()).settings]
     assert rows == [
-        "p2p-diloco", "data-parallel", "textbook-diloco", "streaming-diloco", "decoupled-diloco", "noloco",
-        "delta-only-groups", "opendiloco",
+        "p2p-diloco", "p2p-diloco-every-8", "data-parallel", "textbook-diloco", "streaming-diloco", "decoupled-diloco",
+        "noloco", "delta-only-groups", "opendiloco",
     ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, RATES, Scope, baselines
+from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, OUTER_OFTEN, RATES, Scope, baselines, often
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
 
 
@@ -26,6 +26,13 @@ def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: O
         assert (setting.outer_rate, setting.momentum) == OUTER[optimizer].get(setting.system, (1.0, 0.0))
     assert ours.name == OURS
     assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS}
+
+
+def test_in_shorter_cycles_ours_has_outer_figures_of_its_own_and_a_delay_in_proportion() -> None:
+    (setting,) = often(Scope(size="micro"))
+    assert (setting.name, setting.sync_every, setting.delay) == ("p2p-diloco-every-8", 8, 1)
+    assert (setting.outer_rate, setting.momentum) == OUTER_OFTEN["muon"]
+    assert often(Scope(sync_every=16)) == ()
 
 
 def test_muon_has_a_rate_of_its_own() -> None:
