@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,10 @@ FEWEST_BYTES = 1 << 16
 MOST_FREE = 3
 """Slabs of one size that wait for a vector: as many as one entry takes and gives back. Others go to the system."""
 
+FEWEST_BYTES_AHEAD = 1 << 20
+"""Shorter vectors have their pages when they are written to: so few are not worth a word to another thread."""
+
+_POPULATE_WRITE = 23
 _free: dict[int, list[mmap.mmap]] = {}
 
 
@@ -48,6 +55,18 @@ def passing_vector(elements: int) -> npt.NDArray[np.float32]:
     return np.asarray(_Lease(slab, elements, is_kept=False))
 
 
+def awaited_vector(elements: int) -> npt.NDArray[np.float32]:
+    """Return such a vector for what comes from elsewhere; another thread meanwhile has the system find its pages.
+
+    They are found one by one otherwise, by whoever writes to them first; where the system has to ask another, as a
+    virtual machine's, that takes longer than all else that is done to what comes.
+    """
+    vector_N = passing_vector(elements)
+    if vector_N.nbytes >= FEWEST_BYTES_AHEAD and sys.platform == "linux":
+        _ahead().submit(_find_pages, vector_N)
+    return vector_N
+
+
 def passing_bytes(length: int) -> memoryview:
     """Return so many bytes of unknown content in such memory."""
     return passing_vector(-(-length // 4)).data.cast("B")[:length]
@@ -65,6 +84,18 @@ def zero_vector(elements: int) -> npt.NDArray[np.float32]:
     zeros_N = empty_vector(elements)
     zeros_N.fill(0.0)
     return zeros_N
+
+
+@cache
+def _ahead() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="pages")
+
+
+def _find_pages(vector_N: npt.NDArray[np.float32]) -> None:
+    """Have all pages of a vector be there; its content stays. Kernels before Linux 5.14 do not know how, and refuse."""
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    advise(vector_N.ctypes.data, vector_N.nbytes, _POPULATE_WRITE)
 
 
 class _Lease:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from p2p_diloco.ids import SpanHead, SpanId
-from p2p_diloco.kernels.slabs import passing_vector
+from p2p_diloco.kernels.slabs import awaited_vector
 
 
 class Want(enum.Enum):
@@ -49,7 +49,7 @@ class Transfer:
     def __init__(self, head: SpanHead, total_bytes: int) -> None:
         self.head = head
         self.received_bytes = 0
-        self.state = passing_vector(total_bytes // 4).data.cast("B")
+        self.state = awaited_vector(total_bytes // 4).data.cast("B")
         """Memory that is taken as its bytes come; whoever gets it at the end owns it.
 
         φ and m lie in it until their first entry. Not on the heap: a newcomer's spans go one by one, and would leave

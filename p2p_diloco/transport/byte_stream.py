@@ -14,8 +14,10 @@ from p2p_diloco.kernels.slabs import FEWEST_BYTES, passing_bytes
 
 AHEAD_BYTES = 16 * 1024
 """Of what comes unasked: lengths, small frames, the beginning of a long one."""
-FIRST_BYTES = 1024 * 1024
-"""Memory for a long read is taken at once up to this, and then as its bytes come: the other end only says how many."""
+FIRST_BYTES = 1024 * 1024 + 4096
+"""Memory for a long read is taken at once up to this, and then as its bytes come: the other end only says how many.
+
+A piece of state, 1 MiB and what is said of it, comes within it; memory that grows is copied."""
 
 
 class ByteReader(Protocol):

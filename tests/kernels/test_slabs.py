@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import resource
+import sys
 import threading
 from weakref import ref
 
@@ -12,7 +15,9 @@ import pytest
 from p2p_diloco.kernels import slabs
 from p2p_diloco.kernels.slabs import (
     FEWEST_BYTES,
+    FEWEST_BYTES_AHEAD,
     MOST_FREE,
+    awaited_vector,
     copy_of,
     empty_vector,
     passing_bytes,
@@ -54,7 +59,13 @@ def test_whoever_holds_a_view_holds_the_place() -> None:
 @pytest.mark.parametrize("elements", [0, 1, FEWEST_BYTES // 4 - 1, FEWEST_BYTES // 4, LONG])
 def test_vectors_are_what_they_say(elements: int) -> None:
     expected_N = np.arange(elements, dtype=np.float32)
-    for vector_N in (empty_vector(elements), zero_vector(elements), copy_of(expected_N), passing_vector(elements)):
+    for vector_N in (
+        empty_vector(elements),
+        zero_vector(elements),
+        copy_of(expected_N),
+        passing_vector(elements),
+        awaited_vector(elements),
+    ):
         assert vector_N.shape == (elements,)
         assert vector_N.dtype == np.float32
         assert vector_N.flags.writeable
@@ -102,6 +113,17 @@ def test_a_passing_vector_leaves_no_place_behind() -> None:
     assert (part_N == 7.0).all()
     del part_N
     assert slab() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's words")
+def test_pages_of_an_awaited_vector_are_there_before_it_is_written() -> None:
+    awaited_N = awaited_vector(4 * FEWEST_BYTES_AHEAD)
+    slabs._ahead().submit(int).result()  # one thread, in turn: what came before is done
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    awaited_N.fill(7.0)
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults < awaited_N.nbytes // mmap.PAGESIZE // 8
+    assert (awaited_N == 7.0).all()
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, FEWEST_BYTES - 1, FEWEST_BYTES, 4 * LONG + 3])

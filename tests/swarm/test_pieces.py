@@ -11,9 +11,10 @@ import pytest
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
-from p2p_diloco.protocol.messages import SpanReply
+from p2p_diloco.protocol.messages import MOST_PIECE_BYTES, SpanReply, encode_message
 from p2p_diloco.swarm import pieces, versions
 from p2p_diloco.swarm.pieces import Pieces
+from p2p_diloco.transport.byte_stream import FIRST_BYTES
 from tests.swarm.memory_stage import play
 
 ASKER, OTHER = PeerId(b"a" * 32), PeerId(b"o" * 32)
@@ -164,3 +165,13 @@ def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
         assert line.read() == [], "not for ever"
 
     act(scene)
+
+
+def test_the_longest_piece_is_read_into_memory_that_need_not_grow() -> None:
+    head = SpanHead(
+        digest=sha256(b"head"), height=2**40, round=2**40, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0
+    )
+    reply = SpanReply(
+        span=SpanId(2**16 - 1, 2**16 - 1), head=head, total_bytes=2**40, offset=2**40, piece=bytes(MOST_PIECE_BYTES)
+    )
+    assert MOST_PIECE_BYTES < len(encode_message(reply)) <= FIRST_BYTES
