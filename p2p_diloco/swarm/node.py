@@ -42,8 +42,8 @@ from p2p_diloco.protocol.messages import (
     Refusal,
     SpanReply,
     decode_message,
-    encode_message,
     is_bulk,
+    message_parts,
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.clock_sync import SwarmClock
@@ -61,11 +61,13 @@ from p2p_diloco.swarm.vector_work import (
     state_from_bytes,
 )
 from p2p_diloco.swarm.vector_worker import Worker
-from p2p_diloco.transport.link import Lane, Transport
+from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport
 
 INTRODUCTION_SECONDS = 10.0
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
+FEWEST_SPLIT_BYTES = 64 * 1024
+"""Of a vector that goes out from where it lies; a shorter one is copied behind what is said of it, and goes with it."""
 
 
 class SwarmNode:
@@ -256,7 +258,7 @@ class SwarmNode:
     # -- playing actions
 
     def _play(self, actions: Sequence[Action], *, on_request: bool = False) -> None:
-        frames: dict[int, bytes] = {}
+        frames: dict[int, Frame] = {}
         for action in actions:
             match action:
                 case Send():
@@ -316,19 +318,24 @@ class SwarmNode:
         message: Message,
         deadline: float,
         *,
-        frames: dict[int, bytes] | None = None,
+        frames: dict[int, Frame] | None = None,
         on_request: bool = False,
     ) -> None:
         """Post a message; one value that goes to many peers is encoded once. Who has no link just misses it."""
         frame = frames.get(id(message)) if frames is not None else None
         if frame is None:
-            frame = encode_message(message)
+            frame = _frame_of(message)
             if frames is not None:
                 frames[id(message)] = frame
         lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
         at = self._loop.time() + max(deadline - self._clock.now(), 0.05)
         if self._transport.post(to, frame, lane=lane, deadline=at):
             self.traffic.count_sent(purpose_of(message, on_request=on_request), len(frame))
+
+
+def _frame_of(message: Message) -> Frame:
+    head, vector = message_parts(message)
+    return SplitFrame(head, vector) if len(vector) >= FEWEST_SPLIT_BYTES else b"".join((head, vector))
 
 
 def _update(action: ApplyEntry) -> SpanUpdate:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits, frame_too_long
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, SplitFrame, TransportLimits, frame_too_long
 from p2p_diloco.transport.pace import Pace
 
 STALL_SECONDS = 5.0
@@ -98,7 +98,7 @@ async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace:
 
 async def write_frame(
     writer: ByteWriter,
-    frame: bytes,
+    frame: Frame,
     *,
     receiver: PeerId,
     lane: Lane,
@@ -113,7 +113,10 @@ async def write_frame(
         PeerError: the stream broke, or the other end does not read; what was written so far spoils the stream.
     """
     with blame(receiver, lane):
-        if len(frame) < _ONE_WRITE_BYTES:
+        if isinstance(frame, SplitFrame):
+            writer.write(frame_prefix(frame) + frame.head)
+            writer.write(frame.vector)
+        elif len(frame) < _ONE_WRITE_BYTES:
             writer.write(frame_prefix(frame) + frame)
         else:
             writer.write(frame_prefix(frame))
@@ -133,7 +136,7 @@ def blame(receiver: PeerId, lane: Lane) -> Iterator[None]:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
 
 
-def frame_prefix(frame: bytes) -> bytes:
+def frame_prefix(frame: Frame) -> bytes:
     """Return what goes before a frame."""
     return _LENGTH.pack(len(frame))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.transport.framing import STALL_SECONDS, WRITE_BUFFER_BYTES, blame, drain, frame_prefix, write_frame
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, LaneCounters, TransportLimits
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, LaneCounters, TransportLimits, whole
 from p2p_diloco.transport.outbox import PostedFrame
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
@@ -108,7 +108,7 @@ class LaneWriter:
 
     async def _write_paced(self, stream: LaneStream, posted: PostedFrame, pace: Pace) -> None:
         """Write a frame piece by piece, with the turn; what the cap makes it wait is not the other end's fault."""
-        frame = memoryview(frame_prefix(posted.frame) + posted.frame)
+        frame = memoryview(frame_prefix(posted.frame) + whole(posted.frame))
         left = len(frame)
         self._counters.bytes_waiting += left
         patience = self._limits.longest_seconds(left)

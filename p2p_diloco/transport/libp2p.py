@@ -24,7 +24,7 @@ from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.lane_reader import LaneReader
 from p2p_diloco.transport.lane_writer import LaneWriter
-from p2p_diloco.transport.link import Lane, Transport, TransportLimits
+from p2p_diloco.transport.link import Frame, Lane, Transport, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink, StreamPair
@@ -155,7 +155,7 @@ class Libp2pTransport(Transport):
         except TimeoutError:
             raise PeerError(f"{name} cannot be dialled: no answer by the deadline at {', '.join(usable)}") from None
 
-    def post(self, peer: PeerId, frame: bytes, *, lane: Lane, deadline: float) -> bool:
+    def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         self._check_frame(frame, lane)
         link = self._links.get(peer)
         if link is None or not link.is_up or not link.outboxes[lane].offer(frame, deadline):

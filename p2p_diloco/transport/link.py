@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
@@ -33,6 +33,30 @@ class Lane(enum.Enum):
     BULK = "bulk"
 
     __hash__ = object.__hash__  # members are singletons; enum's own hash is computed in Python
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFrame:
+    """A frame in two parts, that a long vector need not be copied behind what is said of it.
+
+    Attributes:
+        head: what comes first.
+        vector: the rest; it must not change until it is sent.
+    """
+
+    head: bytes | bytearray
+    vector: bytes | memoryview
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.vector)
+
+
+Frame: TypeAlias = bytes | SplitFrame
+
+
+def whole(frame: Frame) -> bytes:
+    """Return a frame in one part."""
+    return b"".join((frame.head, frame.vector)) if isinstance(frame, SplitFrame) else frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +204,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def post(self, peer: PeerId, frame: bytes, *, lane: Lane, deadline: float) -> bool:
+    def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         """Queue `frame` to `peer` without waiting.
 
         A frame whose write has not begun by `deadline` (loop time) is dropped; one whose write then stalls past the
@@ -220,7 +244,7 @@ class Transport(ABC):
         Waits up to `linger_seconds` for frames on their way out. The own listener hears nothing any more.
         """
 
-    def _check_frame(self, frame: bytes, lane: Lane) -> None:
+    def _check_frame(self, frame: Frame, lane: Lane) -> None:
         longest = self.limits.frame_bytes(lane)
         if not 0 < len(frame) <= longest:
             raise ValueError(f"a {lane.value} frame holds 1 to {longest} bytes, not {len(frame)}")

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self, TypedDict, Unpack
 
 from p2p_diloco.errors import ConfigError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, Transport, TransportLimits, frame_too_long
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits, frame_too_long, whole
 from p2p_diloco.transport.outbox import Outbox, PostedFrame
 from p2p_diloco.transport.pace import book_frame
 from p2p_diloco.transport.weather import Weather
@@ -208,7 +208,7 @@ class MemoryTransport(Transport):
             raise PeerError(f"{name} cannot be dialled: no answer by the deadline at {addresses[0]}") from None
         self._establish(peer, addresses[0])
 
-    def post(self, peer: PeerId, frame: bytes, *, lane: Lane, deadline: float) -> bool:
+    def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         self._check_frame(frame, lane)
         link = self._links.get(peer)
         if link is None:
@@ -324,7 +324,7 @@ class MemoryTransport(Transport):
             if shared:
                 channel.busy_until = max(channel.busy_until, allowed)
             channel.last_arrival = max(channel.last_arrival, channel.busy_until + network.draw_delay_seconds())
-            channel.pipe.append(_InPipe(channel.last_arrival, frame))
+            channel.pipe.append(_InPipe(channel.last_arrival, whole(frame)))
             channel.pipe_bytes += len(frame)
             receiver.loop.call_at(channel.last_arrival, _deliver_due, channel)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from p2p_diloco.transport.link import LaneCounters
+from p2p_diloco.transport.link import Frame, LaneCounters
 
 
 class PostedFrame(NamedTuple):
     """A frame and the loop time after which nobody wants it any more."""
 
-    frame: bytes
+    frame: Frame
     deadline: float
 
 
@@ -34,7 +34,7 @@ class Outbox:
         """Bytes of all frames that wait."""
         return self._bytes
 
-    def offer(self, frame: bytes, deadline: float) -> bool:
+    def offer(self, frame: Frame, deadline: float) -> bool:
         """Queue `frame`; False when there is no room. An empty queue takes any frame."""
         if self._frames and self._bytes + len(frame) > self._max_bytes:
             return False

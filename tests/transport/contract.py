@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, KIB, MIB, Lane, SplitFrame, TransportLimits
 from tests.transport.stage import Stage, in_seconds, link
 
 SMALL = TransportLimits(control_frame_bytes=4 * KIB, bulk_frame_bytes=64 * KIB)
@@ -36,6 +36,19 @@ class LinkContract(ABC):
             await heard.wait_until(lambda it: len(it.frames) == len(frames))
             assert heard.payloads(Lane.BULK) == frames
             assert {peer for peer, _, _ in heard.frames} == {one.peer}
+
+        self.play(scene)
+
+    def test_a_frame_in_two_parts_comes_as_one(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, _), (two, heard) = await stage.add(), await stage.add()
+            await link(one, two, heard)
+            vector = bytes(range(256)) * 4096
+            frames = [SplitFrame(b"head", memoryview(vector)[:length]) for length in (1, 100_000, len(vector))]
+            assert all(one.post(two.peer, frame, lane=Lane.BULK, deadline=in_seconds(10)) for frame in frames)
+            await heard.wait_until(lambda it: len(it.frames) == len(frames))
+            assert heard.payloads(Lane.BULK) == [b"head" + bytes(frame.vector) for frame in frames]
+            assert one.counters.bulk.bytes_sent == sum(len(frame) + FRAME_PREFIX_BYTES for frame in frames)
 
         self.play(scene)
 

@@ -12,7 +12,7 @@ import pytest
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.framing import greet, read_frame, write_frame
-from p2p_diloco.transport.link import Lane, TransportLimits
+from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
 from p2p_diloco.transport.virtual_time import run_virtual
 
 PEER = PeerId(sha256(b"peer"))
@@ -62,7 +62,7 @@ def read(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> b
     return run_virtual(main())
 
 
-def write(frame: bytes, drain: Callable[[], object] = lambda: None) -> bytes:
+def write(frame: Frame, drain: Callable[[], object] = lambda: None) -> bytes:
     async def main() -> bytes:
         writer = FakeWriter(drain)
         await write_frame(
@@ -78,6 +78,7 @@ def test_a_frame_comes_as_it_was_written() -> None:
     assert read(write(b"payload")) == b"payload"
     long = bytes(range(256)) * 300
     assert write(long) == len(long).to_bytes(4, "big") + long
+    assert write(SplitFrame(b"head", memoryview(long))) == (4 + len(long)).to_bytes(4, "big") + b"head" + long
 
 
 def test_the_end_between_frames_is_no_error() -> None:

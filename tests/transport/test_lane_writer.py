@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.lane_writer import LaneWriter
-from p2p_diloco.transport.link import KIB, Lane, TransportCounters, TransportLimits
+from p2p_diloco.transport.link import KIB, Frame, Lane, SplitFrame, TransportCounters, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.rate_limit import WIRE_SHARE
@@ -87,7 +87,7 @@ class Bench:
         self.ended.append((now(), reason))
         link.is_lost = True
 
-    def post(self, frame: bytes, lane: Lane = Lane.BULK, seconds: float = 600.0) -> None:
+    def post(self, frame: Frame, lane: Lane = Lane.BULK, seconds: float = 600.0) -> None:
         assert self.link.outboxes[lane].offer(frame, now() + seconds)
         self.link.wakes[lane].set()
 
@@ -183,6 +183,20 @@ def test_a_deadline_that_the_cap_itself_passes_closes_no_link() -> None:
         async with bench.writing():
             await bench.until_written(1024 * KIB + 4)
         assert bench.ended == []
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("rate", [None, RATE])
+def test_a_frame_in_two_parts_is_written_as_one(rate: float | None) -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(rate) if rate is not None else None)
+        frame, vector = SplitFrame(b"head", bytes(range(256)) * 4), bytes(range(256)) * 4
+        bench.post(frame)
+        async with bench.writing():
+            await bench.until_written(len(frame) + 4)
+        assert bytes(bench.sockets[Lane.BULK].written) == len(frame).to_bytes(4, "big") + b"head" + vector
+        assert bench.counters.bulk.bytes_sent == len(frame) + 4
 
     run_virtual(main())
 
