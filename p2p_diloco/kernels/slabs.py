@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ def awaited_vector(elements: int) -> npt.NDArray[np.float32]:
     """
     vector_N = passing_vector(elements)
     if vector_N.nbytes >= FEWEST_BYTES_AHEAD and sys.platform == "linux":
-        _ahead().submit(_find_pages, vector_N)
+        _ahead().submit(_find_pages, ref(vector_N))
     return vector_N
 
 
@@ -91,8 +92,15 @@ def _ahead() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="pages")
 
 
-def _find_pages(vector_N: npt.NDArray[np.float32]) -> None:
-    """Have all pages of a vector be there; its content stays. Kernels before Linux 5.14 do not know how, and refuse."""
+def _find_pages(awaited: ref[npt.NDArray[np.float32]]) -> None:
+    """Have all pages of a vector be there, if anybody still awaits it; its content stays.
+
+    Whoever can make a peer begin many transfers must not make it find pages for more than one of them. Kernels before
+    Linux 5.14 do not know how, and refuse.
+    """
+    vector_N = awaited()
+    if vector_N is None:
+        return
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     advise(vector_N.ctypes.data, vector_N.nbytes, _POPULATE_WRITE)

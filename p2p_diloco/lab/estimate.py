@@ -26,7 +26,9 @@ from p2p_diloco.swarm.vector_work import encode_contribution
 
 LARGEST_FRAGMENT = 500_000_000
 """Parameters of a fragment, at most, where the number of fragments allows it."""
-FEWEST_FRAGMENTS, MOST_FRAGMENTS = 4, 24
+WANTED_FRAGMENTS, MOST_FRAGMENTS = 4, 24
+STEPS_OF_A_ROUND = 4
+"""At least, for islands contribute at step borders and only in the first half of a round: two of them lie in it."""
 SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 SHARE_OF_CORES = 0.1
@@ -108,11 +110,12 @@ def make_plan(question: Question) -> Plan:
     per_parameter = bytes_per_parameter(question)
     transfer = 8.0 * size * per_parameter / question.uplink_bits
     border = size * question.core_nanoseconds * 1e-9 / question.cores
-    fewest = question.fewest_steps * question.step_seconds
+    needed = min(math.ceil(size / LARGEST_FRAGMENT), MOST_FRAGMENTS)
+    fewest = max(question.fewest_steps, STEPS_OF_A_ROUND * needed) * question.step_seconds
     cycle = max(transfer / SHARE_OF_LINE, border / SHARE_OF_CORES, fewest)
     steps = math.ceil(cycle / question.step_seconds)
     cycle = steps * question.step_seconds
-    fragments = min(max(math.ceil(size / LARGEST_FRAGMENT), FEWEST_FRAGMENTS), MOST_FRAGMENTS)
+    fragments = max(needed, min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND))
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(

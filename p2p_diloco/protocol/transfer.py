@@ -50,7 +50,7 @@ class Transfer:
         self.head = head
         self.received_bytes = 0
         self.state = awaited_vector(total_bytes // 4).data.cast("B")
-        """Memory that is taken as its bytes come; whoever gets it at the end owns it.
+        """Whoever gets it at the end owns it. As long as the agreed span, whatever a donor says.
 
         φ and m lie in it until their first entry. Not on the heap: a newcomer's spans go one by one, and would leave
         holes there as large as all of them.

@@ -32,6 +32,7 @@ from p2p_diloco.protocol.actions import (
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import (
+    MOST_PIECE_BYTES,
     EntryRequest,
     Introductions,
     ManifestReply,
@@ -335,7 +336,9 @@ class SwarmNode:
 
 def _frame_of(message: Message) -> Frame:
     head, vector = message_parts(message)
-    return SplitFrame(head, vector) if len(vector) >= FEWEST_SPLIT_BYTES else b"".join((head, vector))
+    # A piece of state holds all of a span that may have moved on while it waits: worth it for the longest only.
+    fewest = MOST_PIECE_BYTES if isinstance(message, SpanReply) else FEWEST_SPLIT_BYTES
+    return SplitFrame(head, vector) if len(vector) >= fewest else b"".join((head, vector))
 
 
 def _update(action: ApplyEntry) -> SpanUpdate:

@@ -15,10 +15,12 @@ def wake_politely() -> bool:
 
     To be called before there are threads or children: both inherit it. Somebody's own choice (`chrt`) stays.
     """
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if not hasattr(os, "SCHED_BATCH"):
         return False
     try:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a container that forbids it
+        is_others = os.sched_getscheduler(0) == os.SCHED_OTHER
+        if is_others:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # a container that forbids it, a C library that cannot
         return False
-    return True
+    return is_others

@@ -25,7 +25,7 @@ def test_it_says_what_the_line_and_the_manifest_need(capsys: pytest.CaptureFixtu
     for text in (
         "12,000,000,000 parameters, 4 islands, 2 Gbit/s up",
         "0.797 bytes per parameter and cycle each way, 9.56 GB",
-        "77 s, 77 steps",
+        "96 s, 96 steps",
         "fragments = 24",
         "data-parallel over the same line: 2.42 min a step",
     ):
@@ -36,7 +36,7 @@ def test_figures_are_there_for_programs(capsys: pytest.CaptureFixture[str]) -> N
     assert main([*PAPER, "--cores", "64", "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["question"]["uplink_bits"] == 2e9
-    assert figures["plan"]["steps"] == 77
+    assert figures["plan"]["steps"] == 96
 
 
 def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,17 @@ def test_pages_of_an_awaited_vector_are_there_before_it_is_written() -> None:
     assert (awaited_N == 7.0).all()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's words")
+def test_a_vector_that_nobody_awaits_any_more_holds_no_memory_until_its_turn() -> None:
+    turn = threading.Event()
+    slabs._ahead().submit(turn.wait)
+    awaited_N = awaited_vector(FEWEST_BYTES_AHEAD)
+    gone = ref(awaited_N)
+    del awaited_N
+    assert gone() is None
+    turn.set()
+
+
 @pytest.mark.parametrize("length", [0, 1, 3, FEWEST_BYTES - 1, FEWEST_BYTES, 4 * LONG + 3])
 def test_passing_bytes_are_as_many_as_were_asked_for(length: int) -> None:
     room = passing_bytes(length)

@@ -10,6 +10,7 @@ import pytest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
+from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 
 PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_seconds=1.0, cores=64)
 
@@ -41,9 +42,23 @@ def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> Non
 
 
 def test_a_fast_line_is_not_filled_for_its_own_sake() -> None:
-    plan = make_plan(dataclasses.replace(PAPER, uplink_bits=1e12))
-    assert plan.steps == 75, "the cores are what it takes: 64 of them 7.5 s"
-    assert make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=4096)).steps == 8
+    plan = make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=32))
+    assert plan.steps == 150, "the cores are what it takes: 32 of them 15 s"
+    assert make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=4096)).steps == 4 * 24
+    small = dataclasses.replace(PAPER, parameters=10_000_000, uplink_bits=1e12, cores=4096)
+    assert make_plan(small).steps == 8
+
+
+@pytest.mark.parametrize("parameters", [1_000_000, 10_000_000, 1_200_000_000, 4_000_000_000, 12_000_000_000, 10**12])
+@pytest.mark.parametrize("uplink_bits", [5e6, 1e8, 1e12])
+@pytest.mark.parametrize("step_seconds", [0.01, 1.0, 20.0])
+def test_two_steps_end_in_the_half_of_a_round_in_which_islands_contribute(
+    parameters: int, uplink_bits: float, step_seconds: float
+) -> None:
+    changes = {"parameters": parameters, "uplink_bits": uplink_bits, "step_seconds": step_seconds, "cores": 4096}
+    plan = make_plan(dataclasses.replace(PAPER, **changes))  # type: ignore[arg-type]
+    assert plan.round_seconds * CONTRIBUTE_SHARE >= 2.0 * step_seconds * (1.0 - 1e-9)
+    assert plan.fragments in (2, 3, 4) or plan.fragments == min(24, -(-parameters // 500_000_000))
 
 
 def test_speed_follows_from_the_outer_work_and_who_shares_it() -> None:

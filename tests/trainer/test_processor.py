@@ -52,6 +52,8 @@ def test_where_it_is_forbidden_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
     monkeypatch.setattr(os, "sched_setscheduler", forbid)
     assert not wake_politely()
+    monkeypatch.setattr(os, "sched_getscheduler", forbid)
+    assert not wake_politely()
 
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

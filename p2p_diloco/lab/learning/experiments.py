@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.scope import Scope, baselines, often
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
@@ -53,18 +54,21 @@ class Variations:
         question: for people, one line.
         rows: what is changed, by the row's name; the first is what the others are compared with.
         seeds: trials of each row.
+        optimizer: of the inner steps, where the question is about one.
     """
 
     question: str
     rows: Mapping[str, Mapping[str, Any]]
     seeds: int = MANY
+    optimizer: OptimizerName | None = None
 
     def within(self, scope: Scope) -> Experiment:
         """Return the table at a size; rows that do not fit into it are left out."""
+        scope = replace(scope, optimizer=self.optimizer or scope.optimizer)
         settings = tuple(scope.ours(name=name, **changes) for name, changes in self.rows.items())
         return Experiment(
             question=self.question,
-            settings=tuple(setting for setting in settings if setting.sync_every <= setting.ticks),
+            settings=tuple(one for one in settings if one.delay < one.sync_every <= one.ticks),
             seeds=self.seeds,
         )
 
@@ -161,6 +165,7 @@ _VARIATIONS = {
             f"{beta1}-{beta2}": {"beta1": beta1, "beta2": beta2}
             for beta1, beta2 in ((0.9, 0.98), (0.8, 0.95), (0.8, 0.98), (0.9, 0.95), (0.95, 0.99))
         },
+        optimizer="adamw",
     ),
     "void": Variations(
         question="what do rounds without an entry cost?",

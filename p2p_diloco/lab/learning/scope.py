@@ -94,9 +94,9 @@ OFTEN = 4
 
 
 def often(scope: Scope) -> tuple[Setting, ...]:
-    """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is less than eight steps."""
+    """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is not in eights of steps."""
     steps = scope.sync_every // OFTEN
-    if steps < 8:
+    if steps < 8 or steps % 8:
         return ()
     rate, momentum = OUTER_OFTEN[scope.optimizer]
     shorter = replace(scope, sync_every=steps)

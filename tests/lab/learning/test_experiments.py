@@ -11,8 +11,9 @@ from p2p_diloco.lab.learning.setting import SYSTEMS
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_rows_have_names_of_their_own_and_figures_that_fit(name: str) -> None:
-    experiment = experiment_named(name, Scope())
+@pytest.mark.parametrize("sync_every", [32, 8, 40])
+def test_rows_have_names_of_their_own_and_figures_that_fit(name: str, sync_every: int) -> None:
+    experiment = experiment_named(name, Scope(sync_every=sync_every))
     names = [setting.name for setting in experiment.settings]
     assert len(set(names)) == len(names) > 1
     assert experiment.question.endswith("?")
@@ -28,6 +29,11 @@ def test_parity_compares_with_all_that_others_do() -> None:
         "p2p-diloco", "p2p-diloco-every-8", "data-parallel", "textbook-diloco", "streaming-diloco", "decoupled-diloco",
         "noloco", "delta-only-groups", "opendiloco",
     ]  # fmt: skip
+
+
+def test_a_question_about_adamw_is_asked_with_adamw() -> None:
+    rows = experiment_named("moments", Scope(optimizer="muon")).settings
+    assert {(row.inner, row.learning_rate) for row in rows} == {("adamw", Scope().rate_of("adamw"))}
 
 
 def test_half_slow_means_equal_tokens() -> None:
