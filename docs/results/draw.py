@@ -40,6 +40,11 @@ BESIDE: tuple[tuple[str, str, Scope], ...] = (
     ("radial", "--size micro --islands 8", Scope(size="micro", islands=8)),
     ("outer", "--size micro --sync-every 8", Scope(size="micro", sync_every=8)),
     *(
+        (name, f"--size micro{words} --inner-rate {rate:g}", Scope(size="micro", sync_every=steps, inner_rate=rate))
+        for rate in (2.26e-2, 3.2e-2)
+        for name, words, steps in (("outer", " --sync-every 8", 8), ("parity", "", 32))
+    ),
+    *(
         (name, f"--size micro --steps 1920 --inner-rate {rate:g}", scope)
         for rate in (1e-3, 4e-3, 8e-3)
         for scope in (Scope(size="micro", ticks=1920, inner_rate=rate),)
