@@ -75,15 +75,16 @@ def test_four_peers_lose_their_bootstrap_freeze_die_leave_and_come_back() -> Non
         check_only_own_spans_were_void(swarm, "ada", killed, time.time(), 0)
         swarm.wait_for_whole_round(four, 4, since=killed)
 
-        # One freezes while it is a member, hung in the middle of a round; closed lids are among `make faults`' moments.
-        others = ["ada", "cleo", "dora"]
-        swarm.sleep_to(0.45)
-        frozen = swarm.freeze("ben", with_daemon=False)
-        swarm.sleep_rounds(3.5)
-        woken = swarm.wake("ben")
-        check_nobody_was_held(swarm, others, frozen - ROUND_SECONDS, woken)
-        check_only_own_spans_were_void(swarm, "ada", frozen, woken, most_owned(3))
-        swarm.wait_for_whole_round(four, 4, since=woken)
+        # One freezes while it is a member: with a closed lid at the begin of a round, then hung in the middle of one.
+        for share, with_daemon in ((0.05, True), (0.45, False)):
+            others = ["ada", "cleo", "dora"]
+            swarm.sleep_to(share)
+            frozen = swarm.freeze("ben", with_daemon=with_daemon)
+            swarm.sleep_rounds(3.5)
+            woken = swarm.wake("ben")
+            check_nobody_was_held(swarm, others, frozen - ROUND_SECONDS, woken)
+            check_only_own_spans_were_void(swarm, "ada", frozen, woken, most_owned(3))
+            swarm.wait_for_whole_round(four, 4, since=woken)
 
         # A late one comes, with the address of a volunteer: the invite's bootstrap is long dead.
         swarm.start("emil", via=["ada"])
