@@ -86,8 +86,7 @@ class LocalParameters:
     @torch.no_grad()
     def write(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
         """Set elements `start` to `stop` of a fragment to `values_N`, float32, shape (stop - start,); it is copied."""
-        if values_N.shape != (stop - start,) or values_N.dtype != np.float32:
-            raise ValueError(f"got {values_N.dtype} of shape {values_N.shape}; expected float32 of ({stop - start},)")
+        _check(values_N, stop - start)
         for piece in self._pieces(fragment, start, stop):
             here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
             if piece.host_N is not None:
@@ -105,6 +104,22 @@ class LocalParameters:
         if len(pieces) == 1 and pieces[0].host_N is not None:
             return pieces[0].host_N
         return self.read(fragment, start, stop)
+
+    @torch.no_grad()
+    def add(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
+        """Add `values_N`, float32, shape (stop - start,), to elements `start` to `stop` of a fragment, in place."""
+        _check(values_N, stop - start)
+        for piece in self._pieces(fragment, start, stop):
+            here = torch.from_numpy(values_N[piece.offset : piece.offset + piece.flat.numel()])
+            piece.flat.add_(here.to(piece.flat.device))
+
+    def on_device(self, fragment: int, start: int, stop: int) -> Tensor | None:
+        """Return elements `start` to `stop` of a fragment where they are, flat; None if in several places or types.
+
+        It is θ itself: what is written to it is trained on from the next step.
+        """
+        pieces = self._pieces(fragment, start, stop)
+        return pieces[0].flat if len(pieces) == 1 and pieces[0].flat.dtype == torch.float32 else None
 
     def read_all(self) -> tuple[NDArray[np.float32], ...]:
         """Return a fresh host copy of every fragment, by index."""
@@ -135,6 +150,11 @@ class LocalParameters:
                     pieces[-1] = _piece(joined, pieces[-1].offset)
         self._known[fragment, start, stop] = pieces
         return pieces
+
+
+def _check(values_N: NDArray[np.float32], elements: int) -> None:
+    if values_N.shape != (elements,) or values_N.dtype != np.float32:
+        raise ValueError(f"got {values_N.dtype} of shape {values_N.shape}; expected float32 of ({elements},)")
 
 
 def _piece(flat: Tensor, offset: int) -> _Piece:

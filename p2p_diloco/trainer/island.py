@@ -19,14 +19,14 @@ from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.kernels.slabs import passing_vector
-from p2p_diloco.outer.advance import SpanAdvance, replace_span
+from p2p_diloco.outer.advance import SpanAdvance
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.swarm.replica import SpanUpdate
-from p2p_diloco.swarm.span_work import contribute_span, follow_span
 from p2p_diloco.trainer.diary import Diary
+from p2p_diloco.trainer.local_spans import SpansOf, spans_for
 from p2p_diloco.trainer.run_plan import RunPlan
 
 
@@ -41,6 +41,10 @@ class _Since:
 class Island:
     """What an island is between two steps. One thread calls it.
 
+    Args:
+        device: where it trains.
+        diary: of all that happens to it.
+        spans_of: how it reaches the spans of θ; None: as suits the device.
     Attributes:
         states: spans as agreed; may be read by others, for they are frozen.
     """
@@ -53,11 +57,13 @@ class Island:
         stream: BatchStream,
         device: torch.device,
         diary: Diary | None = None,
+        spans_of: SpansOf | None = None,
     ) -> None:
         self.states: dict[SpanId, SpanState] = {}
         self.loop = InnerLoop(model, stream, plan.inner, device)
         lay_end_to_end(model, plan.fragments)
         self.parameters = LocalParameters(model, plan.fragments)
+        self._spans = (spans_of or spans_for(plan, self.loop.device))(plan, self.parameters)
         self._plan = plan
         self._diary = diary
         self._in_flight: dict[SpanId, InFlight] = {}
@@ -83,44 +89,24 @@ class Island:
 
     def absorb(self, update: SpanUpdate) -> None:
         """Follow an entry: outer step, then merge."""
-        span, plan = update.span, self._plan
-        state, place = self.states[span], plan.places[span]
+        span, plan, state = update.span, self._plan, self.states[update.span]
         if not self._is_loaded:
             update_N = plan.codecs.entry.decode(update.payload, state.elements)
             self._hold(span, absorb(state, entry=update.absorbed, update_N=update_N, rule=plan.outer))
             return
-        advance = follow_span(
-            state,
-            self._in_flight.get(span, InFlight()),
-            self.parameters.view(span.fragment, place.start, place.stop),
-            entry=update.absorbed,
-            payload=update.payload,
-            own_included=update.own_included,
-            codecs=plan.codecs,
-            outer_rule=plan.outer,
-            merge_rule=plan.merge,
-        )
-        self._keep(span, advance)
+        in_flight = self._in_flight.get(span, InFlight())
+        self._keep(span, self._spans.follow(state, in_flight, update))
         self.loop.set_progress(self._heights / len(self.states) / plan.manifest.rounds.planned_cycles)
         if self._diary is not None:
             self._diary.absorbed(self.loop.steps, span, update.absorbed.digest, update.own_included)
 
     def take(self, span: SpanId, state: SpanState) -> None:
         """Take a span as it was transferred or mended."""
-        place = self._plan.places[span]
         if not self._is_loaded:
             self._hold(span, state)
             return
-        self._keep(
-            span,
-            replace_span(
-                self.states[span],
-                self._in_flight.get(span, InFlight()),
-                self.parameters.read(span.fragment, place.start, place.stop),
-                replacement=state,
-                merge_rule=self._plan.merge,
-            ),
-        )
+        in_flight = self._in_flight.get(span, InFlight())
+        self._keep(span, self._spans.replace(span, self.states[span], in_flight, state))
         if self._diary is not None:
             self._diary.took(self.loop.steps, span, state.head.digest)
 
@@ -160,24 +146,11 @@ class Island:
         self.states[span] = state
 
     def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
-        place = self._plan.places[span]
         self._hold(span, advance.state)
         self._in_flight[span] = advance.in_flight
-        self.parameters.write(span.fragment, place.start, place.stop, advance.local_N)
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
-        plan, state, place = self._plan, self.states[span], self._plan.places[span]
-        local_N = self.parameters.view(span.fragment, place.start, place.stop)
-        norm, payload, advance = contribute_span(
-            state,
-            self._in_flight.get(span, InFlight()),
-            local_N,
-            round_index=round_index,
-            codec=plan.codecs.contribution,
-            kappa=plan.manifest.limits.kappa,
-            max_in_flight=plan.manifest.limits.in_flight,
-        )
-        self._in_flight[span] = advance.in_flight
-        if advance.local_N is not local_N:
-            self.parameters.write(span.fragment, place.start, place.stop, advance.local_N)
-        return EncodedSpan(span=span, parent=state.head.digest, norm=norm, payload=payload)
+        state = self.states[span]
+        sent = self._spans.contribute(span, state, self._in_flight.get(span, InFlight()), round_index)
+        self._in_flight[span] = sent.advance.in_flight
+        return EncodedSpan(span=span, parent=state.head.digest, norm=sent.norm, payload=sent.payload)

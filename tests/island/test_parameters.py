@@ -190,3 +190,35 @@ def test_a_model_in_half_precision_is_float32_outside(shape: ModelShape) -> None
     assert vector_N.dtype == np.float32
     local.write(0, 0, vector_N.size, vector_N)
     assert np.array_equal(local.read(0), vector_N)
+
+
+def test_what_is_added_is_added_where_the_tensors_are(local: LocalParameters) -> None:
+    before_N = local.read(1)
+    shift_N = np.linspace(-1.0, 1.0, len(before_N) - 8, dtype=np.float32)
+    local.add(1, 3, len(before_N) - 5, shift_N)
+    expected_N = before_N.copy()
+    expected_N[3:-5] += shift_N
+    assert local.read(1).tobytes() == expected_N.tobytes()
+
+
+def test_what_is_added_has_the_length_of_its_place(local: LocalParameters) -> None:
+    with pytest.raises(ValueError, match=r"expected float32 of \(4,\)"):
+        local.add(0, 0, 4, np.zeros(5, np.float32))
+
+
+def test_a_slice_that_lies_in_one_place_is_had_there(model: DecoderModel) -> None:
+    fragments = plan_fragments(sizes(model), 3)
+    lay_end_to_end(model, fragments)
+    local = LocalParameters(model, fragments)
+    here = local.on_device(0, 2, fragments[0].elements - 1)
+    assert here is not None
+    with torch.no_grad():
+        here.zero_()
+    assert not local.read(0)[2:-1].any()
+    assert local.read(0)[0] != 0
+
+
+def test_a_slice_that_lies_in_several_places_is_had_nowhere(model: DecoderModel, local: LocalParameters) -> None:
+    longest = max(local.fragments, key=lambda fragment: len(fragment.tensors))
+    assert len(longest.tensors) > 1
+    assert local.on_device(longest.index, 0, longest.elements) is None

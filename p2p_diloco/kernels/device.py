@@ -1,0 +1,86 @@
+"""What `spans.contribute4` does, for a θ that lies on a GPU: only codes and scales come down to the host.
+
+φ goes up in chunks, so that the device holds a few MiB beside the model, however large a span is. Each operation is
+one kernel of PyTorch's, nothing is fused, so a product and a sum are two roundings and the bytes are those of the
+host's loops. Should a device round otherwise, a contribution is another by a code here and there: nobody makes it a
+second time, and what an island takes for sent are the bytes themselves.
+
+Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+BLOCK = 64
+CHUNK_ELEMENTS = 1 << 20
+"""4 MiB of float32, of which there are seven at a time: a GPU's cache holds them."""
+_MAGNITUDE = 0x7FFFFFFF
+_TO_INTEGER = 12582912.0
+_BYTES = (2, 2, 4, 32)
+"""Of what comes down for each block: its scale, the sum of its squared codes, its length in scales, its codes."""
+
+
+def contribute4(
+    anchor_N: npt.NDArray[np.float32],
+    local_N: torch.Tensor,
+    largest: np.float32,
+    least_bits: np.uint32,
+    most_bits: np.uint32,
+    scale_bits_B: npt.NDArray[np.uint16],
+    packed: npt.NDArray[np.uint8],
+    squares_B: npt.NDArray[np.int64],
+) -> float:
+    """Encode φ − θ, rounded to nearest, with the sum of the squared codes of each block.
+
+    Args:
+        anchor_N: φ, on the host.
+        local_N: θ, float32, on any device. Neither is changed.
+        largest, least_bits, most_bits: of codes and scales, as the codec says.
+        scale_bits_B, packed, squares_B: where results go, on the host.
+    Returns the sum of the squares of φ − θ, to float32's precision in each block; not finite when a value is not.
+    """
+    limits, total = (float(largest), int(least_bits), int(most_bits)), 0.0
+    room = torch.empty(min(CHUNK_ELEMENTS, len(anchor_N)), pin_memory=local_N.is_cuda)
+    for start in range(0, len(anchor_N), CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, len(anchor_N))
+        sent = room[: stop - start]
+        np.copyto(sent.numpy(), anchor_N[start:stop])
+        came = _encoded(sent.to(local_N.device), local_N[start:stop], *limits).cpu().numpy()
+        blocks = slice(start // BLOCK, stop // BLOCK)
+        scales, squares, lengths, codes = np.split(came, np.cumsum(_BYTES[:3]) * (blocks.stop - blocks.start))
+        scale_bits_B[blocks] = scales.view("<u2")
+        squares_B[blocks] = squares.view("<i2")
+        packed[start // 2 : stop // 2] = codes
+        scales_B = (scale_bits_B[blocks].astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        total += float(np.dot(scales_B * scales_B, lengths.view("<f4").astype(np.float64)))
+    return total if math.isfinite(total) else math.nan
+
+
+@torch.no_grad()
+def _encoded(
+    anchor_N: torch.Tensor, local_N: torch.Tensor, largest: float, least_bits: int, most_bits: int
+) -> torch.Tensor:
+    """Return the bytes of all scales, of the sums of squared codes, of Σ (value / scale)² and of codes, end to end.
+
+    Σ in units of the scale, so that squares of the largest and of the smallest numbers are numbers still.
+    """
+    delta_BK = (anchor_N - local_N).view(-1, BLOCK)
+    peak_bits_B = (delta_BK.view(torch.int32) & _MAGNITUDE).amax(dim=1)
+    # By a tensor: a plain number would be taken for a factor of 1 / number on a GPU, which rounds otherwise.
+    quotient_B = peak_bits_B.view(torch.float32) / torch.full_like(peak_bits_B, largest, dtype=torch.float32)
+    scale_bits_B = ((quotient_B.view(torch.int32) + 0xFFFF) >> 16).clamp(least_bits, most_bits)
+    scale_bits_B = torch.where(peak_bits_B == 0, 0, scale_bits_B)
+    inverse_B = torch.where(scale_bits_B > 0, (scale_bits_B << 16).view(torch.float32).reciprocal(), 0.0)
+    values_BK = delta_BK * inverse_B[:, None]
+    lengths_B = values_BK.square().sum(dim=1)
+    rounded_BK = values_BK.clamp_(-largest, largest).add_(_TO_INTEGER)
+    codes_BK = rounded_BK.view(torch.int32) & 15
+    packed_BH = (codes_BK[:, 0::2] | (codes_BK[:, 1::2] << 4)).to(torch.uint8)
+    squares_B = (rounded_BK - _TO_INTEGER).square().sum(dim=1)
+    parts = (scale_bits_B.to(torch.int16), squares_B.to(torch.int16), lengths_B, packed_BH)
+    return torch.cat([part.view(-1).view(torch.uint8) for part in parts])

@@ -1,0 +1,179 @@
+"""An island that leaves θ where it lies does what one on the host does, to the bit, and has nothing come down for it.
+
+Both are on this machine's processor, where nothing differs but the way: what a GPU rounds is another matter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_run import entry_payload, peer_key, small_corpus, small_plan, start_states, stream_of, update_of
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.island.model import build_model
+from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.trainer.island import Island
+from p2p_diloco.trainer.local_spans import DeviceSpans, HostSpans, spans_for
+from p2p_diloco.trainer.run_plan import RunPlan
+
+PLAN = small_plan()
+WHOLE, PARTED = SpanId(0, 0), SpanId(1, 3)
+"""A span of whole blocks, and the last of its fragment, which ends within one."""
+
+
+class Pair:
+    """The same island twice: one on the host, one that leaves θ where it is."""
+
+    def __init__(self, folder: Path, plan: RunPlan = PLAN) -> None:
+        self.plan = plan
+        corpus = small_corpus(folder)
+        self.both = [
+            Island(
+                plan=plan,
+                model=build_model(plan.shape, plan.manifest.model.seed),
+                stream=stream_of(plan, corpus, peer_key("ada").peer),
+                device=torch.device("cpu"),
+                spans_of=spans_of,
+            )
+            for spans_of in (HostSpans, DeviceSpans)
+        ]
+        for island in self.both:
+            island.states = start_states(plan)
+            assert island.load()
+
+    def step(self) -> None:
+        for island in self.both:
+            island.step()
+
+    def contribute(self, round_index: int, fragment: int) -> FragmentContribution:
+        first, second = (island.contribute(round_index, fragment) for island in self.both)
+        assert first is not None
+        assert second is not None
+        for one, other in zip(first.spans, second.spans, strict=True):
+            assert (one.span, one.parent, bytes(one.payload)) == (other.span, other.parent, bytes(other.payload))
+            assert one.norm == pytest.approx(other.norm, rel=1e-5)
+        return second
+
+    def absorb(self, span: SpanId, round_index: int, **said: Any) -> None:
+        place = self.plan.places[span]
+        payload = entry_payload(self.plan, np.linspace(-0.01, 0.02, place.stop - place.start))
+        for island in self.both:
+            island.absorb(update_of(span, round_index, payload, **said))
+
+    def are_alike(self) -> bool:
+        host, there = self.both
+        pairs = zip(host.parameters.read_all(), there.parameters.read_all(), strict=True)
+        same = all(one.tobytes() == other.tobytes() for one, other in pairs)
+        heads = [[island.states[span].head for span in sorted(island.states)] for island in self.both]
+        return same and heads[0] == heads[1]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_both_kinds_of_span_are_there() -> None:
+    lengths = {span: place.stop - place.start for span, place in PLAN.places.items()}
+    assert lengths[WHOLE] % 64 == 0
+    assert lengths[PARTED] % 64 != 0
+
+
+@pytest.mark.parametrize("span", [WHOLE, PARTED], ids=["whole blocks", "a part of one"])
+@pytest.mark.parametrize("own_included", [True, False])
+def test_a_round_is_the_same(pair: Pair, span: SpanId, own_included: bool) -> None:
+    pair.step()
+    pair.contribute(span.fragment, span.fragment)
+    pair.step()
+    pair.absorb(span, span.fragment, own_included=own_included)
+    pair.step()
+    assert pair.are_alike()
+    pair.contribute(span.fragment + 2, span.fragment)
+    assert pair.are_alike()
+
+
+def test_a_contribution_that_is_clipped_is_the_same(pair: Pair) -> None:
+    pair.step()
+    pair.absorb(WHOLE, 0, radius=1e-6)
+    pair.step()
+    sent = pair.contribute(2, 0)
+    norm = next(one.norm for one in sent.spans if one.span == WHOLE)
+    assert norm > PLAN.manifest.limits.kappa * 1e-6, "it was not clipped"
+    assert pair.are_alike()
+
+
+def test_contributions_that_wait_for_their_entries_are_the_same(pair: Pair) -> None:
+    for round_index in range(0, 2 * PLAN.manifest.limits.in_flight + 4, 2):
+        pair.step()
+        pair.contribute(round_index, 0)
+    assert pair.are_alike()
+    pair.absorb(WHOLE, round_index)
+    assert pair.are_alike()
+
+
+def test_a_span_that_was_replaced_is_the_same(pair: Pair) -> None:
+    pair.step()
+    pair.contribute(0, 0)
+    for island in pair.both:
+        for span in (PARTED, WHOLE):
+            island.take(span, start_states(PLAN)[span])
+    assert pair.are_alike()
+
+
+def test_what_other_codecs_send_is_the_same(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, small_plan({"codec.contribution": "int8"}))
+    pair.step()
+    pair.contribute(0, 0)
+    pair.absorb(WHOLE, 0)
+    assert pair.are_alike()
+
+
+def test_an_island_that_diverged_contributes_nothing_from_there_either(pair: Pair) -> None:
+    pair.step()
+    for island in pair.both:
+        island.parameters.write(0, 0, 1, np.array([np.nan], np.float32))
+    sent = pair.contribute(0, 0)
+    assert WHOLE not in {one.span for one in sent.spans}
+
+
+def test_no_span_comes_down_for_an_ordinary_round(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """θ stays: nothing reads it into the host's memory, and nothing writes all of it anew."""
+    _, there = pair.both
+    pair.step()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a span of θ went over the bus")
+
+    for way in ("read", "view", "write"):
+        monkeypatch.setattr(there.parameters, way, refuse)
+    whole = {span for span, place in PLAN.places.items() if (place.stop - place.start) % 64 == 0 and span.fragment == 0}
+    sent = there.contribute(0, 0, frozenset(whole))
+    assert sent is not None
+    assert {one.span for one in sent.spans} == whole
+    elements = PLAN.places[WHOLE].stop - PLAN.places[WHOLE].start
+    there.absorb(update_of(WHOLE, 0, entry_payload(PLAN, np.full(elements, 0.01, np.float32))))
+    there.take(PARTED, start_states(PLAN)[PARTED])
+    assert there.states[WHOLE].head.round == 0
+
+
+def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
+    with numpy_alone():
+        pair.step()
+        pair.contribute(0, 0)
+        pair.absorb(WHOLE, 0)
+    assert pair.are_alike()
+
+
+def test_who_has_no_gpu_reads_and_writes() -> None:
+    assert spans_for(PLAN, torch.device("cpu")) is HostSpans
+    assert spans_for(PLAN, torch.device("cuda")) is DeviceSpans
+
+
+def test_a_merge_that_mixes_needs_theta_itself() -> None:
+    blending = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": 0.5})
+    assert spans_for(blending, torch.device("cuda")) is HostSpans
