@@ -9,10 +9,8 @@ from typing import Any
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.scope import Scope, baselines, often
-from p2p_diloco.lab.learning.setting import OURS, Setting
+from p2p_diloco.lab.learning.setting import CURVE_POINTS, OURS, Setting
 
-POINTS = 12
-"""Of the curves of `parity`."""
 FEW, MANY = 2, 8
 """Seeds: where the answer is seen at a glance, and where it is a figure to quote."""
 
@@ -175,9 +173,10 @@ _VARIATIONS = {
 
 
 def _parity(scope: Scope) -> Experiment:
+    rows = (scope.ours(), *often(scope), *baselines(scope))
     return Experiment(
         question="does it learn as well as one machine, and as well as what others do?",
-        settings=tuple(replace(setting, points=POINTS) for setting in (scope.ours(), *often(scope), *baselines(scope))),
+        settings=tuple(replace(row, points=CURVE_POINTS) for row in rows),
         seeds=MANY,
     )
 

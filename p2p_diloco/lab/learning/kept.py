@@ -14,7 +14,7 @@ from pathlib import Path
 
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, sha256
-from p2p_diloco.lab.learning.setting import Outcome, Setting
+from p2p_diloco.lab.learning.setting import CURVE_POINTS, Outcome, Setting
 
 
 class KeptOutcomes:
@@ -52,6 +52,8 @@ class KeptOutcomes:
     def find(self, setting: Setting, seed: int) -> Outcome | None:
         """Return what came of a trial, if it was played before."""
         found = self._found.get(self._name(setting, seed))
+        if found is None and not setting.points:  # a curve changes nothing but that it is there
+            found = self._found.get(self._name(replace(setting, points=CURVE_POINTS), seed))
         return replace(found, name=setting.name) if found is not None else None
 
     def add(self, setting: Setting, outcome: Outcome) -> None:

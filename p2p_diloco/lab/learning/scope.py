@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.lab.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
 RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
@@ -94,13 +95,18 @@ OFTEN = 4
 
 
 def often(scope: Scope) -> tuple[Setting, ...]:
-    """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is not in eights of steps."""
+    """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is not in eights of steps.
+
+    In as many fragments as `plan` would give it, and an entry comes in the last step of its round.
+    """
     steps = scope.sync_every // OFTEN
     if steps < 8 or steps % 8:
         return ()
     rate, momentum = OUTER_OFTEN[scope.optimizer]
-    shorter = replace(scope, sync_every=steps)
-    return (shorter.ours(name=f"{OURS}-every-{steps}", outer_rate=rate, momentum=momentum),)
+    fragments = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND)
+    delay = steps // fragments - 1
+    row = replace(scope, sync_every=steps).ours(name=f"{OURS}-every-{steps}", outer_rate=rate, momentum=momentum)
+    return (replace(row, fragments=fragments, delay=delay),)
 
 
 def baselines(scope: Scope) -> tuple[Setting, ...]:

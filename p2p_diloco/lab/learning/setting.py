@@ -35,6 +35,8 @@ from p2p_diloco.swarm.vector_work import Codecs
 OURS = "p2p-diloco"
 SLOWNESS = 4
 WARMUP_SHARE = 0.08
+CURVE_POINTS = 12
+"""Of rows whose curve is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

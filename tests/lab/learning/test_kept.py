@@ -10,7 +10,7 @@ import pytest
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import sha256
 from p2p_diloco.lab.learning.kept import KeptOutcomes
-from p2p_diloco.lab.learning.setting import Outcome, Setting
+from p2p_diloco.lab.learning.setting import CURVE_POINTS, Outcome, Setting
 
 TEXT = sha256(b"a text")
 ROW = Setting(name="row")
@@ -34,6 +34,14 @@ def test_what_was_played_is_found_under_any_name(tmp_path: Path) -> None:
         assert again.find(ROW, 2) is None
         assert again.find(replace(ROW, momentum=0.6), 0) is None
     assert KeptOutcomes(path, sha256(b"another text")).find(ROW, 0) is None
+
+
+def test_a_trial_with_a_curve_is_found_where_nobody_wants_one_but_not_the_other_way_round() -> None:
+    with_curve = replace(ROW, points=CURVE_POINTS)
+    kept = KeptOutcomes(Path("never-written.jsonl"), TEXT)
+    kept._found = {kept._name(with_curve, 0): outcome(0), kept._name(ROW, 1): outcome(1)}
+    assert kept.find(ROW, 0) == outcome(0)
+    assert kept.find(with_curve, 1) is None
 
 
 def test_nothing_is_kept_where_nobody_asked() -> None:

@@ -28,9 +28,12 @@ def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: O
     assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS}
 
 
-def test_in_shorter_cycles_ours_has_outer_figures_of_its_own_and_a_delay_in_proportion() -> None:
+def test_in_shorter_cycles_ours_has_outer_figures_of_its_own_and_the_rounds_that_plan_gives() -> None:
     (setting,) = often(Scope(size="micro"))
-    assert (setting.name, setting.sync_every, setting.delay) == ("p2p-diloco-every-8", 8, 1)
+    assert (setting.name, setting.sync_every) == ("p2p-diloco-every-8", 8)
+    assert (setting.fragments, setting.delay) == (2, 3)
+    (longer,) = often(Scope(size="micro", sync_every=128))
+    assert (longer.sync_every, longer.fragments, longer.delay) == (32, 4, 7)
     assert (setting.outer_rate, setting.momentum) == OUTER_OFTEN["muon"]
     assert often(Scope(sync_every=16)) == often(Scope(sync_every=40)) == ()
 
