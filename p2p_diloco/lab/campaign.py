@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from p2p_diloco.lab.cores import usable_cores
+from p2p_diloco.lab.cores import end_with_parent, usable_cores
 from p2p_diloco.lab.faults import FaultKind
 from p2p_diloco.lab.mistakes import Mistake
 from p2p_diloco.lab.scenario import draw_scenario
@@ -74,7 +74,7 @@ def _results(plan: CampaignPlan, seeds: Sequence[int], processes: int | None) ->
         for task in tasks:
             yield from _play_task(plan, task)
         return
-    with ProcessPoolExecutor(min(processes, len(tasks))) as pool:
+    with ProcessPoolExecutor(min(processes, len(tasks)), initializer=end_with_parent) as pool:
         for results in pool.map(_play_task, [plan] * len(tasks), tasks):
             yield from results
 

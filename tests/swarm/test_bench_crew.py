@@ -101,6 +101,7 @@ def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
     witness = Witness()
     with crew_in(tmp_path) as crew:
         crew.ask({"do": "start"}, 20.0)
+        crew.pids_by_peer()  # what left a worker's group is known to whoever looked in time
         witness.look()
         for do in ("die", "talk"):
             answers = crew.ask({"do": do, "who": 1}, 20.0, may_end={1})

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from p2p_diloco.island.data import open_corpus
-from p2p_diloco.lab.cores import usable_cores
+from p2p_diloco.lab.cores import end_with_parent, usable_cores
 from p2p_diloco.lab.learning.experiments import Experiment
 from p2p_diloco.lab.learning.kept import KeptOutcomes
 from p2p_diloco.lab.learning.setting import Outcome, Setting, run_trial
@@ -130,7 +130,8 @@ def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes
             yield run_trial(setting, seed, text, device=device)
         return
     # Not forked: PyTorch's threads do not survive a fork.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent) as pool:
         for future in as_completed([pool.submit(run_trial, setting, seed, text) for setting, seed in trials]):
             yield future.result()
 
