@@ -44,6 +44,6 @@ def test_workers_end_when_their_parent_is_killed(method: str) -> None:
             time.sleep(0.02)
     finally:
         parent.kill()
-        parent.communicate()
         for worker in filter(is_alive, workers):
             worker.kill()
+        parent.communicate()
