@@ -35,7 +35,7 @@ def make_simulate() -> App:
             number of the first: a long run may go on where another ended
         faults
             all, none, or some with commas between them: loss, delay, reorder, duplicate, links, partition, one-way,
-            stall, kill, wipe, leave, flip, clock, speed, disk
+            stall, kill, wipe, leave, flip, clock, speed, disk, thin
         seed
             play this one alone
         json

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.kernels.device import CHUNK_ELEMENTS
 from p2p_diloco.outer.fragments import Fragment
 
 
@@ -107,11 +108,16 @@ class LocalParameters:
 
     @torch.no_grad()
     def add(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
-        """Add `values_N`, float32, shape (stop - start,), to elements `start` to `stop` of a fragment, in place."""
+        """Add `values_N`, float32, shape (stop - start,), to elements `start` to `stop` of a fragment, in place.
+
+        In chunks, of which a device holds one at a time.
+        """
         _check(values_N, stop - start)
         for piece in self._pieces(fragment, start, stop):
-            here = torch.from_numpy(values_N[piece.offset : piece.offset + piece.flat.numel()])
-            piece.flat.add_(here.to(piece.flat.device))
+            here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
+            for at in range(0, len(here_N), CHUNK_ELEMENTS):
+                chunk = torch.tensor(here_N[at : at + CHUNK_ELEMENTS], device=piece.flat.device)
+                piece.flat[at : at + CHUNK_ELEMENTS].add_(chunk)
 
     def on_device(self, fragment: int, start: int, stop: int) -> Tensor | None:
         """Return elements `start` to `stop` of a fragment where they are, flat; None if in several places or types.

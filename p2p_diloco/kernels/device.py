@@ -1,9 +1,8 @@
 """What `spans.contribute4` does, for a θ that lies on a GPU: only codes and scales come down to the host.
 
-φ goes up in chunks, so that the device holds a few MiB beside the model, however large a span is. Each operation is
+φ goes up in chunks, so that the device holds some 25 MiB beside the model, however large a span is. Each operation is
 one kernel of PyTorch's, nothing is fused, so a product and a sum are two roundings and the bytes are those of the
-host's loops. Should a device round otherwise, a contribution is another by a code here and there: nobody makes it a
-second time, and what an island takes for sent are the bytes themselves.
+host's loops. `agrees` tries that out: a device of which one operation is wrong must not contribute.
 
 Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
 """
@@ -11,6 +10,8 @@ Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,13 @@ import torch
 
 BLOCK = 64
 CHUNK_ELEMENTS = 1 << 20
-"""4 MiB of float32, of which there are seven at a time: a GPU's cache holds them."""
+"""4 MiB of float32, of which there are six or so at a time."""
 _MAGNITUDE = 0x7FFFFFFF
 _TO_INTEGER = 12582912.0
+_TRIED = 1 << 14
+Limits = tuple[np.float32, np.uint32, np.uint32]
+"""The largest code, and the bits of the least and the largest scale."""
+_ONE = np.float32(1)
 _BYTES = (2, 2, 4, 32)
 """Of what comes down for each block: its scale, the sum of its squared codes, its length in scales, its codes."""
 
@@ -34,18 +39,24 @@ def contribute4(
     scale_bits_B: npt.NDArray[np.uint16],
     packed: npt.NDArray[np.uint8],
     squares_B: npt.NDArray[np.int64],
+    *,
+    factor: np.float32 = _ONE,
 ) -> float:
-    """Encode φ − θ, rounded to nearest, with the sum of the squared codes of each block.
+    """Encode factor · (φ − θ), rounded to nearest, with the sum of the squared codes of each block.
 
     Args:
         anchor_N: φ, on the host.
         local_N: θ, float32, on any device. Neither is changed.
         largest, least_bits, most_bits: of codes and scales, as the codec says.
         scale_bits_B, packed, squares_B: where results go, on the host.
-    Returns the sum of the squares of φ − θ, to float32's precision in each block; not finite when a value is not.
+        factor: shortens what is encoded.
+    Returns the sum of the squares of what was encoded, to float32's precision in each block; NaN when a value is not
+    finite.
     """
-    limits, total = (float(largest), int(least_bits), int(most_bits)), 0.0
-    room = torch.empty(min(CHUNK_ELEMENTS, len(anchor_N)), pin_memory=local_N.is_cuda)
+    limits, total = (float(largest), int(least_bits), int(most_bits), float(factor)), 0.0
+    # Used again for each chunk: its copy is through when `to` returns, which waits since nothing else is said.
+    longest = min(CHUNK_ELEMENTS, len(anchor_N))
+    room = torch.empty(longest, dtype=torch.float32, device="cpu", pin_memory=local_N.is_cuda)
     for start in range(0, len(anchor_N), CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, len(anchor_N))
         sent = room[: stop - start]
@@ -63,13 +74,15 @@ def contribute4(
 
 @torch.no_grad()
 def _encoded(
-    anchor_N: torch.Tensor, local_N: torch.Tensor, largest: float, least_bits: int, most_bits: int
+    anchor_N: torch.Tensor, local_N: torch.Tensor, largest: float, least_bits: int, most_bits: int, factor: float
 ) -> torch.Tensor:
     """Return the bytes of all scales, of the sums of squared codes, of Σ (value / scale)² and of codes, end to end.
 
     Σ in units of the scale, so that squares of the largest and of the smallest numbers are numbers still.
     """
     delta_BK = (anchor_N - local_N).view(-1, BLOCK)
+    if factor != 1.0:
+        delta_BK.mul_(factor)
     peak_bits_B = (delta_BK.view(torch.int32) & _MAGNITUDE).amax(dim=1)
     # By a tensor: a plain number would be taken for a factor of 1 / number on a GPU, which rounds otherwise.
     quotient_B = peak_bits_B.view(torch.float32) / torch.full_like(peak_bits_B, largest, dtype=torch.float32)
@@ -84,3 +97,29 @@ def _encoded(
     squares_B = (rounded_BK - _TO_INTEGER).square().sum(dim=1)
     parts = (scale_bits_B.to(torch.int16), squares_B.to(torch.int16), lengths_B, packed_BH)
     return torch.cat([part.view(-1).view(torch.uint8) for part in parts])
+
+
+def agrees(where: torch.device, reference: Callable[..., float], limits: Limits) -> bool:
+    """Tell whether a device encodes as the host does: numbers of all magnitudes, zeros among them.
+
+    Args:
+        reference: `spans.contribute4`.
+        limits: of codes and scales, as the codec says.
+    """
+    rng = np.random.Generator(np.random.Philox(key=7))
+    powers_N = np.exp2(rng.integers(-140, 120, _TRIED)).astype(np.float32)
+    anchor_N = rng.standard_normal(_TRIED, dtype=np.float32) * np.sort(powers_N)
+    local_N = np.where(rng.random(_TRIED) < 0.1, anchor_N, np.float32(0))
+    anchor_N.flags.writeable = local_N.flags.writeable = False
+    try:
+        there = _tried(contribute4, anchor_N, torch.tensor(local_N, device=where), limits)
+    except (RuntimeError, TypeError):  # an operation that is not there, or no memory for it
+        return False
+    return there == _tried(reference, anchor_N, local_N, limits)
+
+
+def _tried(loop: Callable[..., float], anchor_N: Any, local_N: Any, limits: Limits) -> list[bytes]:
+    blocks = len(anchor_N) // BLOCK
+    rooms = (np.zeros(blocks, np.uint16), np.zeros(len(anchor_N) // 2, np.uint8), np.zeros(blocks, np.int64))
+    loop(anchor_N, local_N, *limits, *rooms)
+    return [room.tobytes() for room in rooms]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.network import Weather
 from p2p_diloco.lab.swarm import Swarm
+from p2p_diloco.protocol.roster import FULL_SHARE
 
 SLOWED = 12.0
 """A machine that is slow all of a sudden takes so many times longer for a step."""
@@ -37,6 +38,7 @@ class FaultKind(enum.Enum):
     CLOCK = "clock"
     SPEED = "speed"
     DISK = "disk"
+    THIN = "thin"
 
 
 WEATHER = frozenset({FaultKind.LOSS, FaultKind.DELAY, FaultKind.REORDER, FaultKind.DUPLICATE})
@@ -68,7 +70,8 @@ class Strike:
     Attributes:
         at, until: seconds; `until` infinite: never mended (a peer that stays dead).
         names: machines that it concerns; for a partition and a one-way failure those of one side.
-        amount: of what, in the fault's own unit: seconds for a clock, a drawn number for a flipped bit.
+        amount: of what, in the fault's own unit: seconds for a clock, a drawn number for a flipped bit, eighths of
+            averaging for a thin line.
     """
 
     kind: FaultKind
@@ -128,6 +131,8 @@ def _strike_one(swarm: Swarm, fault: Strike, name: str) -> None:
             machine.step_seconds *= SLOWED
         case FaultKind.DISK:
             machine.disk.is_full = True
+        case FaultKind.THIN if machine.runs:
+            machine.running.membership.share = int(fault.amount)
         case _:
             pass
 
@@ -165,6 +170,8 @@ def _mend_one(swarm: Swarm, fault: Strike, name: str) -> None:
             swarm.quicken(machine)
         case FaultKind.DISK:
             machine.disk.is_full = False
+        case FaultKind.THIN if machine.runs:
+            machine.running.membership.share = FULL_SHARE
         case FaultKind.LEAVE if machine.runs and machine.running.membership.leaving:
             swarm.kill(name)
         case _:

@@ -73,7 +73,7 @@ def prepare_contribution(
     newest = max((state.head.round, *in_flight.rounds))
     if round_index <= newest:
         raise RoundError(f"round {round_index} is settled: the span stands at round {newest}; wait for the next one")
-    limit = kappa * state.head.radius if state.head.radius > 0.0 else math.inf
+    limit = norm_limit(state, kappa)
     delta_N, norm = clip_to_norm(pseudo_gradient(state.anchor_N, local_N, in_flight.vectors), limit)
     if not math.isfinite(norm):
         raise NonFiniteUpdate(
@@ -81,6 +81,11 @@ def prepare_contribution(
             f"{round_index}; a lower inner learning rate may help"
         )
     return PreparedContribution(round=round_index, delta_N=delta_N, norm=norm, limit=limit)
+
+
+def norm_limit(state: SpanState, kappa: float) -> float:
+    """Return the largest norm that reducers take of a contribution; infinite before the first entry."""
+    return kappa * state.head.radius if state.head.radius > 0.0 else math.inf
 
 
 def shrink_contribution(prepared: PreparedContribution, encoded_norm: float) -> PreparedContribution:

@@ -13,7 +13,7 @@ from p2p_diloco.protocol.actions import Action, Send
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.overlay import column_mates
 from p2p_diloco.protocol.presence import Presence, RowReport, RowView, make_report
-from p2p_diloco.protocol.roster import Goodbye, Member, Verify
+from p2p_diloco.protocol.roster import FULL_SHARE, Goodbye, Member, Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
 
@@ -30,9 +30,9 @@ class Self:
     trains: bool
     sign: Callable[[bytes], bytes]
 
-    def member(self) -> Member:
+    def member(self, share: int = FULL_SHARE) -> Member:
         """Return this incarnation as it would stand on a roster."""
-        return Member(peer=self.peer, incarnation=self.incarnation, can_be_dialled=self.can_be_dialled)
+        return Member(peer=self.peer, incarnation=self.incarnation, can_be_dialled=self.can_be_dialled, share=share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ class Heard:
 class Attendance:
     """One peer's view of who is here. A state machine without I/O.
 
-    `took_part` holds the round of the last entry for which each member was there; it is kept by the engine.
+    `took_part` holds the round of the last entry for which each member was there; it is kept by the engine. `share` is
+    what this peer's line carries of averaging, in eighths; it is kept by the shell.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
@@ -55,6 +56,7 @@ class Attendance:
         self.book = book
         self.heard: dict[PeerId, Heard] = {}
         self.took_part: dict[PeerId, int] = {}
+        self.share = FULL_SHARE
         self._latest_part = -1
         self.ready = False
         self.leaving = False
@@ -130,12 +132,12 @@ class Attendance:
     def _here(self, now: float) -> dict[PeerId, Member]:
         """Return whom this peer knows itself to be alive and ready, itself included."""
         here = {
-            peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled)
+            peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled, share=beat.share)
             for peer, beat in self.alive(now).items()
             if beat.ready and beat.trains and self.rules.may_be_member(peer)
         }
         if self.ready and self.me.trains and not self.leaving and self.rules.may_be_member(self.me.peer):
-            here[self.me.peer] = self.me.member()
+            here[self.me.peer] = self.me.member(self.share)
         return here
 
     def _row_view(self) -> RowView | None:

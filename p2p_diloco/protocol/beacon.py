@@ -99,6 +99,7 @@ class Beacon:
             heads=tuple(heads),
             ready=membership.ready and not membership.leaving,
             can_be_dialled=me.can_be_dialled,
+            share=membership.share,
             trains=me.trains,
             tokens=min(progress.tokens, MOST_COUNTED),
             steps=min(progress.steps, MOST_COUNTED),

@@ -7,10 +7,13 @@ a reducer also sends its share of a row's means, and an owner its entries to the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.grid import num_rows
+from p2p_diloco.protocol.roster import FULL_SHARE
 
 USABLE_SHARE = 0.85
 """Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""
@@ -52,7 +55,9 @@ class Flow:
         return self.gathered + self.followed
 
 
-def exchange_flow(encoded: Encoded, *, members: int, group_size: int, reachable: int, is_reachable: bool) -> Flow:
+def exchange_flow(
+    encoded: Encoded, *, members: int, group_size: int, reachable: int, is_reachable: bool, share: float = 1.0
+) -> Flow:
     """Return what a member moves.
 
     Args:
@@ -60,18 +65,48 @@ def exchange_flow(encoded: Encoded, *, members: int, group_size: int, reachable:
         group_size: of the manifest.
         reachable: members that can be dialled, this one told if it can; they alone reduce.
         is_reachable: whether this one can.
+        share: of averaging, over the mean of those who average; see `relative_share`.
     """
     if not is_reachable:
         return Flow(contributed=encoded.contribution, handed_out=0.0, gathered=0.0, followed=encoded.entry)
     rows = num_rows(members, reachable, group_size)
-    width, columns = members / rows, reachable / rows
+    width, averaged = members / rows, share * rows / reachable
     others = 1.0 - 1.0 / rows
     return Flow(
-        contributed=(1.0 - 1.0 / columns) * encoded.contribution,
-        handed_out=(others * (encoded.row_mean + encoded.entry) + (width - 1.0) * encoded.entry) / columns,
-        gathered=((width - 1.0) * encoded.contribution + others * encoded.row_mean) / columns,
-        followed=(1.0 - 1.0 / reachable) * encoded.entry,
+        contributed=(1.0 - averaged) * encoded.contribution,
+        handed_out=(others * (encoded.row_mean + encoded.entry) + (width - 1.0) * encoded.entry) * averaged,
+        gathered=((width - 1.0) * encoded.contribution + others * encoded.row_mean) * averaged,
+        followed=(1.0 - averaged / rows) * encoded.entry,
     )
+
+
+def relative_share(share: int, columns: float) -> float:
+    """Return a member's share of averaging over the mean, where all others have a full one.
+
+    Args:
+        share: in eighths, as on a roster.
+        columns: reducers of a row, this one told; a single one averages all, whatever its share.
+    """
+    return share * columns / (FULL_SHARE * (columns - 1.0) + share) if columns > 1.0 else 1.0
+
+
+def share_carried(
+    flows: Mapping[int, Flow], round_seconds: float, *, upload: float | None, download: float | None
+) -> int:
+    """Return the largest share of averaging that a line carries, in eighths.
+
+    What others contribute must come in the first half of a round, the entries that follow from it go out in the second.
+    Not less than that: what a member averages itself it need not send.
+
+    Args:
+        flows: what the member moves in a round, by share.
+        upload, download: bytes per second; None: more than is needed.
+    """
+    usable = USABLE_SHARE * round_seconds
+    most_out = math.inf if upload is None else (1.0 - CONTRIBUTE_SHARE) * usable * upload
+    most_in = math.inf if download is None else CONTRIBUTE_SHARE * usable * download
+    carried = (share for share, flow in flows.items() if flow.handed_out <= most_out and flow.gathered <= most_in)
+    return max(carried, default=0)
 
 
 def upload_needed(flow: Flow, round_seconds: float) -> float:

@@ -71,7 +71,8 @@ class Exchange:
         collection = self._open(round_index, roster, grid)
         fragment = self._rules.clock.fragment(round_index)
         actions: list[Action] = []
-        if contributes and me.trains and roster.member(me.peer) == me.member():
+        listed = roster.member(me.peer)
+        if contributes and me.trains and listed is not None and listed == me.member(listed.share):
             deadline = self._rules.clock.contribute_by(round_index)
             spans = self.ration.choose(collection)
             actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))

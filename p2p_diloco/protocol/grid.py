@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.protocol.roster import Member, Roster, reducers
+from p2p_diloco.protocol.roster import FULL_SHARE, Member, Roster, reducers
 
 REGRID_ROSTERS = 8
 """Rosters from one drawing of the grid to the next. A new grid costs connections; an exact mean has nothing to mix."""
@@ -26,12 +26,14 @@ class Grid:
     Attributes:
         rows: members of each row in grid order, those that can be dialled first; rows differ by at most one member.
         columns: for each column its reducer in each row. As many columns as each row has members that can be dialled.
-        rotation: spans move on by one column and one row with each roster, so that shares are equal over time.
+        turns: columns in the order in which spans are dealt to them, each as often as it has shares.
+        rotation: spans move on by one turn and one row with each roster, so that shares are kept over time.
         row_of: the row of each member.
     """
 
     rows: tuple[tuple[PeerId, ...], ...]
     columns: tuple[tuple[PeerId, ...], ...]
+    turns: tuple[int, ...]
     rotation: int
     row_of: Mapping[PeerId, int]
 
@@ -39,7 +41,7 @@ class Grid:
         """Return the column that reduces `span`; None while nobody can be reached."""
         if not self.columns:
             return None
-        return (span.index + span.fragment + self.rotation) % len(self.columns)
+        return self.turns[(span.index + span.fragment + self.rotation) % len(self.turns)]
 
     def column(self, span: SpanId) -> tuple[PeerId, ...]:
         """Return the reducers of `span`, one per row; none while nobody can be reached."""
@@ -104,12 +106,39 @@ def fold_roster(roster: Roster, group_size: int) -> Grid:
     rows = tuple(peers[row::height] for row in range(height))
     num_columns = len(reachable) // height
     dealt = [reachable[row::height] for row in range(height)]
+    columns = tuple(tuple(dealt[row][index] for row in range(height)) for index in range(num_columns))
     return Grid(
         rows=rows,
-        columns=tuple(tuple(dealt[row][index] for row in range(height)) for index in range(num_columns)),
+        columns=columns,
+        turns=deal_turns([min(_share(roster, peer) for peer in column) for column in columns]),
         rotation=roster.k,
         row_of={peer: row for row, members in enumerate(rows) for peer in members},
     )
+
+
+def deal_turns(shares: Sequence[int]) -> tuple[int, ...]:
+    """Return places in turn, each as often as its shares have no common divisor, spread as evenly as they can be.
+
+    Places with equal shares come one after the other. Where nobody has a share, all have the same.
+
+    Args:
+        shares: of each place, not negative.
+    """
+    divisor = math.gcd(*shares)
+    weights = [share // divisor for share in shares] if divisor else [1] * len(shares)
+    total, owed, turns = sum(weights), [0] * len(weights), []
+    for _ in range(total):
+        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
+        turn = owed.index(max(owed))
+        owed[turn] -= total
+        turns.append(turn)
+    return tuple(turns)
+
+
+def _share(roster: Roster, peer: PeerId) -> int:
+    """Return a reducer's share; a helper, which is no member, has a full one."""
+    member = roster.member(peer)
+    return member.share if member is not None else FULL_SHARE
 
 
 def grid_order(members: Collection[Member], run: Digest, regrid: int) -> tuple[Member, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.protocol.roster import SHARE
 from p2p_diloco.protocol.wire import (
     DIGEST,
     F32,
@@ -45,6 +46,7 @@ class Heartbeat:
         roster: digest of the roster in force here; its seniority's sum and k tell who should ask whom.
         heads: one per fragment at its closed boundary; empty for peers that hold no state.
         ready: holds the state and may be put on a roster.
+        share: of averaging that its line carries, in eighths.
         tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
     """
 
@@ -58,6 +60,7 @@ class Heartbeat:
     heads: tuple[FragmentHead, ...]
     ready: bool
     can_be_dialled: bool
+    share: int
     trains: bool
     tokens: int
     steps: int
@@ -93,6 +96,7 @@ HEARTBEAT_LAYOUT: Layout = (
     ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
     ("ready", FLAG),
     ("can_be_dialled", FLAG),
+    ("share", SHARE),
     ("trains", FLAG),
     ("tokens", U64),
     ("steps", U64),

@@ -13,11 +13,26 @@ from functools import cached_property, lru_cache
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.clock import LEAD_TURNS
-from p2p_diloco.protocol.wire import DIGEST, FLAG, PEER, SIGNATURE, U8, U32, U64, Layout, many, optional, pair, record
+from p2p_diloco.protocol.wire import (
+    DIGEST,
+    FLAG,
+    PEER,
+    SIGNATURE,
+    U8,
+    U32,
+    U64,
+    Layout,
+    many,
+    number,
+    optional,
+    pair,
+    record,
+)
 from p2p_diloco.protocol.wire import to_bytes as fields_to_bytes
 
 MOST_MEMBERS = 4096
 MOST_LEVELS = 12
+FULL_SHARE = 8
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """`(signer, statement, signature) -> bool`; handed in, so that a lab of thousands of peers may use a cheap one."""
@@ -25,11 +40,16 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One peer on a roster; `incarnation` counts its starts, so a restarted peer is a newcomer."""
+    """One peer on a roster; `incarnation` counts its starts, so a restarted peer is a newcomer.
+
+    Attributes:
+        share: of averaging that its line carries, in eighths of what a member with room enough has.
+    """
 
     peer: PeerId
     incarnation: int
     can_be_dialled: bool
+    share: int = FULL_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +170,8 @@ GOODBYE_LAYOUT: Layout = (
     ("voted", FLAG),
     ("signature", SIGNATURE),
 )
-MEMBER_LAYOUT: Layout = (("peer", PEER), ("incarnation", U32), ("can_be_dialled", FLAG))
+SHARE = number("B", FULL_SHARE)
+MEMBER_LAYOUT: Layout = (("peer", PEER), ("incarnation", U32), ("can_be_dialled", FLAG), ("share", SHARE))
 ROSTER_LAYOUT: Layout = (
     ("run", DIGEST),
     ("genesis", DIGEST),

@@ -58,7 +58,8 @@ class Field:
 Layout = tuple[tuple[str, Field], ...]
 
 
-def _number(code: str, most: int | None = None) -> Field:
+def number(code: str, most: int | None = None) -> Field:
+    """Return a number, by its code in `struct`; on its way in at most `most`."""
     packer = struct.Struct("<" + code)
 
     def put(out: bytearray, value: Any) -> None:
@@ -78,8 +79,8 @@ def _number(code: str, most: int | None = None) -> Field:
 MOST_COUNTED = (1 << 62) - 1
 """Largest count that a frame may hold: what a stranger says can be added to without leaving 64 bits."""
 
-U8, U16, U32, U64 = _number("B"), _number("H"), _number("I"), _number("Q", MOST_COUNTED)
-I64, F32, F64 = _number("q", MOST_COUNTED), _number("f"), _number("d")
+U8, U16, U32, U64 = number("B"), number("H"), number("I"), number("Q", MOST_COUNTED)
+I64, F32, F64 = number("q", MOST_COUNTED), number("f"), number("d")
 
 
 def _take_flag(reader: FrameReader) -> bool:

@@ -24,7 +24,13 @@ from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.kernels.slabs import empty_vector, passing_bytes
-from p2p_diloco.outer.advance import SpanAdvance, advance_span, prepare_contribution, record_contribution
+from p2p_diloco.outer.advance import (
+    SpanAdvance,
+    advance_span,
+    norm_limit,
+    prepare_contribution,
+    record_contribution,
+)
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -132,8 +138,7 @@ def encode_at_once(
     room = passing_bytes(codec.encoded_bytes(state.elements))
     scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
     squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
-    norm = math.sqrt(encode(scale_bits_B, packed, squares_B))
-    limit = kappa * state.head.radius if state.head.radius > 0.0 else math.inf
+    norm, limit = math.sqrt(encode(scale_bits_B, packed, squares_B)), norm_limit(state, kappa)
     if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
         return None
     return norm, room.toreadonly()

@@ -11,8 +11,11 @@ from p2p_diloco.protocol.demand import (
     download_needed,
     entries_needed,
     exchange_flow,
+    relative_share,
     upload_needed,
 )
+from p2p_diloco.protocol.grid import num_rows
+from p2p_diloco.protocol.roster import FULL_SHARE
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.rate import format_rate
 from p2p_diloco.transport.link import TransportLimits
@@ -51,8 +54,13 @@ class Forecast:
     members: int
 
 
-def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool) -> Forecast:
-    """Work out what a member will move; see `exchange_flow` for the arguments."""
+def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool, share: int = FULL_SHARE) -> Forecast:
+    """Work out what a member will move; see `exchange_flow` for the arguments.
+
+    Args:
+        share: of averaging, in eighths, where all others have a full one.
+    """
+    columns = reachable / num_rows(members, reachable, rules.group_size)
 
     def flow(fragment: int | None) -> Flow:
         sums = (
@@ -66,6 +74,7 @@ def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: boo
             group_size=rules.group_size,
             reachable=reachable,
             is_reachable=is_reachable,
+            share=relative_share(share, columns),
         )
 
     fragments = range(rules.clock.num_fragments)

@@ -19,7 +19,6 @@ from p2p_diloco.island.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.kernels.slabs import passing_vector
-from p2p_diloco.outer.advance import SpanAdvance
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
@@ -95,7 +94,7 @@ class Island:
             self._hold(span, absorb(state, entry=update.absorbed, update_N=update_N, rule=plan.outer))
             return
         in_flight = self._in_flight.get(span, InFlight())
-        self._keep(span, self._spans.follow(state, in_flight, update))
+        self._hold(span, *self._spans.follow(state, in_flight, update))
         self.loop.set_progress(self._heights / len(self.states) / plan.manifest.rounds.planned_cycles)
         if self._diary is not None:
             self._diary.absorbed(self.loop.steps, span, update.absorbed.digest, update.own_included)
@@ -106,7 +105,7 @@ class Island:
             self._hold(span, state)
             return
         in_flight = self._in_flight.get(span, InFlight())
-        self._keep(span, self._spans.replace(span, self.states[span], in_flight, state))
+        self._hold(span, *self._spans.replace(span, self.states[span], in_flight, state))
         if self._diary is not None:
             self._diary.took(self.loop.steps, span, state.head.digest)
 
@@ -140,14 +139,12 @@ class Island:
             np.copyto(copy_N, self.parameters.view(fragment, start, stop))
         return copies
 
-    def _hold(self, span: SpanId, state: SpanState) -> None:
+    def _hold(self, span: SpanId, state: SpanState, in_flight: InFlight | None = None) -> None:
         before = self.states.get(span)
         self._heights += state.head.height - (before.head.height if before is not None else 0)
         self.states[span] = state
-
-    def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
-        self._hold(span, advance.state)
-        self._in_flight[span] = advance.in_flight
+        if in_flight is not None:
+            self._in_flight[span] = in_flight
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         state = self.states[span]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 
+from p2p_diloco.protocol.demand import share_carried
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.trainer.expected_traffic import Notice, cap_notices, forecast, traffic_notice
+from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.trainer.expected_traffic import Forecast, Notice, cap_notices, forecast, traffic_notice
+from p2p_diloco.trainer.line_rate import LineRate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
 WINDOW_SECONDS = 10.0
+SHARES = (8, 4, 2, 1, 0)
+"""Of averaging, in eighths: a few, for what a line carries is known to a factor of two."""
 CHANGE_WORTH_SAYING = 1.25
+MOST_FORECASTS = 64
 
 
 class LineWatch:
@@ -26,6 +32,25 @@ class LineWatch:
         self._counters = counters
         self._samples: deque[tuple[float, float, float]] = deque()
         self._said_bytes: float | None = None
+        self._rate = LineRate()
+        self._forecasts: dict[tuple[int, int, int], Forecast] = {}
+
+    def share(self, engine: PeerEngine, now: float) -> int:
+        """Return the share of averaging that the line carries, in eighths: by its caps, and by what it has shown.
+
+        Args:
+            now: swarm seconds, about once a second.
+        """
+        bulk = self._counters.bulk
+        sent = wire_bytes(bulk.bytes_sent, num_frames=bulk.frames_sent)
+        self._rate.look(now, engine.rules.clock.round_at(now), sent, is_waiting=bulk.bytes_waiting > 0)
+        known = [rate for rate in (self.limits.upload_bytes_per_second, self._rate.bytes_per_second()) if rate]
+        upload, download = min(known, default=None), self.limits.download_bytes_per_second
+        averages = engine.me.trains and engine.me.can_be_dialled and engine.book.in_force is not None
+        if not averages or (upload is None and download is None):
+            return FULL_SHARE
+        flows = {share: self._expected(engine, now, share).largest for share in SHARES}
+        return share_carried(flows, engine.rules.clock.round_seconds, upload=upload, download=download)
 
     def notices(self, engine: PeerEngine, now: float) -> list[Notice]:
         """Return what is to be said now: of a training peer that knows who takes part, at first and after changes.
@@ -33,26 +58,33 @@ class LineWatch:
         Args:
             now: swarm seconds.
         """
-        roster, me = engine.book.in_force, engine.me
-        if roster is None or not me.trains:
+        if engine.book.in_force is None or not engine.me.trains:
             return []
+        expected = self._expected(engine, now, engine.membership.share)
+        moved = expected.cycle.sent + expected.cycle.received
+        if self._said_bytes is not None and not _has_changed(self._said_bytes, moved):
+            return []
+        self._said_bytes = moved
+        return [traffic_notice(expected), *cap_notices(expected, self.limits)]
+
+    def _expected(self, engine: PeerEngine, now: float, share: int) -> Forecast:
+        roster, me = engine.book.in_force, engine.me
+        assert roster is not None, "asked before"
         alive = engine.membership.alive(now)
         dialable = {member.peer: member.can_be_dialled for member in roster.members}
         dialable |= {peer: beat.can_be_dialled for peer, beat in alive.items()}
         dialable = {peer: can for peer, can in dialable.items() if peer not in alive or alive[peer].trains}
         dialable[me.peer] = me.can_be_dialled
         alone = len(dialable) == 1  # say how it will be when the next one comes, who can be dialled
-        expected = forecast(
-            engine.rules,
-            members=len(dialable) + alone,
-            reachable=sum(dialable.values()) + alone,
-            is_reachable=me.can_be_dialled,
-        )
-        moved = expected.cycle.sent + expected.cycle.received
-        if self._said_bytes is not None and not _has_changed(self._said_bytes, moved):
-            return []
-        self._said_bytes = moved
-        return [traffic_notice(expected), *cap_notices(expected, self.limits)]
+        question = (len(dialable) + alone, sum(dialable.values()) + alone, share)
+        if question not in self._forecasts:
+            if len(self._forecasts) >= MOST_FORECASTS:
+                self._forecasts.clear()
+            members, reachable, _ = question
+            self._forecasts[question] = forecast(
+                engine.rules, members=members, reachable=reachable, is_reachable=me.can_be_dialled, share=share
+            )
+        return self._forecasts[question]
 
     def rates(self, now: float) -> tuple[float, float]:
         """Return bits per second on the wire, up and down, lately.

@@ -10,6 +10,7 @@ from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.roster import FULL_SHARE
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch
@@ -78,10 +79,24 @@ class Tally:
         )
 
     def say(self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float) -> None:
-        """Pass on how things stand, and what is to be said of the line."""
-        for notice in self.line.notices(engine, now) if self.line is not None else ():
-            self.report(notice.topic, notice.text, **notice.figures)
+        """Pass on how things stand, and what is to be said of the line; the rules hear what it carries."""
+        if self.line is not None:
+            self._hear_of_line(engine, self.line.share(engine, now))
+            for notice in self.line.notices(engine, now):
+                self.report(notice.topic, notice.text, **notice.figures)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
+
+    def _hear_of_line(self, engine: PeerEngine, share: int) -> None:
+        if share == engine.membership.share:
+            return
+        engine.membership.share = share
+        if share == FULL_SHARE:
+            text = "this peer's line carries a full share of averaging again"
+        elif share:
+            text = f"this peer's line carries {share} eighths of a full share of averaging; others average more"
+        else:
+            text = "this peer's line carries no averaging in time; it contributes and follows, and others average"
+        self.report("share", text, averaging_share=share / FULL_SHARE)
 
     def status(
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
@@ -107,6 +122,7 @@ class Tally:
             num_members=len(roster.members) if roster is not None else 0,
             grid=tuple(map(len, grid.rows)) if grid is not None else (),
             row=grid.row_of.get(engine.me.peer) if grid is not None else None,
+            averaging_share=engine.membership.share / FULL_SHARE,
             num_ready=engine.membership.num_ready(now),
             ready=engine.ready,
             leaving=engine.membership.leaving,

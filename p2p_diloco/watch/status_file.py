@@ -71,6 +71,7 @@ class PeerStatus:
         num_members: members of that roster.
         grid: members in each row of the grid in force, the averaging groups; one row in a small run.
         row: the row of this peer, counted from 0; None while it is not a member.
+        averaging_share: of averaging that this peer's line carries; 1 is what a peer with room enough has.
         num_ready: those of them that hold the run's state.
         ready: whether this peer does.
         leaving: whether it has been told to go.
@@ -114,6 +115,7 @@ class PeerStatus:
     num_members: int = 0
     grid: tuple[int, ...] = ()
     row: int | None = None
+    averaging_share: float = 1.0
     num_ready: int = 0
     ready: bool = False
     leaving: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -91,3 +92,39 @@ def test_neither_vector_is_changed() -> None:
     before = anchor_N.tobytes(), local_N.numpy().tobytes()
     encoded(device.contribute4, anchor_N, local_N)
     assert (anchor_N.tobytes(), local_N.numpy().tobytes()) == before
+
+
+def test_a_device_of_which_one_operation_is_wrong_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops, here = span_kernels(), torch.device("cpu")
+    assert loops is not None
+    assert device.agrees(here, loops.contribute4, INT4.loop_limits())
+    monkeypatch.setattr(torch.Tensor, "amax", lambda tensor, dim: tensor.select(dim, 0))
+    assert not device.agrees(here, loops.contribute4, INT4.loop_limits())
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_the_gpu_that_is_here_agrees(name: str) -> None:
+    if not getattr(torch, name if name == "cuda" else "mps").is_available():
+        pytest.skip(f"no {name} here")
+    loops = span_kernels()
+    assert loops is not None
+    assert device.agrees(torch.device(name), loops.contribute4, INT4.loop_limits())
+
+
+def test_a_factor_shortens_what_is_encoded() -> None:
+    rng = np.random.default_rng(9)
+    anchor_N, local_N = (rng.standard_normal(256, dtype=np.float32) for _ in range(2))
+    half = encoded(partial(device.contribute4, factor=np.float32(0.5)), anchor_N, torch.tensor(local_N))
+    assert half[0] == pytest.approx(encoded_here(anchor_N, local_N)[0] / 4, rel=1e-5)
+    assert half[1:] == encoded_here(anchor_N * np.float32(0.5), local_N * np.float32(0.5))[1:]
+
+
+def test_the_default_type_of_tensors_is_nothing_to_it() -> None:
+    anchor_N, local_N = np.linspace(-1, 1, 128, dtype=np.float32), np.zeros(128, np.float32)
+    there = torch.tensor(local_N)
+    torch.set_default_dtype(torch.float16)
+    try:
+        found = encoded(device.contribute4, anchor_N, there)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found[1:] == encoded_here(anchor_N, local_N)[1:]

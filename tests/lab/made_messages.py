@@ -17,6 +17,7 @@ BEAT = Heartbeat(
     heads=(),
     ready=True,
     can_be_dialled=True,
+    share=8,
     trains=True,
     tokens=0,
     steps=0,

@@ -42,6 +42,7 @@ def test_who_is_struck_is_mended() -> None:
         (FaultKind.DISK, lambda: machine.disk.is_full),
         (FaultKind.SPEED, lambda: machine.step_seconds > 1.0),
         (FaultKind.CLOCK, lambda: machine.offset_seconds != 0.0),
+        (FaultKind.THIN, lambda: machine.running.membership.share == 3),
     ):
         struck = fault(kind, "p0", amount=3.0)
         strike(swarm, struck)

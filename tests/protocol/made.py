@@ -93,6 +93,7 @@ def heartbeat(peer: PeerId, **changes: object) -> Heartbeat:
         heads=(),
         ready=True,
         can_be_dialled=True,
+        share=8,
         trains=True,
         tokens=0,
         steps=0,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from made import founding, ids, member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.grid import Grid, fold_roster, grid_order, keep_places
-from p2p_diloco.protocol.roster import Member, Roster
+from p2p_diloco.protocol.grid import Grid, deal_turns, fold_roster, grid_order, keep_places
+from p2p_diloco.protocol.roster import FULL_SHARE, Member, Roster
 
 ROW = 16
 
@@ -166,3 +166,72 @@ def test_who_stays_keeps_its_place_as_far_as_gaps_allow(
     assert [m.can_be_dialled for m in order] == sorted((m.can_be_dialled for m in new), reverse=True)
     if dialable_before == dialable_after == 3 and len(before - after) <= len(after - before):
         assert all(order[place] == m for place, m in enumerate(old) if m in new), "newcomers fill the gaps"
+
+
+# -- shares of averaging
+
+SHARES = st.lists(st.integers(0, FULL_SHARE), min_size=1, max_size=20)
+
+
+def with_shares(roster: Roster, shares: list[int]) -> Roster:
+    members = tuple(replace(m, share=share) for m, share in zip(roster.members, shares, strict=False))
+    return replace(roster, members=members)
+
+
+@given(SHARES)
+def test_each_place_has_as_many_turns_as_its_share_says(shares: list[int]) -> None:
+    turns = Counter(deal_turns(shares))
+    if not any(shares):
+        assert turns == dict.fromkeys(range(len(shares)), 1)
+        return
+    divisor = math.gcd(*shares)
+    assert turns == {place: share // divisor for place, share in enumerate(shares) if share}
+
+
+@given(SHARES)
+def test_turns_are_spread_so_that_nobody_is_ever_ahead_by_more_than_one(shares: list[int]) -> None:
+    turns = deal_turns(shares)
+    total = sum(shares)
+    if not total:
+        return
+    had = [0] * len(shares)
+    for number, turn in enumerate(turns, 1):
+        had[turn] += 1
+        due = [number * share / total for share in shares]
+        assert all(abs(count - fair) < 1.0 + 1e-9 or count < fair for count, fair in zip(had, due, strict=True))
+
+
+@given(st.integers(1, 40), st.integers(1, FULL_SHARE))
+def test_equal_shares_are_dealt_one_after_the_other(columns: int, share: int) -> None:
+    assert deal_turns([share] * columns) == tuple(range(columns))
+
+
+def test_a_peer_with_an_eighth_of_a_share_averages_an_eighth_as_often_and_one_with_none_never() -> None:
+    owners: Counter[PeerId] = Counter()
+    for k in range(1, 1 + 17 * 4):
+        roster = with_shares(roster_of(4, k=k), [8, 8, 1, 0])
+        grid = fold_roster(roster, ROW)
+        owners.update(owner for index in range(4) if (owner := grid.owner(SpanId(k % 2, index))) is not None)
+    first, second, thin, none = (owners[m.peer] for m in roster.members)
+    assert none == 0
+    assert first + second + thin == 17 * 4 * 4
+    assert thin == pytest.approx(first / 8, rel=0.15)
+    assert first == pytest.approx(second, rel=0.05)
+
+
+def test_where_no_line_carries_any_averaging_all_have_the_same() -> None:
+    roster = roster_of(4, k=3)
+    assert fold_roster(with_shares(roster, [0] * 4), ROW) == fold_roster(roster, ROW)
+
+
+@given(grids(), st.data(), st.integers(1, 64))
+def test_with_any_shares_every_span_is_averaged_in_every_row_by_somebody(
+    made: tuple[Roster, Grid, int], data: st.DataObject, num_spans: int
+) -> None:
+    roster, grid, group_size = made
+    shares = data.draw(st.lists(st.integers(0, FULL_SHARE), min_size=len(roster.members), max_size=len(roster.members)))
+    uneven = fold_roster(with_shares(roster, shares), group_size)
+    assert (uneven.rows, uneven.columns) == (grid.rows, grid.columns), "who is linked with whom stays"
+    for span in (SpanId(2, index) for index in range(num_spans)):
+        assert uneven.column(span) in grid.columns
+        assert uneven.owner(span) in uneven.column(span)

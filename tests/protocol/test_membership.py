@@ -189,6 +189,17 @@ def test_promises_for_something_else_are_dropped(word: Promise) -> None:
     assert lead_that_hears_all().take_promise(OTHER, word, NOW) == []
 
 
+def test_shares_of_averaging_go_from_signs_of_life_onto_the_next_roster() -> None:
+    lead = member_of_three(LEAD)
+    lead.ready = True
+    lead.share = 4
+    for peer in set(ids(3)) - {LEAD}:
+        lead.hear(heartbeat(peer, share=1 if peer == OTHER else 8), NOW)
+    here = lead.present(NOW)
+    assert (here[LEAD].share, here[OTHER].share) == (4, 1)
+    assert sorted(m.share for m in here.values()) == [1, 4, 8]
+
+
 def test_a_lead_that_is_not_ready_and_hears_nobody_proposes_nothing() -> None:
     lead = member_of_three(LEAD)
     lead.tick(NOW)

@@ -10,6 +10,7 @@ from founded_swarms import founded, goes_on, is_dialable, recovers
 from swarm_driver import Swarm
 
 from p2p_diloco.protocol.entry import included_places
+from p2p_diloco.protocol.grid import fold_roster
 
 # Counting lines makes a swarm three times as slow; who covers none that others do not is played without (no_cover).
 CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
@@ -303,6 +304,29 @@ def test_who_hangs_without_dying_holds_no_grid() -> None:
     swarm.run(4 * ROUND_SECONDS)
     swarm.resume("p4")
     recovers(swarm, 3 * MINUTE)
+
+
+@pytest.mark.parametrize("group_size", [16, 2], ids=["one row", "a grid"])
+def test_whose_line_is_thin_averages_less_and_nothing_is_lost(group_size: int) -> None:
+    swarm = founded(6, "all", group_size=group_size)
+    for name, share in (("p1", 1), ("p2", 0)):
+        swarm.machines[name].rules_engine.membership.share = share
+    swarm.run_to_cycle_end()
+    swarm.run(2 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    begin = swarm.now
+    height = swarm.height("p3")
+    swarm.run(12 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert swarm.height("p3") - height >= 12 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
+    recent = [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= begin]
+    by_name = {m.peer: m.share for m in swarm.machines["p3"].roster.members}
+    assert sorted(by_name.values()) == [0, 1, 8, 8, 8, 8]
+    owners = [fold_roster(swarm.rosters[entry.roster], group_size).owner(entry.span) for entry in recent]
+    if group_size == 16:
+        shares = {by_name[owner] for owner in owners if owner is not None}
+        assert 0 not in shares, "who has no share owns nothing"
+    assert included_share(swarm, begin) > 0.99
+    swarm.machines["p1"].rules_engine.membership.share = 8
+    recovers(swarm, MINUTE)
 
 
 @pytest.mark.no_cover

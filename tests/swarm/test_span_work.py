@@ -110,6 +110,20 @@ def test_contributing_at_once_is_contributing_step_by_step(
     assert INT4.squared_norm(result[1], elements) ** 0.5 <= (2.0 * radius or float("inf"))
 
 
+@settings(deadline=None, max_examples=40)
+@given(seed=SEEDS, elements=SIZES)
+def test_an_encoding_that_is_longer_than_reducers_take_is_shortened_though_its_vector_is_not(
+    seed: int, elements: int
+) -> None:
+    state = span(seed, elements)
+    local_N = local(state, seed + 3)
+    first = contribute(state, InFlight(), local_N)
+    longest = 0.5 * INT4.squared_norm(first.payload, elements) ** 0.5 * (1.0 - 2.0**-20)
+    strict = replace(state, head=replace(state.head, radius=longest))
+    result = both(lambda: contribute(strict, InFlight(), local_N))
+    assert INT4.squared_norm(result[1], elements) ** 0.5 <= 2.0 * longest
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     seed=SEEDS, elements=SIZES, merge=st.sampled_from(MERGES), included=st.booleans(), own=st.sampled_from([None, 8, 9])

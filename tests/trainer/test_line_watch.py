@@ -9,7 +9,11 @@ import pytest
 from small_run import small_plan
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.trainer.line_watch import WINDOW_SECONDS, LineWatch
+from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
+from p2p_diloco.protocol.demand import USABLE_SHARE
+from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.trainer.expected_traffic import forecast
+from p2p_diloco.trainer.line_watch import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
@@ -27,7 +31,7 @@ def engine(
     return SimpleNamespace(
         book=SimpleNamespace(in_force=SimpleNamespace(members=listed) if has_roster else None),
         me=SimpleNamespace(peer=peer_id(0), trains=trains, can_be_dialled=True),
-        membership=SimpleNamespace(alive=lambda now: alive or {}),
+        membership=SimpleNamespace(alive=lambda now: alive or {}, share=8),
         rules=PLAN.rules,
     )
 
@@ -81,3 +85,55 @@ def test_rates_are_those_of_the_last_seconds_as_the_wire_counts() -> None:
     assert up == pytest.approx(8 * wire_bytes(2_000_000))
     assert down == pytest.approx(8 * wire_bytes(1000, num_frames=1))
     assert line.rates(100.0 + 30 + WINDOW_SECONDS)[0] == 0.0
+
+
+# -- what it carries of averaging
+
+
+def needed(members: int) -> float:
+    """Return the rate that hands out all entries of a full share in time, in bytes per second."""
+    flow = forecast(PLAN.rules, members=members, reachable=members, is_reachable=True).largest
+    return flow.handed_out / ((1.0 - CONTRIBUTE_SHARE) * USABLE_SHARE * PLAN.rules.clock.round_seconds)
+
+
+def test_a_line_that_was_never_full_carries_a_full_share() -> None:
+    assert watch().share(engine(4), 0.0) == FULL_SHARE
+
+
+@pytest.mark.parametrize(("line", "share"), [(1.1, 8), (0.9, 4), (0.01, 0)])
+def test_a_cap_is_known_to_be_what_the_line_carries(line: float, share: int) -> None:
+    assert watch(upload_bytes_per_second=line * needed(4)).share(engine(4), 0.0) == share
+    assert watch(download_bytes_per_second=line * needed(4)).share(engine(4), 0.0) == share
+
+
+def test_a_line_that_is_full_shows_what_it_carries() -> None:
+    line, state = watch(), engine(4)
+    line._counters.bulk.bytes_waiting = 1
+    for second in range(10):
+        share = line.share(state, 8.0 * PLAN.rules.clock.begin(0) + second)
+        line._counters.bulk.bytes_sent += int(0.9 * needed(4) / wire_bytes(1))
+    assert share == 4
+
+
+def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> None:
+    line = watch(upload_bytes_per_second=1.0)
+    assert line.share(engine(4, trains=False), 0.0) == FULL_SHARE
+    assert line.share(engine(4, has_roster=False), 0.0) == FULL_SHARE
+    home = engine(4)
+    home.me.can_be_dialled = False
+    assert line.share(home, 0.0) == FULL_SHARE
+
+
+def test_what_is_said_follows_the_share() -> None:
+    line, state = watch(upload_bytes_per_second=0.5 * needed(4)), engine(4)
+    (whole, *_) = line.notices(state, 0.0)
+    state.membership.share = 0
+    (less, *_) = line.notices(state, 1.0)
+    assert less.figures["up_bytes"] < 0.8 * whole.figures["up_bytes"]
+
+
+def test_forecasts_are_kept_for_a_few_questions_only() -> None:
+    line = watch()
+    for members in range(2, 2 * MOST_FORECASTS):
+        line.notices(engine(members), 0.0)
+    assert 0 < len(line._forecasts) <= MOST_FORECASTS

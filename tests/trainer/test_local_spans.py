@@ -5,6 +5,7 @@ Both are on this machine's processor, where nothing differs but the way: what a 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from small_run import entry_payload, peer_key, small_corpus, small_plan, start_s
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.model import build_model
 from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.trainer import local_spans
 from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.local_spans import DeviceSpans, HostSpans, spans_for
+from p2p_diloco.trainer.local_spans import DeviceSpans, HostSpans, encodes_alike, spans_for
 from p2p_diloco.trainer.run_plan import RunPlan
 
 PLAN = small_plan()
@@ -97,14 +101,37 @@ def test_a_round_is_the_same(pair: Pair, span: SpanId, own_included: bool) -> No
     assert pair.are_alike()
 
 
-def test_a_contribution_that_is_clipped_is_the_same(pair: Pair) -> None:
+def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is most of what an island contributes that is faster than the others."""
+    host, there = pair.both
+    limit = PLAN.manifest.limits.kappa * 1e-6
     pair.step()
     pair.absorb(WHOLE, 0, radius=1e-6)
     pair.step()
-    sent = pair.contribute(2, 0)
-    norm = next(one.norm for one in sent.spans if one.span == WHOLE)
-    assert norm > PLAN.manifest.limits.kappa * 1e-6, "it was not clipped"
-    assert pair.are_alike()
+    monkeypatch.setattr(there.parameters, "view", None)
+    sent = [island.contribute(2, 0, frozenset({WHOLE})) for island in (host, there)]
+    codec, elements = PLAN.codecs.contribution, PLAN.places[WHOLE].stop - PLAN.places[WHOLE].start
+    vectors = []
+    for contribution in sent:
+        assert contribution is not None
+        (one,) = contribution.spans
+        assert one.norm > 1000 * limit
+        assert codec.squared_norm(one.payload, elements) ** 0.5 <= limit
+        vectors.append(codec.decode(one.payload, elements))
+    assert np.linalg.norm(vectors[0] - vectors[1]) < 0.05 * limit
+    assert np.linalg.norm(vectors[1]) > 0.95 * limit
+
+
+def test_an_encoding_that_is_longer_than_what_reducers_take_is_shortened_though_its_vector_is_not(pair: Pair) -> None:
+    _, there = pair.both
+    pair.step()
+    codec, state = PLAN.codecs.contribution, there.states[WHOLE]
+    first = there._spans.contribute(WHOLE, state, InFlight(), 2)
+    limit = 0.999 * codec.squared_norm(first.payload, state.elements) ** 0.5
+    strict = replace(state, head=replace(state.head, radius=limit / PLAN.manifest.limits.kappa))
+    again = there._spans.contribute(WHOLE, strict, InFlight(), 2)
+    assert codec.squared_norm(again.payload, state.elements) ** 0.5 <= limit
+    assert again.norm == first.norm
 
 
 def test_contributions_that_wait_for_their_entries_are_the_same(pair: Pair) -> None:
@@ -141,24 +168,50 @@ def test_an_island_that_diverged_contributes_nothing_from_there_either(pair: Pai
     assert WHOLE not in {one.span for one in sent.spans}
 
 
-def test_no_span_comes_down_for_an_ordinary_round(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """θ stays: nothing reads it into the host's memory, and nothing writes all of it anew."""
+def test_only_codes_come_down_for_an_ordinary_round(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """θ stays: whatever is made an array of the host's has nothing of its memory, nor its length."""
     _, there = pair.both
     pair.step()
+    whole = {span for span, place in PLAN.places.items() if (place.stop - place.start) % 64 == 0 and span.fragment == 0}
+    theta = {parameter.untyped_storage().data_ptr() for parameter in there.loop.model.parameters()}
+    came: list[int] = []
+    as_array = torch.Tensor.numpy
+
+    def numpy(tensor: torch.Tensor, **more: Any) -> Any:
+        assert tensor.untyped_storage().data_ptr() not in theta, "θ itself went over the bus"
+        if tensor.dtype == torch.uint8:
+            came.append(tensor.numel())
+        return as_array(tensor, **more)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a span of θ went over the bus")
 
+    monkeypatch.setattr(torch.Tensor, "numpy", numpy)
     for way in ("read", "view", "write"):
         monkeypatch.setattr(there.parameters, way, refuse)
-    whole = {span for span, place in PLAN.places.items() if (place.stop - place.start) % 64 == 0 and span.fragment == 0}
     sent = there.contribute(0, 0, frozenset(whole))
+    elements = sum(PLAN.places[span].stop - PLAN.places[span].start for span in whole)
     assert sent is not None
     assert {one.span for one in sent.spans} == whole
-    elements = PLAN.places[WHOLE].stop - PLAN.places[WHOLE].start
-    there.absorb(update_of(WHOLE, 0, entry_payload(PLAN, np.full(elements, 0.01, np.float32))))
+    assert sum(came) == elements // 64 * 40, "scales, two sums and codes"
+    place = PLAN.places[WHOLE]
+    there.absorb(update_of(WHOLE, 0, entry_payload(PLAN, np.full(place.stop - place.start, 0.01, np.float32))))
     there.take(PARTED, start_states(PLAN)[PARTED])
     assert there.states[WHOLE].head.round == 0
+    assert sum(came) == elements // 64 * 40, "and nothing to follow"
+
+
+def test_a_zero_below_zero_stays_one(pair: Pair) -> None:
+    """Adding zero to it would make it one above."""
+    place = PLAN.places[PARTED]
+    below_N, above_N = (np.full(place.stop - place.start, zero, np.float32) for zero in (-0.0, 0.0))
+    for island in pair.both:
+        head = island.states[PARTED].head
+        island.states[PARTED] = SpanState(head=head, anchor_N=above_N, momentum_N=above_N)
+        island.parameters.write(PARTED.fragment, place.start, place.stop, below_N)
+        island.take(PARTED, SpanState(head=head, anchor_N=below_N, momentum_N=above_N))
+    assert pair.are_alike()
+    assert np.signbit(pair.both[1].parameters.read(PARTED.fragment, place.start, place.stop)).all()
 
 
 def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
@@ -169,11 +222,12 @@ def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
     assert pair.are_alike()
 
 
-def test_who_has_no_gpu_reads_and_writes() -> None:
+def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spans_for(PLAN, torch.device("cpu")) is HostSpans
-    assert spans_for(PLAN, torch.device("cuda")) is DeviceSpans
-
-
-def test_a_merge_that_mixes_needs_theta_itself() -> None:
+    assert encodes_alike(torch.device("cpu"))
+    assert not encodes_alike(torch.device("meta")), "it holds no numbers"
+    assert spans_for(PLAN, torch.device("meta")) is HostSpans
+    monkeypatch.setattr(local_spans, "encodes_alike", lambda where: True)
+    assert spans_for(PLAN, torch.device("meta")) is DeviceSpans
     blending = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": 0.5})
-    assert spans_for(blending, torch.device("cuda")) is HostSpans
+    assert spans_for(blending, torch.device("meta")) is HostSpans, "a merge that mixes needs θ itself"

@@ -132,10 +132,10 @@ def test_peers_are_said_as_their_heartbeats_say() -> None:
     count, _ = tally()
     peer = engine()
     beat: Any = SimpleNamespace(
-        ready=True, can_be_dialled=False, trains=True, steps=3, tokens_per_second=7.0, loss=1.25, incarnation=1
+        ready=True, can_be_dialled=False, share=8, trains=True, steps=3, tokens_per_second=7.0, loss=1.25, incarnation=1
     )
     silent: Any = SimpleNamespace(
-        ready=False, can_be_dialled=True, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
+        ready=False, can_be_dialled=True, share=8, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
     )
     peer.membership.heard[peer_key("ben").peer] = Heard(heartbeat=beat, at=NOW - 2.0)
     peer.membership.heard[peer_key("boot").peer] = Heard(heartbeat=silent, at=NOW + 5.0)
@@ -156,9 +156,28 @@ def test_the_line_is_said_as_an_event_and_in_the_status() -> None:
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (0.0, 0.0)
     notice = Notice(topic="traffic", text="much", figures={"up_bytes": 7})
-    count.line = cast(Any, SimpleNamespace(notices=lambda engine, now: [notice], rates=lambda now: (1.0, 2.0)))
-    count.line.limits = TransportLimits()
+    said = {"notices": lambda engine, now: [notice], "rates": lambda now: (1.0, 2.0), "share": lambda engine, now: 2}
+    count.line = cast(Any, SimpleNamespace(**said, limits=TransportLimits()))
     count.say(peer, node, small_manifest(), 1000, NOW)
-    (event,) = watcher.events
+    share, event = watcher.events
     assert (event.topic, event.text, event.figures) == ("traffic", "much", {"up_bytes": 7})
+    assert (share.topic, share.figures) == ("share", {"averaging_share": 0.25})
+    assert watcher.last.averaging_share == 0.25
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (1.0, 2.0)
+    assert peer.membership.share == 2, "the rules hear what the line carries"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [(8, 4, "4 eighths"), (8, 0, "no averaging"), (1, 8, "a full share of averaging again")],
+)
+def test_a_share_is_said_when_it_changes(before: int, after: int, words: str) -> None:
+    count, watcher = tally()
+    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
+    peer.membership.share = before
+    said = {"notices": lambda engine, now: [], "rates": lambda now: (1.0, 2.0), "share": lambda engine, now: after}
+    count.line = cast(Any, SimpleNamespace(**said, limits=TransportLimits()))
+    for _ in range(2):
+        count.say(peer, node, small_manifest(), 1000, NOW)
+    (event,) = watcher.events
+    assert words in event.text
