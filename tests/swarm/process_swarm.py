@@ -166,6 +166,7 @@ class ProcessSwarm:
         within: Sequence[str] = (),
         serves_slowly: float = 0.0,
         host: str = "127.0.0.1",
+        max_upload: str | None = None,
     ) -> PeerProcess:
         """Start a peer, or start it again.
 
@@ -174,6 +175,7 @@ class ProcessSwarm:
             within: a command that starts the process, such as one that enters a network namespace.
             serves_slowly: seconds that it waits before it serves a small piece of a span.
             host: the address that it listens on.
+            max_upload: a cap, as on the command line.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
@@ -187,6 +189,7 @@ class ProcessSwarm:
             "invite": None if founds else self._invite(),
             "serves_slowly": serves_slowly,
             "host": host,
+            "max_upload": max_upload,
             "keep_diary": self._keep_diaries and trains,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }

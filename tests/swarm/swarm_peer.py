@@ -66,6 +66,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
             device="cpu",
             threads=1,
             keep_diary=order.get("keep_diary", False),
+            max_upload=order.get("max_upload"),
         ),
         invite=None if founding else parse_invite(order["invite"]),
         signed_manifest=decode_signed_manifest(bytes.fromhex(order["manifest"])) if founding else None,
