@@ -54,7 +54,9 @@ class KeptOutcomes:
         found = self._found.get(self._name(setting, seed))
         if found is None and not setting.points:  # a curve changes nothing but that it is there
             found = self._found.get(self._name(replace(setting, points=CURVE_POINTS), seed))
-        return replace(found, name=setting.name) if found is not None else None
+        if found is None:
+            return None
+        return replace(found, name=setting.name, curve=found.curve if setting.points else ())
 
     def add(self, setting: Setting, outcome: Outcome) -> None:
         """Keep an outcome.

@@ -13,7 +13,7 @@ from p2p_diloco.lab.learning.kept import KeptOutcomes
 from p2p_diloco.lab.learning.setting import CURVE_POINTS, Outcome, Setting
 
 TEXT = sha256(b"a text")
-ROW = Setting(name="row")
+ROW = Setting(name="row", points=CURVE_POINTS)
 
 
 def outcome(seed: int) -> Outcome:
@@ -37,11 +37,11 @@ def test_what_was_played_is_found_under_any_name(tmp_path: Path) -> None:
 
 
 def test_a_trial_with_a_curve_is_found_where_nobody_wants_one_but_not_the_other_way_round() -> None:
-    with_curve = replace(ROW, points=CURVE_POINTS)
+    plain = replace(ROW, points=0)
     kept = KeptOutcomes(Path("never-written.jsonl"), TEXT)
-    kept._found = {kept._name(with_curve, 0): outcome(0), kept._name(ROW, 1): outcome(1)}
-    assert kept.find(ROW, 0) == outcome(0)
-    assert kept.find(with_curve, 1) is None
+    kept._found = {kept._name(ROW, 0): outcome(0), kept._name(plain, 1): replace(outcome(1), curve=())}
+    assert kept.find(plain, 0) == replace(outcome(0), curve=())
+    assert kept.find(ROW, 1) is None
 
 
 def test_nothing_is_kept_where_nobody_asked() -> None:
