@@ -22,8 +22,7 @@ class _Sample(NamedTuple):
 class LineRate:
     """Looks at what was sent, about once a second. Rates are of vectors, by the best window of the last rounds.
 
-    A peer that does not read makes vectors wait as a thin line does; but then the others' vectors are through within a
-    window, whose rate is what counts.
+    Peers that do not read make vectors wait as a thin line does; but then what others get within a window counts.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
+from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.demand import share_carried
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.roster import FULL_SHARE
@@ -25,11 +27,18 @@ class LineWatch:
     Args:
         limits: of the transport.
         counters: of the transport; they grow while it works.
+        waiting_bytes: of vectors to a peer whose write has not begun.
     """
 
-    def __init__(self, limits: TransportLimits, counters: TransportCounters) -> None:
+    def __init__(
+        self,
+        limits: TransportLimits,
+        counters: TransportCounters,
+        waiting_bytes: Callable[[PeerId], int] = lambda peer: 0,
+    ) -> None:
         self.limits = limits
         self._counters = counters
+        self._waiting_bytes = waiting_bytes
         self._samples: deque[tuple[float, float, float]] = deque()
         self._said_bytes: float | None = None
         self._rate = LineRate()
@@ -43,7 +52,7 @@ class LineWatch:
         """
         bulk = self._counters.bulk
         sent = wire_bytes(bulk.bytes_sent, num_frames=bulk.frames_sent)
-        self._rate.look(now, engine.rules.clock.round_at(now), sent, is_waiting=bulk.bytes_waiting > 0)
+        self._rate.look(now, engine.rules.clock.round_at(now), sent, is_waiting=self._is_full(engine))
         known = [rate for rate in (self.limits.upload_bytes_per_second, self._rate.bytes_per_second()) if rate]
         upload, download = min(known, default=None), self.limits.download_bytes_per_second
         averages = engine.me.trains and engine.me.can_be_dialled and engine.book.in_force is not None
@@ -51,6 +60,12 @@ class LineWatch:
             return FULL_SHARE
         flows = {share: self._expected(engine, now, share).largest for share in SHARES}
         return share_carried(flows, engine.rules.clock.round_seconds, upload=upload, download=download)
+
+    def _is_full(self, engine: PeerEngine) -> bool:
+        """Tell whether vectors wait for this line: to most members at once, for one may just not read."""
+        roster = engine.book.in_force
+        linked = engine.linked & roster.peers() if roster is not None else ()
+        return 2 * sum(self._waiting_bytes(peer) > 0 for peer in linked) > len(linked)
 
     def notices(self, engine: PeerEngine, now: float) -> list[Notice]:
         """Return what is to be said now: of a training peer that knows who takes part, at first and after changes.

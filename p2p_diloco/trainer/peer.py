@@ -23,7 +23,7 @@ from p2p_diloco.trainer.tally import PeerObserver, Tally
 from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
-from p2p_diloco.transport.link import TransportLimits
+from p2p_diloco.transport.link import Lane, TransportLimits
 
 START_SECONDS = 60.0
 
@@ -83,7 +83,9 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             folder.first_incarnation = int(time.time())
         tally = Tally(observer=observer, unix_seconds=time.time)
         async with _transport(plan, run, key) as transport:
-            tally.line = LineWatch(transport.limits, transport.counters)
+            tally.line = LineWatch(
+                transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
+            )
             known = _known_addresses(plan, folder, transport.peer)
             records: list[bytes] = []
             signed = await _manifest(plan, run, folder, transport, known, records, tally)
