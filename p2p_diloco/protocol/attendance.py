@@ -32,7 +32,7 @@ class Self:
 
     def member(self, share: int = FULL_SHARE) -> Member:
         """Return this incarnation as it would stand on a roster."""
-        return Member(peer=self.peer, incarnation=self.incarnation, can_be_dialled=self.can_be_dialled, share=share)
+        return _member(self.peer, self.incarnation, self.can_be_dialled, share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,12 @@ class Heard:
 
     heartbeat: Heartbeat
     at: float
+
+
+def _member(peer: PeerId, incarnation: int, can_be_dialled: bool, share: int) -> Member:
+    """Return a member; who cannot be dialled averages nothing, and is listed with a full share."""
+    share = share if can_be_dialled else FULL_SHARE
+    return Member(peer=peer, incarnation=incarnation, can_be_dialled=can_be_dialled, share=share)
 
 
 class Attendance:
@@ -132,7 +138,7 @@ class Attendance:
     def _here(self, now: float) -> dict[PeerId, Member]:
         """Return whom this peer knows itself to be alive and ready, itself included."""
         here = {
-            peer: Member(peer=peer, incarnation=beat.incarnation, can_be_dialled=beat.can_be_dialled, share=beat.share)
+            peer: _member(peer, beat.incarnation, beat.can_be_dialled, beat.share)
             for peer, beat in self.alive(now).items()
             if beat.ready and beat.trains and self.rules.may_be_member(peer)
         }

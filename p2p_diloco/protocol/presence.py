@@ -14,7 +14,7 @@ from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.protocol.entry import pack_included, places_in
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.overlay import column_mates
-from p2p_diloco.protocol.roster import GOODBYE_LAYOUT, MEMBER_LAYOUT, MOST_MEMBERS, Goodbye, Member
+from p2p_diloco.protocol.roster import GOODBYE_LAYOUT, MEMBER, MOST_MEMBERS, Goodbye, Member
 from p2p_diloco.protocol.wire import DIGEST, U16, Layout, blob, many, record
 
 MOST_COMING = 256
@@ -43,7 +43,7 @@ ROW_REPORT_LAYOUT: Layout = (
     ("roster", DIGEST),
     ("row", U16),
     ("present", blob(MOST_MEMBERS // 8)),
-    ("coming", many(record(Member, MEMBER_LAYOUT), MOST_COMING)),
+    ("coming", many(MEMBER, MOST_COMING)),
     ("goodbyes", many(record(Goodbye, GOODBYE_LAYOUT), MOST_COMING)),
 )
 

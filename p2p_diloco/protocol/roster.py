@@ -21,6 +21,8 @@ from p2p_diloco.protocol.wire import (
     U8,
     U32,
     U64,
+    Field,
+    FrameReader,
     Layout,
     many,
     number,
@@ -43,7 +45,8 @@ class Member:
     """One peer on a roster; `incarnation` counts its starts, so a restarted peer is a newcomer.
 
     Attributes:
-        share: of averaging that its line carries, in eighths of what a member with room enough has.
+        share: of averaging that its line carries, in eighths of what a member with room enough has; full where it
+            cannot be dialled, and so averages nothing.
     """
 
     peer: PeerId
@@ -171,7 +174,24 @@ GOODBYE_LAYOUT: Layout = (
     ("signature", SIGNATURE),
 )
 SHARE = number("B", FULL_SHARE)
-MEMBER_LAYOUT: Layout = (("peer", PEER), ("incarnation", U32), ("can_be_dialled", FLAG), ("share", SHARE))
+_STANDING = number("B", 1 + FULL_SHARE)
+"""0: cannot be dialled; 1: can, with a full share; from 2 on: can, with two less. Rosters from before there were shares
+keep their names so, on disks and in entries."""
+
+
+def _put_member(out: bytearray, member: Member) -> None:
+    PEER.put(out, member.peer)
+    U32.put(out, member.incarnation)
+    _STANDING.put(out, 0 if not member.can_be_dialled else 1 if member.share == FULL_SHARE else 2 + member.share)
+
+
+def _take_member(reader: FrameReader) -> Member:
+    peer, incarnation, standing = PEER.take(reader), U32.take(reader), _STANDING.take(reader)
+    share = standing - 2 if standing > 1 else FULL_SHARE
+    return Member(peer=peer, incarnation=incarnation, can_be_dialled=standing > 0, share=share)
+
+
+MEMBER = Field(put=_put_member, take=_take_member, smallest=PEER.smallest + U32.smallest + _STANDING.smallest)
 ROSTER_LAYOUT: Layout = (
     ("run", DIGEST),
     ("genesis", DIGEST),
@@ -181,7 +201,7 @@ ROSTER_LAYOUT: Layout = (
     ("level", U8),
     ("cycle", U64),
     ("regrid", U32),
-    ("members", many(record(Member, MEMBER_LAYOUT), MOST_MEMBERS)),
+    ("members", many(MEMBER, MOST_MEMBERS)),
     ("helper", optional(PEER)),
     ("goodbyes", many(record(Goodbye, GOODBYE_LAYOUT), MOST_MEMBERS)),
     ("included_total", U64),

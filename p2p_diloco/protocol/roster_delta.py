@@ -18,7 +18,7 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest
 from p2p_diloco.protocol.ballot import Proposal
 from p2p_diloco.protocol.grid import grid_order
-from p2p_diloco.protocol.roster import MEMBER_LAYOUT, MOST_MEMBERS, ROSTER_LAYOUT, CertifiedRoster, Member, Roster
+from p2p_diloco.protocol.roster import MEMBER, MOST_MEMBERS, ROSTER_LAYOUT, CertifiedRoster, Member, Roster
 from p2p_diloco.protocol.wire import (
     DIGEST,
     FLAG,
@@ -89,7 +89,7 @@ _REST = Field(
 _DELTA_LAYOUT: Layout = (
     ("digest", DIGEST),
     ("rest", _REST),
-    ("newcomers", many(record(Member, MEMBER_LAYOUT), MOST_MEMBERS)),
+    ("newcomers", many(MEMBER, MOST_MEMBERS)),
     ("runs", many(pair(U16, U16), MOST_MEMBERS)),
     ("is_redrawn", FLAG),
 )
