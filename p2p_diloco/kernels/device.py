@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def _encoded(
 
 
 def agrees(where: torch.device, reference: Callable[..., float], limits: Limits) -> bool:
-    """Tell whether a device encodes as the host does: numbers of all magnitudes, zeros among them.
+    """Tell whether a device encodes as the host does: numbers of all magnitudes, zeros among them, shortened too.
 
     Args:
         reference: `spans.contribute4`.
@@ -115,7 +116,14 @@ def agrees(where: torch.device, reference: Callable[..., float], limits: Limits)
         there = _tried(contribute4, anchor_N, torch.tensor(local_N, device=where), limits)
     except (RuntimeError, TypeError):  # an operation that is not there, or no memory for it
         return False
-    return there == _tried(reference, anchor_N, local_N, limits)
+    if there != _tried(reference, anchor_N, local_N, limits):
+        return False
+    # Halves are exact but of the very smallest.
+    half, start = np.float32(0.5), _TRIED // 2
+    there = _tried(
+        partial(contribute4, factor=half), anchor_N[start:], torch.tensor(local_N[start:], device=where), limits
+    )
+    return there == _tried(reference, half * anchor_N[start:], half * local_N[start:], limits)
 
 
 def _tried(loop: Callable[..., float], anchor_N: Any, local_N: Any, limits: Limits) -> list[bytes]:

@@ -70,7 +70,7 @@ class Strike:
     Attributes:
         at, until: seconds; `until` infinite: never mended (a peer that stays dead).
         names: machines that it concerns; for a partition and a one-way failure those of one side.
-        amount: of what, in the fault's own unit: seconds for a clock, a drawn number for a flipped bit, eighths of
+        amount: of what, in the fault's own unit: seconds for a clock, a drawn number for a flipped bit, the share of
             averaging for a thin line.
     """
 

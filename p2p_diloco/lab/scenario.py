@@ -168,7 +168,7 @@ def _draw_strike(rng: random.Random, names: list[str], kind: FaultKind, bad_from
     elif kind is FaultKind.LEAVE:
         amount = rng.uniform(0.0, ROUND_SECONDS)
     elif kind is FaultKind.THIN:
-        amount = float(rng.choice([0, 1, 2, 4]))
+        amount = float(rng.choice([1, 2, 4]))
     return Strike(kind=kind, at=at, until=until, names=tuple(struck), amount=amount)
 
 

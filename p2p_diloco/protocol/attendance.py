@@ -45,7 +45,7 @@ class Heard:
 
 def _member(peer: PeerId, incarnation: int, can_be_dialled: bool, share: int) -> Member:
     """Return a member; who cannot be dialled averages nothing, and is listed with a full share."""
-    share = share if can_be_dialled else FULL_SHARE
+    share = max(share, 1) if can_be_dialled else FULL_SHARE
     return Member(peer=peer, incarnation=incarnation, can_be_dialled=can_be_dialled, share=share)
 
 
@@ -53,7 +53,7 @@ class Attendance:
     """One peer's view of who is here. A state machine without I/O.
 
     `took_part` holds the round of the last entry for which each member was there; it is kept by the engine. `share` is
-    what this peer's line carries of averaging, in eighths; it is kept by the shell.
+    what this peer's line carries of averaging; it is kept by the shell.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:

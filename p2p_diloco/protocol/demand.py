@@ -8,7 +8,6 @@ a reducer also sends its share of a row's means, and an owner its entries to the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
@@ -17,6 +16,9 @@ from p2p_diloco.protocol.roster import FULL_SHARE
 
 USABLE_SHARE = 0.85
 """Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""
+
+
+EQUAL_SHARE = FULL_SHARE // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ def exchange_flow(
         group_size: of the manifest.
         reachable: members that can be dialled, this one told if it can; they alone reduce.
         is_reachable: whether this one can.
-        share: of averaging, over the mean of those who average; see `relative_share`.
+        share: of averaging, over the mean of those who average; see `Grid.share_of`.
     """
     if not is_reachable:
         return Flow(contributed=encoded.contribution, handed_out=0.0, gathered=0.0, followed=encoded.entry)
@@ -80,33 +82,21 @@ def exchange_flow(
     )
 
 
-def relative_share(share: int, columns: float) -> float:
-    """Return a member's share of averaging over the mean, where all others have a full one.
-
-    Args:
-        share: in eighths, as on a roster.
-        columns: reducers of a row, this one told; a single one averages all, whatever its share.
-    """
-    return share * columns / (FULL_SHARE * (columns - 1.0) + share) if columns > 1.0 else 1.0
-
-
-def share_carried(
-    flows: Mapping[int, Flow], round_seconds: float, *, upload: float | None, download: float | None
-) -> int:
-    """Return the largest share of averaging that a line carries, in eighths.
+def share_carried(flow: Flow, round_seconds: float, *, upload: float | None, download: float | None) -> int:
+    """Return which share of averaging a line carries, as rosters say it: 4 is what all have where all have the same.
 
     What others contribute must come in the first half of a round, the entries that follow from it go out in the second.
-    Not less than that: what a member averages itself it need not send.
 
     Args:
-        flows: what the member moves in a round, by share.
-        upload, download: bytes per second; None: more than is needed.
+        flow: what the member moves in a round with such a share.
+        upload, download: bytes per second for vectors; None: more than is needed.
     """
-    usable = USABLE_SHARE * round_seconds
-    most_out = math.inf if upload is None else (1.0 - CONTRIBUTE_SHARE) * usable * upload
-    most_in = math.inf if download is None else CONTRIBUTE_SHARE * usable * download
-    carried = (share for share, flow in flows.items() if flow.handed_out <= most_out and flow.gathered <= most_in)
-    return max(carried, default=0)
+    rates = (
+        (upload, flow.handed_out / ((1.0 - CONTRIBUTE_SHARE) * round_seconds)),
+        (download, flow.gathered / (CONTRIBUTE_SHARE * round_seconds)),
+    )
+    carried = min((rate / needed for rate, needed in rates if rate is not None and needed > 0.0), default=math.inf)
+    return max(1, round(min(carried * EQUAL_SHARE, FULL_SHARE)))
 
 
 def upload_needed(flow: Flow, round_seconds: float) -> float:

@@ -75,6 +75,11 @@ class Grid:
         spans = (SpanId(fragment, index) for index in range(num_spans))
         return tuple(span for span in spans if peer in self.column(span))
 
+    def share_of(self, peer: PeerId) -> float:
+        """Return how much `peer` averages, over the mean of those who do; 0 for who does not."""
+        mine = sum(peer in self.columns[index] for index in self.turns)
+        return mine * len(self.columns) / len(self.turns) if mine else 0.0
+
     def reducers(self) -> frozenset[PeerId]:
         """Return all who reduce, in any row."""
         return frozenset(peer for column in self.columns for peer in column)
@@ -110,35 +115,37 @@ def fold_roster(roster: Roster, group_size: int) -> Grid:
     return Grid(
         rows=rows,
         columns=columns,
-        turns=deal_turns([min(_share(roster, peer) for peer in column) for column in columns]),
+        turns=deal_turns([_share(roster, column) for column in columns]) if columns else (),
         rotation=roster.k,
         row_of={peer: row for row, members in enumerate(rows) for peer in members},
     )
 
 
 def deal_turns(shares: Sequence[int]) -> tuple[int, ...]:
-    """Return places in turn, each as often as its shares have no common divisor, spread as evenly as they can be.
+    """Return places in turn, each as often as its shares without their common divisor, spread evenly.
 
-    Places with equal shares come one after the other. Where nobody has a share, all have the same.
+    Places with equal shares come one after the other.
 
     Args:
-        shares: of each place, not negative.
+        shares: of each place, at least 1.
     """
     divisor = math.gcd(*shares)
-    weights = [share // divisor for share in shares] if divisor else [1] * len(shares)
-    total, owed, turns = sum(weights), [0] * len(weights), []
-    for _ in range(total):
-        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
-        turn = owed.index(max(owed))
-        owed[turn] -= total
-        turns.append(turn)
-    return tuple(turns)
+    weights = [share // divisor for share in shares]
+    if len(weights) == sum(weights):
+        return tuple(range(len(weights)))
+    # A place with w turns has one in each w-th of the whole, the later in it the later the place: equal shares take
+    # turns one after the other, and those of small ones do not come together.
+    whole, number = math.lcm(*weights), len(weights)
+    turns = [
+        ((2 * number * k + 2 * place + 1) * (whole // w), place) for place, w in enumerate(weights) for k in range(w)
+    ]
+    return tuple(place for _, place in sorted(turns))
 
 
-def _share(roster: Roster, peer: PeerId) -> int:
-    """Return a reducer's share; a helper, which is no member, has a full one."""
-    member = roster.member(peer)
-    return member.share if member is not None else FULL_SHARE
+def _share(roster: Roster, column: Sequence[PeerId]) -> int:
+    """Return the shares of a column's reducers, one at least for each; a helper, which is no member, has a full one."""
+    listed = (roster.member(peer) for peer in column)
+    return sum(max(member.share, 1) if member is not None else FULL_SHARE for member in listed)
 
 
 def grid_order(members: Collection[Member], run: Digest, regrid: int) -> tuple[Member, ...]:

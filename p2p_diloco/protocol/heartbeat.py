@@ -46,7 +46,7 @@ class Heartbeat:
         roster: digest of the roster in force here; its seniority's sum and k tell who should ask whom.
         heads: one per fragment at its closed boundary; empty for peers that hold no state.
         ready: holds the state and may be put on a roster.
-        share: of averaging that its line carries, in eighths.
+        share: of averaging that its line carries, as on a roster.
         tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
     """
 

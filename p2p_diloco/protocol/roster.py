@@ -45,8 +45,8 @@ class Member:
     """One peer on a roster; `incarnation` counts its starts, so a restarted peer is a newcomer.
 
     Attributes:
-        share: of averaging that its line carries, in eighths of what a member with room enough has; full where it
-            cannot be dialled, and so averages nothing.
+        share: of averaging that its line carries: 4 is what all have where all have the same, 8 as much again or
+            more, 1 the least; full where it cannot be dialled, and so averages nothing.
     """
 
     peer: PeerId
@@ -174,20 +174,20 @@ GOODBYE_LAYOUT: Layout = (
     ("signature", SIGNATURE),
 )
 SHARE = number("B", FULL_SHARE)
-_STANDING = number("B", 1 + FULL_SHARE)
-"""0: cannot be dialled; 1: can, with a full share; from 2 on: can, with two less. Rosters from before there were shares
+_STANDING = number("B", FULL_SHARE)
+"""0: cannot be dialled; 1: can, with a full share; from 2 on: can, with one less. Rosters from before there were shares
 keep their names so, on disks and in entries."""
 
 
 def _put_member(out: bytearray, member: Member) -> None:
     PEER.put(out, member.peer)
     U32.put(out, member.incarnation)
-    _STANDING.put(out, 0 if not member.can_be_dialled else 1 if member.share == FULL_SHARE else 2 + member.share)
+    _STANDING.put(out, 0 if not member.can_be_dialled else 1 + member.share % FULL_SHARE)
 
 
 def _take_member(reader: FrameReader) -> Member:
     peer, incarnation, standing = PEER.take(reader), U32.take(reader), _STANDING.take(reader)
-    share = standing - 2 if standing > 1 else FULL_SHARE
+    share = standing - 1 if standing > 1 else FULL_SHARE
     return Member(peer=peer, incarnation=incarnation, can_be_dialled=standing > 0, share=share)
 
 

@@ -11,11 +11,8 @@ from p2p_diloco.protocol.demand import (
     download_needed,
     entries_needed,
     exchange_flow,
-    relative_share,
     upload_needed,
 )
-from p2p_diloco.protocol.grid import num_rows
-from p2p_diloco.protocol.roster import FULL_SHARE
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.rate import format_rate
 from p2p_diloco.transport.link import TransportLimits
@@ -54,33 +51,27 @@ class Forecast:
     members: int
 
 
-def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool, share: int = FULL_SHARE) -> Forecast:
-    """Work out what a member will move; see `exchange_flow` for the arguments.
+def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool, share: float = 1.0) -> Forecast:
+    """Work out what a member will move; see `exchange_flow` for the arguments."""
+    sizes = (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
+    sums = [[0, 0, 0] for _ in range(rules.clock.num_fragments)]
+    for place, of_spans in enumerate(sizes):
+        for span, size in of_spans.items():
+            sums[span.fragment][place] += size
 
-    Args:
-        share: of averaging, in eighths, where all others have a full one.
-    """
-    columns = reachable / num_rows(members, reachable, rules.group_size)
-
-    def flow(fragment: int | None) -> Flow:
-        sums = (
-            sum(size for span, size in sizes.items() if fragment in (None, span.fragment))
-            for sizes in (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
-        )
-        contribution, row_mean, entry = sums
+    def flow(contribution: int, row_mean: int, entry: int) -> Flow:
         return exchange_flow(
             Encoded(contribution=contribution, row_mean=row_mean, entry=entry),
             members=members,
             group_size=rules.group_size,
             reachable=reachable,
             is_reachable=is_reachable,
-            share=relative_share(share, columns),
+            share=share,
         )
 
-    fragments = range(rules.clock.num_fragments)
     return Forecast(
-        cycle=flow(None),
-        largest=max((flow(fragment) for fragment in fragments), key=lambda each: each.sent + each.received),
+        cycle=flow(*map(sum, zip(*sums, strict=True))),
+        largest=max((flow(*each) for each in sums), key=lambda each: each.sent + each.received),
         span_bytes=max(rules.payload_bytes.values()),
         cycle_seconds=rules.clock.num_fragments * rules.clock.round_seconds,
         round_seconds=rules.clock.round_seconds,

@@ -34,11 +34,13 @@ class LineRate:
         """Take a look.
 
         Args:
-            now: seconds of a clock that does not jump back.
+            now: seconds of a clock that nobody sets.
             round_index: the current round.
             bytes_sent: so far, as they count on the wire.
             is_waiting: whether something is to be sent and is not.
         """
+        if self._samples and now - self._samples[-1].at > WINDOW_SECONDS:
+            self._samples.clear()  # the machine slept, or was too busy to look: nobody knows what waited meanwhile
         self._samples.append(_Sample(now, bytes_sent, is_waiting))
         while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW_SECONDS:
             self._samples.popleft()

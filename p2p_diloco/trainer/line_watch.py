@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.demand import share_carried
+from p2p_diloco.protocol.demand import USABLE_SHARE, share_carried
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.roster import FULL_SHARE
 from p2p_diloco.trainer.expected_traffic import Forecast, Notice, cap_notices, forecast, traffic_notice
@@ -15,8 +16,6 @@ from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
 WINDOW_SECONDS = 10.0
-SHARES = (8, 4, 2, 1, 0)
-"""Of averaging, in eighths: a few, for what a line carries is known to a factor of two."""
 CHANGE_WORTH_SAYING = 1.25
 MOST_FORECASTS = 64
 
@@ -28,6 +27,7 @@ class LineWatch:
         limits: of the transport.
         counters: of the transport; they grow while it works.
         waiting_bytes: of vectors to a peer whose write has not begun.
+        seconds: of a clock that nobody sets.
     """
 
     def __init__(
@@ -35,37 +35,46 @@ class LineWatch:
         limits: TransportLimits,
         counters: TransportCounters,
         waiting_bytes: Callable[[PeerId], int] = lambda peer: 0,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self._counters = counters
         self._waiting_bytes = waiting_bytes
+        self._seconds = seconds
         self._samples: deque[tuple[float, float, float]] = deque()
         self._said_bytes: float | None = None
         self._rate = LineRate()
-        self._forecasts: dict[tuple[int, int, int], Forecast] = {}
+        self._forecasts: dict[tuple[int, int, float], Forecast] = {}
 
     def share(self, engine: PeerEngine, now: float) -> int:
-        """Return the share of averaging that the line carries, in eighths: by its caps, and by what it has shown.
+        """Return the share of averaging that the line carries: by its caps, and by what it has shown.
 
         Args:
             now: swarm seconds, about once a second.
         """
         bulk = self._counters.bulk
         sent = wire_bytes(bulk.bytes_sent, num_frames=bulk.frames_sent)
-        self._rate.look(now, engine.rules.clock.round_at(now), sent, is_waiting=self._is_full(engine))
-        known = [rate for rate in (self.limits.upload_bytes_per_second, self._rate.bytes_per_second()) if rate]
-        upload, download = min(known, default=None), self.limits.download_bytes_per_second
+        self._rate.look(self._seconds(), engine.rules.clock.round_at(now), sent, is_waiting=self._is_full(engine))
+        up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
+        known = [USABLE_SHARE * up] if up is not None else []
+        shown = self._rate.bytes_per_second()
+        known += [shown] if shown is not None else []
         averages = engine.me.trains and engine.me.can_be_dialled and engine.book.in_force is not None
-        if not averages or (upload is None and download is None):
+        if not averages or not (known or down):
             return FULL_SHARE
-        flows = {share: self._expected(engine, now, share).largest for share in SHARES}
-        return share_carried(flows, engine.rules.clock.round_seconds, upload=upload, download=download)
+        return share_carried(
+            self._expected(engine, now, 1.0).largest,
+            engine.rules.clock.round_seconds,
+            upload=min(known, default=None),
+            download=USABLE_SHARE * down if down is not None else None,
+        )
 
     def _is_full(self, engine: PeerEngine) -> bool:
-        """Tell whether vectors wait for this line: to most members at once, for one may just not read."""
+        """Tell whether vectors wait for this line: to most members at once, and to two at least; one may not read."""
         roster = engine.book.in_force
         linked = engine.linked & roster.peers() if roster is not None else ()
-        return 2 * sum(self._waiting_bytes(peer) > 0 for peer in linked) > len(linked)
+        waiting = sum(self._waiting_bytes(peer) > 0 for peer in linked)
+        return waiting > 1 and 2 * waiting > len(linked)
 
     def notices(self, engine: PeerEngine, now: float) -> list[Notice]:
         """Return what is to be said now: of a training peer that knows who takes part, at first and after changes.
@@ -75,14 +84,16 @@ class LineWatch:
         """
         if engine.book.in_force is None or not engine.me.trains:
             return []
-        expected = self._expected(engine, now, engine.membership.share)
+        grid = engine.book.grid()
+        dealt = grid.share_of(engine.me.peer) if grid is not None else 0.0
+        expected = self._expected(engine, now, dealt or 1.0)  # who is not on a roster yet will have its part
         moved = expected.cycle.sent + expected.cycle.received
         if self._said_bytes is not None and not _has_changed(self._said_bytes, moved):
             return []
         self._said_bytes = moved
         return [traffic_notice(expected), *cap_notices(expected, self.limits)]
 
-    def _expected(self, engine: PeerEngine, now: float, share: int) -> Forecast:
+    def _expected(self, engine: PeerEngine, now: float, share: float) -> Forecast:
         roster, me = engine.book.in_force, engine.me
         assert roster is not None, "asked before"
         alive = engine.membership.alive(now)

@@ -9,6 +9,7 @@ from typing import Protocol
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.demand import EQUAL_SHARE
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.roster import FULL_SHARE
 from p2p_diloco.swarm.node import SwarmNode
@@ -91,12 +92,10 @@ class Tally:
             return
         engine.membership.share = share
         if share == FULL_SHARE:
-            text = "this peer's line carries a full share of averaging again"
-        elif share:
-            text = f"this peer's line carries {share} eighths of a full share of averaging; others average more"
+            text = "this peer's line has room enough again to average as much as any"
         else:
-            text = "this peer's line carries no averaging in time; it contributes and follows, and others average"
-        self.report("share", text, averaging_share=share / FULL_SHARE)
+            text = f"this peer's line carries {share / EQUAL_SHARE:g} of an equal share of averaging; it is dealt less"
+        self.report("share", text, averaging_share=share / EQUAL_SHARE)
 
     def status(
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
@@ -122,7 +121,7 @@ class Tally:
             num_members=len(roster.members) if roster is not None else 0,
             grid=tuple(map(len, grid.rows)) if grid is not None else (),
             row=grid.row_of.get(engine.me.peer) if grid is not None else None,
-            averaging_share=engine.membership.share / FULL_SHARE,
+            averaging_share=engine.membership.share / EQUAL_SHARE,
             num_ready=engine.membership.num_ready(now),
             ready=engine.ready,
             leaving=engine.membership.leaving,

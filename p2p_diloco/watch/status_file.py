@@ -71,7 +71,8 @@ class PeerStatus:
         num_members: members of that roster.
         grid: members in each row of the grid in force, the averaging groups; one row in a small run.
         row: the row of this peer, counted from 0; None while it is not a member.
-        averaging_share: of averaging that this peer's line carries; 1 is what a peer with room enough has.
+        averaging_share: of averaging that this peer's line carries, 1 as much as all have where all have the same; 2 is
+            the most, and said of a line that was never full.
         num_ready: those of them that hold the run's state.
         ready: whether this peer does.
         leaving: whether it has been told to go.
@@ -115,7 +116,7 @@ class PeerStatus:
     num_members: int = 0
     grid: tuple[int, ...] = ()
     row: int | None = None
-    averaging_share: float = 1.0
+    averaging_share: float = 2.0
     num_ready: int = 0
     ready: bool = False
     leaving: bool = False

@@ -20,7 +20,6 @@ from p2p_diloco.protocol.demand import (
     download_needed,
     entries_needed,
     exchange_flow,
-    relative_share,
     share_carried,
     upload_needed,
 )
@@ -82,39 +81,35 @@ def test_the_formula_is_the_mean_of_what_is_counted_message_by_message(
             assert getattr(flow, name) == pytest.approx(mean), name
 
 
-@pytest.mark.parametrize(("num_members", "share"), [(4, 1), (4, 4), (8, 2), (3, 0), (2, 1)])
+@pytest.mark.parametrize(("num_members", "share"), [(4, 1), (4, 4), (8, 2), (3, 1), (2, 1)])
 def test_the_formula_with_a_smaller_share_is_the_mean_over_all_turns(num_members: int, share: int) -> None:
     members = tuple(replace(member(peer_id(f"peer {n}")), share=share if n == 0 else 8) for n in range(num_members))
     grid = fold_roster(replace(roster_of(1), k=1, members=members), 16)
     moved = counted(grid, len(grid.turns), INT4)[members[0].peer]
     flow = exchange_flow(
         INT4, members=num_members, group_size=16, reachable=num_members, is_reachable=True,
-        share=relative_share(share, num_members),
+        share=grid.share_of(members[0].peer),
     )  # fmt: skip
     for name in Flow.__slots__:
         assert getattr(flow, name) == pytest.approx(moved[name]), name
 
 
-def test_who_averages_alone_averages_all_whatever_its_share() -> None:
-    assert relative_share(1, 1) == relative_share(0, 1) == relative_share(8, 1) == 1.0
-    assert relative_share(8, 5) == 1.0
+@pytest.mark.parametrize(
+    ("line", "share"), [(5.0, 8), (2.0, 8), (1.5, 6), (1.05, 4), (0.95, 4), (0.5, 2), (0.25, 1), (0.01, 1), (0.0, 1)]
+)
+def test_a_share_is_as_large_as_half_of_a_round_has_room_for(line: float, share: int) -> None:
+    flow = exchange_flow(INT4, members=4, group_size=16, reachable=4, is_reachable=True)
+    rate = line * flow.handed_out / (0.5 * 10.0)
+    assert flow.gathered == flow.handed_out, "of a row, where both have four bits"
+    assert share_carried(flow, 10.0, upload=rate, download=None) == share
+    assert share_carried(flow, 10.0, upload=None, download=rate) == share
+    assert share_carried(flow, 10.0, upload=2 * rate, download=rate) == share
+    assert share_carried(flow, 10.0, upload=None, download=None) == 8
 
 
-def flow_with(share: int) -> Flow:
-    return exchange_flow(
-        INT4, members=4, group_size=16, reachable=4, is_reachable=True, share=relative_share(share, 4)
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("line", "share"), [(1.01, 8), (0.99, 4), (0.49, 2), (0.2, 1), (0.1, 0), (0.0, 0)])
-def test_a_share_is_as_large_as_half_of_a_round_has_room_for_its_entries(line: float, share: int) -> None:
-    flows = {each: flow_with(each) for each in (8, 4, 2, 1, 0)}
-    rate = line * flows[8].handed_out / (0.5 * USABLE_SHARE * 10.0)
-    assert share_carried(flows, 10.0, upload=rate, download=None) == share
-    assert flows[8].gathered == flows[8].handed_out, "of a row, where both have four bits"
-    assert share_carried(flows, 10.0, upload=None, download=rate) == share
-    assert share_carried(flows, 10.0, upload=rate, download=2 * rate) == share
-    assert share_carried(flows, 10.0, upload=None, download=None) == 8
+def test_who_averages_nothing_anyway_carries_a_full_share() -> None:
+    home = exchange_flow(INT4, members=4, group_size=16, reachable=3, is_reachable=False)
+    assert share_carried(home, 10.0, upload=1.0, download=1.0) == 8
 
 
 @pytest.mark.parametrize(("members", "bits"), [(4, 6.375), (8, 7.4375), (16, 7.96875)])

@@ -24,6 +24,15 @@ def test_a_report_is_bounded() -> None:
     assert report.present == bytes(1)
 
 
+def test_a_member_whose_share_has_changed_is_told_whole() -> None:
+    thinner = {peer: replace(MEMBERS[peer], share=2 if peer == SECOND else 8) for peer in GRID.rows[1]}
+    report = make_report(VIEW, thinner, [])
+    assert [(one.peer, one.share) for one in report.coming] == [(SECOND, 2)]
+    presence = Presence(me=FIRST, keep_seconds=10.0)
+    assert presence.take(SECOND, report, GRID, ROSTER.digest(), 0.0)
+    assert presence.everybody({}, replace(VIEW, row=0), {}, 0.0)[SECOND].share == 2
+
+
 def test_bits_beyond_the_row_name_nobody() -> None:
     presence = Presence(me=FIRST, keep_seconds=10.0)
     report = replace(make_report(VIEW, {}, []), present=b"\xff\xff")

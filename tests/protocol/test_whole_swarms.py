@@ -306,24 +306,26 @@ def test_who_hangs_without_dying_holds_no_grid() -> None:
     recovers(swarm, 3 * MINUTE)
 
 
-@pytest.mark.parametrize("group_size", [16, 2], ids=["one row", "a grid"])
-def test_whose_line_is_thin_averages_less_and_nothing_is_lost(group_size: int) -> None:
-    swarm = founded(6, "all", group_size=group_size)
-    for name, share in (("p1", 1), ("p2", 0)):
-        swarm.machines[name].rules_engine.membership.share = share
+@pytest.mark.parametrize(("num_peers", "group_size"), [(6, 16), (13, 2)], ids=["one row", "a grid"])
+@pytest.mark.no_cover
+def test_whose_line_is_thin_averages_less_and_nothing_is_lost(num_peers: int, group_size: int) -> None:
+    swarm = founded(num_peers, "all", group_size=group_size)
+    swarm.machines["p1"].rules_engine.membership.share = 1
     swarm.run_to_cycle_end()
     swarm.run(2 * len(swarm.rules.num_spans) * ROUND_SECONDS)
-    begin = swarm.now
-    height = swarm.height("p3")
+    begin, height = swarm.now, swarm.height("p3")
     swarm.run(12 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     assert swarm.height("p3") - height >= 12 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
     recent = [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= begin]
-    by_name = {m.peer: m.share for m in swarm.machines["p3"].roster.members}
-    assert sorted(by_name.values()) == [0, 1, 8, 8, 8, 8]
-    owners = [fold_roster(swarm.rosters[entry.roster], group_size).owner(entry.span) for entry in recent]
-    if group_size == 16:
-        shares = {by_name[owner] for owner in owners if owner is not None}
-        assert 0 not in shares, "who has no share owns nothing"
+    thin = swarm.machines["p1"].peer
+    for machine in swarm.running():
+        shares = {member.peer: member.share for member in machine.roster.members}
+        assert shares.pop(thin) == 1
+        assert set(shares.values()) == {8}
+    folded = {digest: fold_roster(roster, group_size) for digest, roster in swarm.rosters.items()}
+    averaged = sum(thin in folded[entry.roster].column(entry.span) for entry in recent) / len(recent)
+    columns = len(next(iter(folded[entry.roster] for entry in recent)).columns)
+    assert averaged < 0.9 / columns, "of a column of five, where all others have eight shares"
     assert included_share(swarm, begin) > 0.99
     swarm.machines["p1"].rules_engine.membership.share = 8
     recovers(swarm, MINUTE)

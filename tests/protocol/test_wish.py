@@ -41,6 +41,12 @@ def test_the_living_stay_and_ready_listeners_come() -> None:
     assert wish(view(A, B, D)).peers() == {A, B, D}
 
 
+def test_members_are_listed_with_the_shares_that_they_say_now() -> None:
+    seen = view(A, B, C)
+    thinner = replace(seen, present={**seen.present, B: replace(member(B), share=3)})
+    assert {m.peer: m.share for m in wish(thinner).members} == {A: 8, B: 3, C: 8}
+
+
 def test_nobody_is_no_roster() -> None:
     assert wish_roster(Candidacy(parent=PARENT, level=0, ballot=40), view()) is None
 

@@ -31,7 +31,7 @@ def test_a_peer_with_a_thin_line_averages_fewer_spans_and_all_end_with_the_same_
         end_together(swarm, [*NAMES, "thin"])
 
         share = thin.status.averaging_share
-        assert 0.0 < share < 1.0
+        assert 0.0 < share < 1.0, swarm.story()
         assert [event.figures["averaging_share"] for event in thin.events("share")][-1] == share
         owned, first = owners(swarm), swarm.round_at(thin.events("share")[0].time) + 4
         late = [owner for round_index, owner in owned if round_index >= first]

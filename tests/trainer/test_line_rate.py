@@ -64,5 +64,13 @@ def test_after_many_rounds_in_which_it_was_not_full_it_is_forgotten() -> None:
 def test_looks_that_come_late_take_the_time_that_was() -> None:
     line = LineRate()
     for number in range(5):
-        line.look(7.0 * number, 0, 7e6 * number, is_waiting=True)
+        line.look(2.0 * number, 0, 2e6 * number, is_waiting=True)
     assert line.bytes_per_second() == pytest.approx(1e6)
+
+
+def test_what_was_not_looked_at_for_long_says_nothing() -> None:
+    """The machine slept: what waited before and after need not have waited all the while."""
+    line = LineRate()
+    for number in range(5):
+        line.look(40.0 * number, number, 2e6 * number, is_waiting=True)
+    assert line.bytes_per_second() is None

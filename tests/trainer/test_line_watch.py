@@ -31,12 +31,15 @@ def engine(
     peers = frozenset(member.peer for member in listed)
     roster = SimpleNamespace(members=listed, peers=lambda: peers)
     return SimpleNamespace(
-        book=SimpleNamespace(in_force=roster if has_roster else None),
+        book=SimpleNamespace(in_force=roster if has_roster else None, grid=lambda: GRID),
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains, can_be_dialled=True),
         membership=SimpleNamespace(alive=lambda now: alive or {}, share=8),
         rules=PLAN.rules,
     )
+
+
+GRID = SimpleNamespace(share_of=lambda peer: 1.0)
 
 
 def watch(**limits: float) -> LineWatch:
@@ -94,30 +97,46 @@ def test_rates_are_those_of_the_last_seconds_as_the_wire_counts() -> None:
 
 
 def needed(members: int) -> float:
-    """Return the rate that hands out all entries of a full share in time, in bytes per second."""
+    """Return the rate that hands out all entries of an equal share in time, in bytes per second for vectors."""
     flow = forecast(PLAN.rules, members=members, reachable=members, is_reachable=True).largest
-    return flow.handed_out / ((1.0 - CONTRIBUTE_SHARE) * USABLE_SHARE * PLAN.rules.clock.round_seconds)
+    return flow.handed_out / ((1.0 - CONTRIBUTE_SHARE) * PLAN.rules.clock.round_seconds)
 
 
 def test_a_line_that_was_never_full_carries_a_full_share() -> None:
     assert watch().share(engine(4), 0.0) == FULL_SHARE
 
 
-@pytest.mark.parametrize(("line", "share"), [(1.1, 8), (0.9, 4), (0.01, 0)])
+@pytest.mark.parametrize(("line", "share"), [(2.1, 8), (1.0, 4), (0.5, 2), (0.01, 1)])
 def test_a_cap_is_known_to_be_what_the_line_carries(line: float, share: int) -> None:
-    assert watch(upload_bytes_per_second=line * needed(4)).share(engine(4), 0.0) == share
-    assert watch(download_bytes_per_second=line * needed(4)).share(engine(4), 0.0) == share
+    cap = line * needed(4) / USABLE_SHARE
+    assert watch(upload_bytes_per_second=cap).share(engine(4), 0.0) == share
+    assert watch(download_bytes_per_second=cap).share(engine(4), 0.0) == share
 
 
 @pytest.mark.parametrize(("num_waiting", "share"), [(3, 4), (2, 4), (1, 8), (0, 8)])
 def test_a_line_that_is_full_for_most_shows_what_it_carries(num_waiting: int, share: int) -> None:
     """One for whom vectors wait may just not read."""
+    assert shown(4, num_waiting, needed(4)) == share
+
+
+def test_of_two_members_one_that_does_not_read_makes_no_line_thin() -> None:
+    assert shown(2, 1, 0.01 * needed(2)) == FULL_SHARE
+
+
+def test_a_line_that_carries_nothing_has_the_least_share() -> None:
+    assert shown(4, 3, 0.0) == 1
+
+
+def shown(members: int, num_waiting: int, rate: float) -> int:
     waiting = {peer_id(number) for number in range(1, 1 + num_waiting)}
-    line, state = LineWatch(TransportLimits(), TransportCounters(), lambda peer: int(peer in waiting)), engine(4)
-    for second in range(10):
-        found = line.share(state, PLAN.rules.clock.begin(0) + second)
-        line._counters.bulk.bytes_sent += int(0.9 * needed(4) / wire_bytes(1))
-    assert found == share
+    now = [0.0]
+    line = LineWatch(TransportLimits(), TransportCounters(), lambda peer: int(peer in waiting), lambda: now[0])
+    state = engine(members)
+    for _ in range(10):
+        now[0] += 1.0
+        found = line.share(state, PLAN.rules.clock.begin(0) + now[0])
+        line._counters.bulk.bytes_sent += int(rate / wire_bytes(1))
+    return found
 
 
 def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> None:
@@ -129,12 +148,15 @@ def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> N
     assert line.share(home, 0.0) == FULL_SHARE
 
 
-def test_what_is_said_follows_the_share() -> None:
-    line, state = watch(upload_bytes_per_second=0.5 * needed(4)), engine(4)
+def test_what_is_said_follows_what_the_roster_deals() -> None:
+    line, state = watch(), engine(4)
     (whole, *_) = line.notices(state, 0.0)
-    state.membership.share = 0
+    state.book.grid = lambda: SimpleNamespace(share_of=lambda peer: 0.1)
     (less, *_) = line.notices(state, 1.0)
     assert less.figures["up_bytes"] < 0.8 * whole.figures["up_bytes"]
+    state.book.grid = lambda: None
+    (again, *_) = line.notices(state, 2.0)
+    assert again.figures == whole.figures, "who is not on a roster yet will have its part"
 
 
 def test_forecasts_are_kept_for_a_few_questions_only() -> None:

@@ -161,15 +161,14 @@ def test_the_line_is_said_as_an_event_and_in_the_status() -> None:
     count.say(peer, node, small_manifest(), 1000, NOW)
     share, event = watcher.events
     assert (event.topic, event.text, event.figures) == ("traffic", "much", {"up_bytes": 7})
-    assert (share.topic, share.figures) == ("share", {"averaging_share": 0.25})
-    assert watcher.last.averaging_share == 0.25
+    assert (share.topic, share.figures) == ("share", {"averaging_share": 0.5})
+    assert watcher.last.averaging_share == 0.5
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (1.0, 2.0)
     assert peer.membership.share == 2, "the rules hear what the line carries"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [(8, 4, "4 eighths"), (8, 0, "no averaging"), (1, 8, "a full share of averaging again")],
+    ("before", "after", "words"), [(8, 4, "carries 1 of"), (8, 1, "carries 0.25 of"), (1, 8, "room enough again")]
 )
 def test_a_share_is_said_when_it_changes(before: int, after: int, words: str) -> None:
     count, watcher = tally()
