@@ -24,7 +24,7 @@ def test_a_peer_with_a_thin_line_averages_fewer_spans_and_all_end_with_the_same_
     values = {"model": {"layers": 2, "width": 128, "heads": 2, "feed_forward": 384, "context": 32}}
     with ProcessSwarm(values, round_seconds=3.0) as swarm:
         started(swarm, *NAMES)
-        swarm.start("thin", max_upload="300kbit")
+        swarm.start("thin", max_upload="400kbit")
         thin = swarm.peers["thin"]
         swarm.wait("thin on a roster with a smaller share", lambda: is_thin_on_roster(swarm))
         swarm.sleep_rounds(ROUNDS)
