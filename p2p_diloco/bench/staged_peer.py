@@ -26,7 +26,8 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.roster import CertifiedRoster, Member
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock

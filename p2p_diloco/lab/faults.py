@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.network import Weather
 from p2p_diloco.lab.swarm import Swarm
-from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.protocol.member import FULL_SHARE
 
 SLOWED = 12.0
 """A machine that is slow all of a sudden takes so many times longer for a step."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.grid import num_rows
-from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.protocol.member import FULL_SHARE
 
 USABLE_SHARE = 0.85
 """Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""

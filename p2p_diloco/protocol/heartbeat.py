@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.protocol.roster import SHARE
+from p2p_diloco.protocol.member import SHARE
 from p2p_diloco.protocol.wire import (
     DIGEST,
     F32,

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.member import MEMBER, Member
 from p2p_diloco.protocol.wire import (
     DIGEST,
     FLAG,
@@ -21,11 +22,8 @@ from p2p_diloco.protocol.wire import (
     U8,
     U32,
     U64,
-    Field,
-    FrameReader,
     Layout,
     many,
-    number,
     optional,
     pair,
     record,
@@ -34,25 +32,9 @@ from p2p_diloco.protocol.wire import to_bytes as fields_to_bytes
 
 MOST_MEMBERS = 4096
 MOST_LEVELS = 12
-FULL_SHARE = 8
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """`(signer, statement, signature) -> bool`; handed in, so that a lab of thousands of peers may use a cheap one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One peer on a roster; `incarnation` counts its starts, so a restarted peer is a newcomer.
-
-    Attributes:
-        share: of averaging that its line carries: 4 is what all have where all have the same, 8 as much again or
-            more, 1 the least; full where it cannot be dialled, and so averages nothing.
-    """
-
-    peer: PeerId
-    incarnation: int
-    can_be_dialled: bool
-    share: int = FULL_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,25 +155,6 @@ GOODBYE_LAYOUT: Layout = (
     ("voted", FLAG),
     ("signature", SIGNATURE),
 )
-SHARE = number("B", FULL_SHARE)
-_STANDING = number("B", FULL_SHARE)
-"""0: cannot be dialled; 1: can, with a full share; from 2 on: can, with one less. Rosters from before there were shares
-keep their names so, on disks and in entries."""
-
-
-def _put_member(out: bytearray, member: Member) -> None:
-    PEER.put(out, member.peer)
-    U32.put(out, member.incarnation)
-    _STANDING.put(out, 0 if not member.can_be_dialled else 1 + member.share % FULL_SHARE)
-
-
-def _take_member(reader: FrameReader) -> Member:
-    peer, incarnation, standing = PEER.take(reader), U32.take(reader), _STANDING.take(reader)
-    share = standing - 1 if standing > 1 else FULL_SHARE
-    return Member(peer=peer, incarnation=incarnation, can_be_dialled=standing > 0, share=share)
-
-
-MEMBER = Field(put=_put_member, take=_take_member, smallest=PEER.smallest + U32.smallest + _STANDING.smallest)
 ROSTER_LAYOUT: Layout = (
     ("run", DIGEST),
     ("genesis", DIGEST),

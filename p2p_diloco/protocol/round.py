@@ -17,8 +17,9 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.entry import are_enough
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.inclusion import Inclusion, as_float32, join_inclusions, only_present
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
-from p2p_diloco.protocol.roster import Member, Roster
+from p2p_diloco.protocol.roster import Roster
 
 NOTHING_HELD_BACK: Mapping[SpanId, Digest] = MappingProxyType({})
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.demand import USABLE_SHARE, share_carried
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.trainer.expected_traffic import Forecast, Notice, cap_notices, forecast, traffic_notice
 from p2p_diloco.trainer.line_rate import LineRate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits

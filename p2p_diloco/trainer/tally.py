@@ -11,7 +11,7 @@ from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.demand import EQUAL_SHARE
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch

@@ -15,7 +15,8 @@ from p2p_diloco.lab.toy_run import (
     toy_rules,
     verify,
 )
-from p2p_diloco.protocol.roster import Member, check_founding
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import check_founding
 
 
 def test_a_signature_binds_signer_and_statement() -> None:

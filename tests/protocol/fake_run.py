@@ -14,10 +14,10 @@ from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry, next_head
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Goodbye,
-    Member,
     Roster,
     founding_roster,
     founding_statement,

@@ -10,7 +10,8 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import GENESIS_ROUND, sha256
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.protocol.roster import CertifiedRoster, Member
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start

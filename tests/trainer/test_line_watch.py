@@ -11,7 +11,7 @@ from small_run import small_plan
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.demand import USABLE_SHARE
-from p2p_diloco.protocol.roster import FULL_SHARE
+from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.trainer.expected_traffic import forecast
 from p2p_diloco.trainer.line_watch import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.transport.link import TransportCounters, TransportLimits

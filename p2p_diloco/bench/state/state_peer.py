@@ -27,8 +27,8 @@ from p2p_diloco.bench.state.transfer import cpu_seconds_apart
 from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState, state_digest
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
-from p2p_diloco.protocol.roster import Member
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.founding import found_roster

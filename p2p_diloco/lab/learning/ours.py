@@ -27,7 +27,8 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.inclusion import Inclusion, build_entry
-from p2p_diloco.protocol.roster import Member, Roster
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import rounding_seed
 from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_parts
 
