@@ -26,11 +26,7 @@ from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.grid import grid_order
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Message, Opening, RowMean, SpanVector, encode_message
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Roster,
-    vote_statement,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.vector_work import Codecs
 

@@ -15,12 +15,7 @@ from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Roster,
-    founding_roster,
-    founding_statement,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.vector_work import Codecs
 

@@ -14,10 +14,7 @@ from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.member import FULL_SHARE, Member
 from p2p_diloco.protocol.overlay import column_mates
 from p2p_diloco.protocol.presence import Presence, RowReport, RowView, make_report
-from p2p_diloco.protocol.roster import (
-    Goodbye,
-    Verify,
-)
+from p2p_diloco.protocol.roster import Goodbye, Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
 

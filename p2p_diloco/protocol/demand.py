@@ -72,7 +72,7 @@ def exchange_flow(
     if not is_reachable:
         return Flow(contributed=encoded.contribution, handed_out=0.0, gathered=0.0, followed=encoded.entry)
     rows = num_rows(members, reachable, group_size)
-    width, averaged = members / rows, share * rows / reachable
+    width, averaged = members / rows, min(share * rows / reachable, 1.0)
     others = 1.0 - 1.0 / rows
     return Flow(
         contributed=(1.0 - averaged) * encoded.contribution,

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.protocol.member import FULL_SHARE, Member
-from p2p_diloco.protocol.roster import (
-    Roster,
-    reducers,
-)
+from p2p_diloco.protocol.roster import Roster, reducers
 
 REGRID_ROSTERS = 8
 """Rosters from one drawing of the grid to the next. A new grid costs connections; an exact mean has nothing to mix."""

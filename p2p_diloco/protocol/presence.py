@@ -15,11 +15,7 @@ from p2p_diloco.protocol.entry import pack_included, places_in
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.member import MEMBER, Member
 from p2p_diloco.protocol.overlay import column_mates
-from p2p_diloco.protocol.roster import (
-    GOODBYE_LAYOUT,
-    MOST_MEMBERS,
-    Goodbye,
-)
+from p2p_diloco.protocol.roster import GOODBYE_LAYOUT, MOST_MEMBERS, Goodbye
 from p2p_diloco.protocol.wire import DIGEST, U16, Layout, blob, many, record
 
 MOST_COMING = 256

@@ -14,20 +14,7 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.member import MEMBER, Member
-from p2p_diloco.protocol.wire import (
-    DIGEST,
-    FLAG,
-    PEER,
-    SIGNATURE,
-    U8,
-    U32,
-    U64,
-    Layout,
-    many,
-    optional,
-    pair,
-    record,
-)
+from p2p_diloco.protocol.wire import DIGEST, FLAG, PEER, SIGNATURE, U8, U32, U64, Layout, many, optional, pair, record
 from p2p_diloco.protocol.wire import to_bytes as fields_to_bytes
 
 MOST_MEMBERS = 4096

@@ -19,12 +19,7 @@ from p2p_diloco.ids import Digest
 from p2p_diloco.protocol.ballot import Proposal
 from p2p_diloco.protocol.grid import grid_order
 from p2p_diloco.protocol.member import MEMBER, Member
-from p2p_diloco.protocol.roster import (
-    MOST_MEMBERS,
-    ROSTER_LAYOUT,
-    CertifiedRoster,
-    Roster,
-)
+from p2p_diloco.protocol.roster import MOST_MEMBERS, ROSTER_LAYOUT, CertifiedRoster, Roster
 from p2p_diloco.protocol.wire import (
     DIGEST,
     FLAG,

@@ -10,12 +10,7 @@ from p2p_diloco.protocol.ballot import Candidacy, ballot_turn
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
-    MOST_MEMBERS,
-    Goodbye,
-    Roster,
-    is_quotable,
-)
+from p2p_diloco.protocol.roster import MOST_MEMBERS, Goodbye, Roster, is_quotable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,13 +24,7 @@ from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.kernels.slabs import empty_vector, passing_bytes
-from p2p_diloco.outer.advance import (
-    SpanAdvance,
-    advance_span,
-    norm_limit,
-    prepare_contribution,
-    record_contribution,
-)
+from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule

@@ -10,12 +10,7 @@ from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Roster,
-    founding_roster,
-    founding_statement,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.run_plan import RunPlan
 

@@ -6,22 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, sha256
-from p2p_diloco.protocol.actions import (
-    Report,
-    RoundClosed,
-)
+from p2p_diloco.protocol.actions import Report, RoundClosed
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Goodbye,
-    Roster,
-    founding_roster,
-    founding_statement,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 
 RUN = sha256(b"a run")

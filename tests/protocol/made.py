@@ -14,12 +14,7 @@ from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Goodbye,
-    Roster,
-    vote_statement,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster, vote_statement
 from p2p_diloco.protocol.roster_book import RosterBook
 
 NO_SIGNATURE = bytes(64)

@@ -16,10 +16,7 @@ from p2p_diloco.protocol.ballot import Proposal
 from p2p_diloco.protocol.grid import grid_order, keep_places
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_message
-from p2p_diloco.protocol.roster import (
-    MOST_MEMBERS,
-    Roster,
-)
+from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster
 from p2p_diloco.protocol.roster_delta import (
     CertifiedDelta,
     ProposalDelta,

@@ -16,13 +16,7 @@ from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Goodbye,
-    Roster,
-    founding_roster,
-    founding_statement,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.link_keeper import LinkKeeper

@@ -14,10 +14,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Bond
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
-    CertifiedRoster,
-    Goodbye,
-)
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
 from p2p_diloco.trainer.founding import found_roster
 from p2p_diloco.trainer.peer_memory import (
     ADDRESSES_FILE,
