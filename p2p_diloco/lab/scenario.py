@@ -83,7 +83,7 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Iterable[FaultKind])
     num_peers = round(math.exp(smallest + (largest - smallest) * rng.random() ** FAVOURS_SMALL))
     num_peers = min(max(num_peers, peers[0]), peers[1])
     num_spans = tuple(rng.randint(1, 3) for _ in range(rng.choice([1, 2, 2, 2, 3] if num_peers < 24 else [2])))
-    chosen = [kind for kind in FaultKind if kind in set(kinds) and rng.random() < 0.5]
+    chosen = [kind for kind in FaultKind if kind in set(kinds) - {FaultKind.THIN} and rng.random() < 0.5]
     bad_from = ROUND_SECONDS * (len(num_spans) + rng.random())
     rounds = FEWEST_FAULTY_ROUNDS + (rng.randrange(16) if num_peers < 16 else rng.randrange(3))
     bad_until = bad_from + ROUND_SECONDS * rounds
@@ -91,6 +91,8 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Iterable[FaultKind])
     drawn_peers = _draw_peers(rng, num_peers, helper, FaultKind.CLOCK in chosen, FaultKind.SPEED in chosen, bad_until)
     names = [peer.name for peer in drawn_peers] + ([FOUNDER] if helper else [])
     strikes = _draw_strikes(rng, names, [kind for kind in chosen if kind in STRIKES], bad_from, bad_until)
+    if FaultKind.THIN in set(kinds):
+        strikes = tuple(sorted((*strikes, *_draw_thin_lines(seed, names, bad_from, bad_until)), key=lambda one: one.at))
     return Scenario(
         seed=seed,
         helper=helper,
@@ -144,6 +146,13 @@ def _draw_strikes(
             continue
         strikes.append(_draw_strike(rng, names, kind, bad_from, bad_until))
     return tuple(sorted(strikes, key=lambda fault: fault.at))
+
+
+def _draw_thin_lines(seed: int, names: list[str], bad_from: float, bad_until: float) -> tuple[Strike, ...]:
+    """Draw them by themselves: all else that a seed stands for is what it was before there were any."""
+    rng = random.Random(f"thin lines of {seed}")
+    number = rng.choice([0, 0, 1, 2, 4])
+    return tuple(_draw_strike(rng, names, FaultKind.THIN, bad_from, bad_until) for _ in range(number))
 
 
 def _draw_strike(rng: random.Random, names: list[str], kind: FaultKind, bad_from: float, bad_until: float) -> Strike:

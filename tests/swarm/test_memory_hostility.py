@@ -63,11 +63,11 @@ def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan]
 @pytest.mark.parametrize(
     ("frame", "lane", "says"),
     [
-        (b"\x03", Lane.CONTROL, "frame ends early"),
+        (b"\x04", Lane.CONTROL, "frame ends early"),
         (b"\x09" + bytes(40), Lane.CONTROL, "protocol version 9"),
-        (b"\x03\xff" + bytes(40), Lane.BULK, "kind 255"),
-        (b"\x03\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
-        (b"\x03\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
+        (b"\x04\xff" + bytes(40), Lane.BULK, "kind 255"),
+        (b"\x04\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
+        (b"\x04\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
     ],
     ids=["short", "version", "kind", "lane", "count"],
 )
