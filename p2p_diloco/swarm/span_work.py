@@ -9,15 +9,13 @@ Legend: N = elements of one span.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from p2p_diloco.codec.blocks import BlockParts, Bytes, ScaleBits, parts_of
+from p2p_diloco.codec.blocks import BlockParts, parts_of
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
@@ -33,13 +31,6 @@ from p2p_diloco.outer.vector import Vector, is_vector
 from p2p_diloco.swarm.vector_work import Codecs, encode_contribution
 
 _NOTHING = BlockParts(frozen(np.empty(0, dtype=np.uint16)), frozen(np.empty(0, dtype=np.uint8)))
-
-
-SpanEncoder = Callable[[ScaleBits, Bytes, NDArray[np.int64]], float]
-"""Encodes φ − θ into scales and codes, with the sum of the squared codes of each block.
-
-Returns the sum of the squares of φ − θ; NaN when a value is not finite.
-"""
 
 
 class SentSpan(NamedTuple):
@@ -64,8 +55,7 @@ def contribute_span(
 
     Args and errors: those of `prepare_contribution` and `record_contribution`.
     """
-    encode = span_encoder(codec, state.anchor_N, local_N)
-    found = encode_at_once(state, in_flight, encode, round_index=round_index, codec=codec, kappa=kappa)
+    found = _contribute_at_once(state, in_flight, local_N, round_index, codec, kappa)
     payload: bytes | memoryview
     if found is None:
         prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index, kappa=kappa)
@@ -113,38 +103,25 @@ def follow_span(
     )
 
 
-def encode_at_once(
-    state: SpanState,
-    in_flight: InFlight,
-    encode: SpanEncoder | None,
-    *,
-    round_index: int,
-    codec: Codec,
-    kappa: float,
+def _contribute_at_once(
+    state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, kappa: float
 ) -> tuple[float, bytes | memoryview] | None:
-    """Return norm and encoding of the pseudo-gradient; None where there is something to be seen to first.
-
-    Args:
-        encode: φ − θ of this span, in 4-bit codes; None where nothing does it at once.
-    """
-    if encode is None or len(in_flight) or round_index <= state.head.round:
+    """Return norm and encoding; None where there is something to be seen to first."""
+    loops = _loops_for(codec, state.anchor_N, local_N)
+    if loops is None or len(in_flight) or round_index <= state.head.round:
         return None
-    room = passing_bytes(codec.encoded_bytes(state.elements))
-    scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
+    assert isinstance(codec, Int4Codec)
+    elements = len(local_N)
+    room = passing_bytes(codec.encoded_bytes(elements))
+    encoded = np.frombuffer(room, dtype=np.uint8)
+    scale_bits_B, packed = parts_of(encoded, elements)
     squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
-    norm, limit = math.sqrt(encode(scale_bits_B, packed, squares_B)), norm_limit(state, kappa)
+    both = (frozen(state.anchor_N), frozen(local_N))
+    squared = loops.contribute4(*both, *codec.loop_limits(), scale_bits_B, packed, squares_B)
+    norm, limit = math.sqrt(squared), norm_limit(state, kappa)
     if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
         return None
     return norm, room.toreadonly()
-
-
-def span_encoder(codec: Codec, anchor_N: Vector, local_N: Vector) -> SpanEncoder | None:
-    """Return what encodes φ − θ on the host in one pass, if anything does."""
-    loops = _loops_for(codec, anchor_N, local_N)
-    if loops is None:
-        return None
-    assert isinstance(codec, Int4Codec)
-    return partial(loops.contribute4, frozen(anchor_N), frozen(local_N), *codec.loop_limits())
 
 
 def _follow_at_once(

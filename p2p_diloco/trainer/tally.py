@@ -94,7 +94,8 @@ class Tally:
         if share == FULL_SHARE:
             text = "this peer's line has room enough again to average as much as any"
         else:
-            text = f"this peer's line carries {share / EQUAL_SHARE:g} of an equal share of averaging; it is dealt less"
+            part = f"{share / EQUAL_SHARE:g} of an equal share of averaging"
+            text = f"this peer's line carries {part}; wider lines average more"
         self.report("share", text, averaging_share=share / EQUAL_SHARE)
 
     def status(
