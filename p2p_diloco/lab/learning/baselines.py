@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.learning.algorithm import Algorithm, Model, radial_mean
 from p2p_diloco.lab.learning.learners import Learners
@@ -21,9 +22,9 @@ from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector
 
 BFLOAT16_BYTES, FLOAT16_BYTES, FLOAT32_BYTES = 2.0, 2.0, 4.0
-E3M0_BYTES = 0.5
 _E3M0_EXPONENTS = 7
 """Eight codes of three bits: seven powers of two and zero."""
+_E3M0_LEAST = 1.0 - _E3M0_EXPONENTS
 _E3M0_BLOCK = 128
 
 
@@ -262,6 +263,12 @@ def as_float16(vector_N: Vector) -> Vector:
     return half_N
 
 
+def as_int4(vector_N: Vector) -> Vector:
+    """Return the vector as p2p_diloco's four bits carry it, for those whose own four bits are not published."""
+    codec = codec_named("int4")
+    return codec.decode(codec.encode(vector_N), len(vector_N))
+
+
 def as_e3m0(vector_N: Vector) -> Vector:
     """Return the vector in four bits: a sign and a power of two, relative to the largest of each 128 elements.
 
@@ -271,8 +278,9 @@ def as_e3m0(vector_N: Vector) -> Vector:
     blocks_BK = np.pad(vector_N, (0, padded)).reshape(-1, _E3M0_BLOCK)
     largest_B1 = np.abs(blocks_BK).max(axis=1, keepdims=True)
     shares_BK = np.abs(blocks_BK) / np.where(largest_B1 > 0, largest_B1, 1)
-    exponents_BK = np.round(np.log2(np.maximum(shares_BK, 2.0**-40)))
-    powers_BK = np.where(exponents_BK > -_E3M0_EXPONENTS, np.exp2(exponents_BK), 0.0)
+    # The nearest power: the border between two of them is their mean, one and a half times the smaller.
+    exponents_BK = np.floor(np.log2(np.maximum(shares_BK, 2.0**-40) / 1.5)) + 1.0
+    powers_BK = np.where(shares_BK < 2.0**-_E3M0_EXPONENTS, 0.0, np.exp2(np.maximum(exponents_BK, _E3M0_LEAST)))
     decoded_BK = np.sign(blocks_BK) * powers_BK * largest_B1
     decoded_N: Vector = decoded_BK.reshape(-1)[: len(vector_N)].astype(np.float32)
     return decoded_N

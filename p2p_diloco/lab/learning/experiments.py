@@ -8,7 +8,7 @@ from typing import Any
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.scope import Scope, baselines, often
+from p2p_diloco.lab.learning.scope import Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import CURVE_POINTS, OURS, Setting
 
 FEW, MANY = 2, 8
@@ -173,7 +173,7 @@ _VARIATIONS = {
 
 
 def _parity(scope: Scope) -> Experiment:
-    rows = (scope.ours(), *often(scope), *baselines(scope))
+    rows = (scope.ours(), *often(scope), *baselines(scope), *others_often(scope))
     return Experiment(
         question="does it learn as well as one machine, and as well as what others do?",
         settings=tuple(replace(row, points=CURVE_POINTS) for row in rows),

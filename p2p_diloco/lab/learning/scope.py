@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
+from p2p_diloco.lab.estimate import OUTER_OF_SHORT_CYCLES, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
 RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
@@ -73,6 +73,7 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "textbook-diloco": (1.0, 0.0),
         "streaming-diloco": (0.7, 0.3),
         "decoupled-diloco": (0.5, 0.3),
+        "decoupled-diloco-int4": (0.5, 0.3),
         "noloco": (0.7, 0.3),
         "delta-only-groups": (1.0, 0.0),
         "opendiloco": (1.0, 0.0),
@@ -82,14 +83,23 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "textbook-diloco": (1.0, 0.3),
         "streaming-diloco": (1.0, 0.5),
         "decoupled-diloco": (0.5, 0.5),
+        "decoupled-diloco-int4": (0.5, 0.5),
         "noloco": (1.0, 0.3),
         "delta-only-groups": (1.0, 0.3),
         "opendiloco": (1.0, 0.3),
     },
 }
 """Outer rate and momentum of each, as `tune` found them with either inside."""
-OUTER_OFTEN: dict[OptimizerName, tuple[float, float]] = {"adamw": (0.7, 0.3), "muon": (0.7, 0.5)}
-"""Ours in cycles of eight steps, as `outer --sync-every 8` found them with Muon inside; AdamW's are those of 32."""
+OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
+    "adamw": {OURS: (0.7, 0.3)},
+    "muon": {
+        OURS: (OUTER_OF_SHORT_CYCLES.learning_rate, OUTER_OF_SHORT_CYCLES.momentum),
+        "textbook-diloco": (0.7, 0.5),
+        "streaming-diloco": (1.0, 0.5),
+        "decoupled-diloco-int4": (0.5, 0.5),
+    },
+}
+"""The same in cycles of eight steps: ours as `outer --sync-every 8` found them, theirs by hand (docs/lab-log.md)."""
 OFTEN = 4
 """How much more often p2p_diloco exchanges for about half of the bytes that textbook DiLoCo sends."""
 
@@ -99,31 +109,48 @@ def often(scope: Scope) -> tuple[Setting, ...]:
 
     In as many fragments as `plan` would give it, and an entry comes in the last step of its round.
     """
-    steps = scope.sync_every // OFTEN
-    if steps < 8 or steps % 8:
+    steps = _short_cycle(scope)
+    if not steps:
         return ()
-    rate, momentum = OUTER_OFTEN[scope.optimizer]
+    rate, momentum = OUTER_OFTEN[scope.optimizer][OURS]
     fragments = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND)
     delay = steps // fragments - 1
     row = replace(scope, sync_every=steps).ours(name=f"{OURS}-every-{steps}", outer_rate=rate, momentum=momentum)
     return (replace(row, fragments=fragments, delay=delay),)
 
 
+def others_often(scope: Scope) -> tuple[Setting, ...]:
+    """Return what others do in cycles as short as ours; their delays stay the shares of a cycle that they are.
+
+    A share of eight steps is one step, in rounds of two: shorter than real islands keep to, which is kind to them.
+    """
+    steps, pairs = _short_cycle(scope), OUTER_OFTEN[scope.optimizer]
+    rows = baselines(replace(scope, sync_every=steps)) if steps else ()
+    return tuple(
+        replace(row, name=f"{row.name}-every-{steps}", outer_rate=pairs[row.system][0], momentum=pairs[row.system][1])
+        for row in rows
+        if row.system in pairs
+    )
+
+
+def _short_cycle(scope: Scope) -> int:
+    steps = scope.sync_every // OFTEN
+    return 0 if steps % 8 else steps
+
+
 def baselines(scope: Scope) -> tuple[Setting, ...]:
     """Return all that others do, with figures tuned for them."""
     plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
     parted = replace(plain, fragments=4)
+    decoupled = replace(
+        parted, delay=max(1, scope.sync_every // 16), is_radial=True, weights_by_tokens=True, system="decoupled-diloco"
+    )
     rows = (
         replace(plain, system="data-parallel"),
         replace(plain, system="textbook-diloco"),
         replace(parted, system="streaming-diloco", delay=scope.ours().delay, alpha=0.5),
-        replace(
-            parted,
-            system="decoupled-diloco",
-            delay=max(1, scope.sync_every // 16),
-            is_radial=True,
-            weights_by_tokens=True,
-        ),
+        decoupled,
+        replace(decoupled, system="decoupled-diloco-int4"),
         replace(plain, system="noloco"),
         replace(plain, system="delta-only-groups"),
         replace(plain, system="opendiloco"),

@@ -35,6 +35,10 @@ from p2p_diloco.swarm.vector_work import Codecs
 OURS = "p2p-diloco"
 SLOWNESS = 4
 WARMUP_SHARE = 0.08
+PARTED = frozenset({OURS, "streaming-diloco", "decoupled-diloco", "decoupled-diloco-int4"})
+"""Systems that exchange the model in fragments, and train while they do."""
+INT4_BYTES = 4.25 / 8
+"""For each parameter, scales told. What comes down in four bits is counted so, and comes whole."""
 CURVE_POINTS = 12
 """Of rows whose curve is drawn."""
 
@@ -228,7 +232,7 @@ def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -
 
 
 def _fragments(setting: Setting) -> int:
-    return setting.fragments if setting.system in (OURS, "streaming-diloco", "decoupled-diloco") else 1
+    return setting.fragments if setting.system in PARTED else 1
 
 
 def make_algorithm(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
@@ -311,6 +315,9 @@ SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
         setting, learners, baselines.as_e3m0, 0.5 * _ring(setting), 0.5 * _ring(setting)
     ),
     "decoupled-diloco": lambda setting, learners, seed: _central(setting, learners, baselines.as_float32, 4.0, 4.0),
+    "decoupled-diloco-int4": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_int4, INT4_BYTES, INT4_BYTES
+    ),
     "noloco": lambda setting, learners, seed: NoLoCo(
         learners,
         GossipRule(sync_every=setting.sync_every, group=2),

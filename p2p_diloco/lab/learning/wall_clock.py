@@ -7,9 +7,9 @@ blocks trains, then sends. Nothing is lost, nobody is late, latency is nought: k
 
 from __future__ import annotations
 
-from p2p_diloco.lab.learning.setting import OURS, Outcome, Setting
+from p2p_diloco.lab.learning.setting import PARTED, Outcome, Setting
 
-OVERLAPPING = frozenset({OURS, "streaming-diloco", "decoupled-diloco", "data-parallel"})
+OVERLAPPING = PARTED | {"data-parallel"}
 """Systems that train while they send; the others wait."""
 
 

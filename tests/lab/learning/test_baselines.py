@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scripted_learners import ScriptedLearners
 
+from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.learning.baselines import (
     CentralDiloco,
@@ -19,6 +20,7 @@ from p2p_diloco.lab.learning.baselines import (
     as_e3m0,
     as_float16,
     as_float32,
+    as_int4,
     draw_groups,
 )
 from p2p_diloco.outer.outer_step import OuterRule
@@ -143,9 +145,22 @@ def test_groups_hold_everybody_once_and_nobody_alone() -> None:
 
 
 def test_e3m0_knows_seven_powers_of_two_and_zero() -> None:
-    vector_N = np.array([8.0, -4.0, 3.2, 2.4, 1.0, -0.125, 0.06, 0.0], np.float32)
-    assert as_e3m0(vector_N).tolist() == [8.0, -4.0, 4.0, 2.0, 1.0, -0.125, 0.0, 0.0]
+    vector_N = np.array([8.0, -4.0, 3.2, 2.4, 1.0, -0.125, 0.07, 0.06, 0.0], np.float32)
+    assert as_e3m0(vector_N).tolist() == [8.0, -4.0, 4.0, 2.0, 1.0, -0.125, 0.125, 0.0, 0.0]
     assert as_e3m0(np.zeros(200, np.float32)).tolist() == [0.0] * 200
+
+
+def test_e3m0_takes_the_nearest_power() -> None:
+    values_N = np.append(np.geomspace(0.002, 0.999, 126), [1.0, -1.0]).astype(np.float32)
+    powers = np.array([0.0, *(2.0**-i for i in range(7))])
+    nearest_N = [min(powers, key=lambda power: abs(power - abs(value))) * np.sign(value) for value in values_N]
+    assert as_e3m0(values_N).tolist() == nearest_N
+
+
+def test_four_bits_as_decoupled_diloco_sends_them_are_of_the_codec() -> None:
+    vector_N = np.random.Generator(np.random.Philox(key=3)).standard_normal(200, dtype=np.float32)
+    codec = codec_named("int4")
+    assert as_int4(vector_N).tolist() == codec.decode(codec.encode(vector_N), 200).tolist()
 
 
 def test_float16_rounds_as_float16_does() -> None:

@@ -27,7 +27,8 @@ def test_parity_compares_with_all_that_others_do() -> None:
     rows = [setting.name for setting in experiment_named("parity", Scope()).settings]
     assert rows == [
         "p2p-diloco", "p2p-diloco-every-8", "data-parallel", "textbook-diloco", "streaming-diloco", "decoupled-diloco",
-        "noloco", "delta-only-groups", "opendiloco",
+        "decoupled-diloco-int4", "noloco", "delta-only-groups", "opendiloco", "textbook-diloco-every-8",
+        "streaming-diloco-every-8", "decoupled-diloco-int4-every-8",
     ]  # fmt: skip
 
 

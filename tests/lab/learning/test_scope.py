@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, OUTER_OFTEN, RATES, Scope, baselines, often
+from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, OUTER_OFTEN, RATES, Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
 
 
@@ -34,8 +36,21 @@ def test_in_shorter_cycles_ours_has_outer_figures_of_its_own_and_the_rounds_that
     assert (setting.fragments, setting.delay) == (2, 3)
     (longer,) = often(Scope(size="micro", sync_every=128))
     assert (longer.sync_every, longer.fragments, longer.delay) == (32, 4, 7)
-    assert (setting.outer_rate, setting.momentum) == OUTER_OFTEN["muon"]
+    assert (setting.outer_rate, setting.momentum) == OUTER_OFTEN["muon"][OURS]
     assert often(Scope(sync_every=16)) == often(Scope(sync_every=40)) == ()
+
+
+def test_in_shorter_cycles_others_are_what_they_were() -> None:
+    scope = Scope(size="micro")
+    others = {row.system: row for row in baselines(scope)}
+    short = others_often(scope)
+    assert {row.system for row in short} == OUTER_OFTEN["muon"].keys() - {OURS}
+    for row in short:
+        assert (row.name, row.sync_every) == (f"{row.system}-every-8", 8)
+        pair, long = OUTER_OFTEN["muon"][row.system], others[row.system]
+        delay = row.delay if long.delay else 0
+        assert replace(long, name=row.name, sync_every=8, delay=delay, outer_rate=pair[0], momentum=pair[1]) == row
+    assert others_often(Scope(sync_every=16)) == ()
 
 
 def test_muon_has_a_rate_of_its_own() -> None:
