@@ -78,8 +78,12 @@ disasters: $(STAMP)
 # What was played is kept, so this may be stopped at any time.
 KEPT := docs/results/outcomes.jsonl
 learning: $(STAMP)
-	for islands in 4 8 16; do $(BIN)/p2p-diloco experiment parity --islands $$islands --keep $(KEPT) || exit 1; done
-	for name in mixed loss bits sync radial; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
+	for islands in 4 8 16; do $(BIN)/p2p-diloco experiment parity --size micro --islands $$islands --seeds 4 --keep $(KEPT) || exit 1; done
+	for name in mixed loss bits sync outer merge; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
+	for seeds in 1 8; do $(BIN)/p2p-diloco experiment parity --seeds $$seeds --keep $(KEPT) || exit 1; done
+	$(BIN)/p2p-diloco experiment loss --rows 25%-lost,none-lost --keep $(KEPT)
+	$(BIN)/p2p-diloco experiment parity --size small --rows p2p-diloco-every-8,data-parallel --seeds 1 --keep $(KEPT)
+	for name in parity bits loss merge mixed; do $(BIN)/p2p-diloco experiment $$name --size micro --optimizer adamw --keep $(KEPT) || exit 1; done
 
 results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"

@@ -3,11 +3,13 @@
     make results
 
 Nothing is trained here: trials that are not kept are left out, and rows without any trial do not appear, nor tables of
-fewer than three rows.
+fewer than three rows. Trials are found by the text they were played with, the source of one Python's standard library:
+with another Python none is found, and nothing is written.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,6 +78,7 @@ def gap_lines(trials: Trials) -> list[str]:
         loss = fmean(outcome.loss for outcome in outcomes)
         sent = fmean(outcome.bytes_sent_per_parameter for outcome in outcomes)
         gap = "" if outcomes is first or not seeds else _gap(_of(first, seeds), _of(outcomes, seeds))
+        gap += f" ({len(seeds)} of them)" if gap and len(seeds) < max(len(first), len(outcomes)) else ""
         lines.append(f"| {setting.name} | {len(outcomes)} | {loss:.4f} | {sent:,.2f} | {gap} |")
     return lines
 
@@ -151,10 +154,21 @@ def _gap(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
 def main() -> None:
     """Draw all there is, and write its tables."""
     mpl.rcParams.update({"svg.hashsalt": "p2p_diloco", "svg.fonttype": "none"})
-    lines = ["# Tables of the bench of learning", "", "Written by `make results` from the trials in `outcomes.jsonl`."]
+    text = open_corpus(None).fingerprint.hex()
+    lines = [
+        "# Tables of the bench of learning",
+        "",
+        "Written by `make results` from the trials in `outcomes.jsonl`. Gaps are of paired seeds: of all",
+        "that both rows have, or of as many as stand beside them.",
+        "",
+        f"The text is the source of Python {platform.python_version()}'s standard library, SHA-256 `{text[:16]}…`;",
+        "another Python's is another text, with other losses.",
+    ]
+    found = len(lines)
     for optimizer in OPTIMIZERS:
-        for islands in (4, 8, 16):
-            lines += _parity(Scope(islands=islands, optimizer=optimizer))
+        for size in ("tiny", "micro"):
+            for islands in (4, 8, 16):
+                lines += _parity(Scope(size=size, islands=islands, optimizer=optimizer))
     for name in sorted(EXPERIMENTS.keys() - {"parity"}):
         for optimizer in OPTIMIZERS if name != "inner" else OPTIMIZERS[:1]:
             for size in ("micro", "tiny"):
@@ -162,6 +176,10 @@ def main() -> None:
                 lines += _table(name, options, Scope(size=size, optimizer=optimizer), fewest_rows=FEWEST_ROWS)
     for name, options, scope in BESIDE:
         lines += _table(name, options, scope)
+    if len(lines) == found:
+        raise SystemExit(
+            f"outcomes.jsonl has no trial with this Python's library as text ({text[:16]}…): it was another Python's"
+        )
     (HERE / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -183,18 +201,20 @@ def _parity(scope: Scope) -> list[str]:
         return []
     (setting, ours), *_ = trials.items()
     step_seconds = fmean(outcome.seconds for outcome in ours) / (setting.ticks * setting.islands)
-    name = f"parity-{scope.islands}{'' if scope.optimizer == OPTIMIZERS[0] else '-' + scope.optimizer}"
+    size = "" if scope.size == Scope().size else f" --size {scope.size}"
+    name = "-".join(["parity", str(scope.islands), *(size.split()[1:]), *_words(scope.optimizer).split()[1:]])
     draw_curves(trials, step_seconds, HERE / f"{name}.svg")
-    options = f"--islands {scope.islands}{_words(scope.optimizer)}"
+    options = f"--islands {scope.islands}{size}{_words(scope.optimizer)}"
     return [
         "",
-        f"## parity, {scope.islands} islands, {scope.optimizer}",
+        f"## parity, {scope.size} model, {scope.islands} islands, {scope.optimizer}",
         "",
         f"`p2p-diloco experiment parity {options}`; ![curves]({name}.svg)",
         "",
         *gap_lines(trials),
         "",
-        f"A step takes {1e3 * step_seconds:.0f} ms of a core. Seconds to the loss that p2p-diloco ends with:",
+        f"A step takes {1e3 * step_seconds:.0f} ms of a core. Seconds to the last loss of {setting.name}'s curve,",
+        "which is judged by a quarter of the held-out text, and before what is under way after the last step has come:",
         "",
         *time_lines(trials, step_seconds),
     ]
