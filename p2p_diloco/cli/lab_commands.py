@@ -127,8 +127,8 @@ def add_experiment(app: App) -> None:
         Parameters
         ----------
         name
-            parity, mixed, loss, bits, outer, merge, radial, sync, fragments, schedule, residual, moments, inner, churn,
-            void, topics, rate or tune
+            parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual, moments, inner,
+            churn, void, topics, rate or tune
         quick
             two seeds of the micro model
         size

@@ -152,6 +152,27 @@ _VARIATIONS = {
         rows={f"every-{steps}": {"sync_every": steps, "delay": steps // 8} for steps in (32, 8, 16, 64, 128, 256)},
         seeds=FEW,
     ),
+    "short": Variations(
+        question="how short may a cycle be, and what does an entry cost that comes late in it?",
+        rows={
+            f"every-{steps}-delay-{delay}": {
+                "sync_every": steps,
+                "fragments": fragments,
+                "delay": delay,
+                "outer_rate": rate,
+                "momentum": momentum,
+            }
+            for steps, fragments, delay, rate, momentum in (
+                (8, 2, 3, 0.7, 0.5),
+                (8, 4, 1, 0.7, 0.3),
+                (4, 1, 3, 0.7, 0.3),
+                (4, 1, 2, 0.7, 0.3),
+                (4, 2, 1, 1.0, 0.0),
+                (2, 1, 1, 1.0, 0.0),
+            )
+        },
+        seeds=FEW,
+    ),
     "fragments": Variations(
         question="in how many parts?",
         rows={f"{parts}-fragments": {"fragments": parts} for parts in (4, 1, 2, 8)},
