@@ -29,10 +29,10 @@ LARGEST_FRAGMENT = 500_000_000
 WANTED_FRAGMENTS, MOST_FRAGMENTS = 4, 24
 STEPS_OF_A_ROUND = 4
 """At least, for islands contribute at step borders and only in the first half of a round: two of them lie in it."""
-SHORT_CYCLE_STEPS = 8
+SHORT_CYCLE_STEPS = 16
 """Cycles of so few steps, or fewer, want a smaller outer step: few steps are nearly a step of all islands together."""
 OUTER, OUTER_OF_SHORT_CYCLES = OuterRule(), OuterRule(learning_rate=0.7)
-"""Found by `p2p-diloco experiment outer`, with Muon inside, at 32 and at 8 steps (docs/lab-log.md)."""
+"""Found by `p2p-diloco experiment outer`, with Muon inside, at 32, 16 and 8 steps (docs/lab-log.md)."""
 SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 SHARE_OF_CORES = 0.1

@@ -291,13 +291,9 @@ class Swarm(Player):
 
     def _drop_start(self, machine: Machine, local: float) -> None:
         """Hold the start no longer than it is needed, as a session does that does not train."""
-        engine = machine.running
-        roster = engine.book.in_force
-        if roster is None or roster.k == 0 or not engine.serves_state or engine.is_hub:
-            return
-        if any(beat.ready for beat in engine.membership.alive(local).values()):
+        if machine.running.holds_needlessly(local):
             machine.vectors.drop()
-            engine.drop_state()
+            machine.running.drop_state()
 
     def _checkpoint_later(self, machine: Machine) -> None:
         seconds = self.rng.uniform(*CHECKPOINT_ROUNDS) * self.rules.clock.round_seconds

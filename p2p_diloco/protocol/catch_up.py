@@ -75,12 +75,16 @@ class CatchUp:
         """Fetch the entry that follows this peer's head of `span`."""
         self._wanted.setdefault(span, (Want.ENTRY, donor))
 
-    def adopt(self) -> None:
-        """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
+    def forget(self) -> None:
+        """Fetch nothing of what is wanted now."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
         for asked in (self._servers, self._first_asked, self._sources):
             asked.clear()
+
+    def adopt(self) -> None:
+        """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
+        self.forget()
         self.scrub.begin_again()
         self._unadopted = set(range(len(self._rules.num_spans)))
         self.is_adopting = True
@@ -111,44 +115,56 @@ class CatchUp:
             return []
         return [self._send(donor, ContentRequest(fragment=fragment), now)]
 
-    def pump(self, donors: Sequence[PeerId], now: float) -> list[Action]:
-        """Send what can be asked now: unanswered requests again, to another donor, and those that wait."""
+    def pump(self, donors: Sequence[PeerId], now: float, sources: Sequence[PeerId] | None = None) -> list[Action]:
+        """Send what can be asked now: unanswered requests again, to another donor, and those that wait.
+
+        Args:
+            donors: to ask for entries, and for spans that one of them is preferred for.
+            sources: to ask for other spans; None: the donors.
+        """
         for span in [span for span, (_, ahead) in self._targets.items() if ahead not in donors]:
             del self._targets[span]  # who cannot be asked must not be waited for
         self._donors.look(now)
-        actions = self._give_up_on(donors, now)
-        sound = self._donors.sound(donors, now)
+        everybody = list(dict.fromkeys([*donors, *(sources or ())]))
+        actions = self._give_up_on(everybody, now)
+        sound, wide = (self._donors.sound(some, now) for some in (donors, donors if sources is None else sources))
+        self._take_back_for(wide)
         left = {want: window.size for want, window in self._windows.items()}
-        load = {want: dict.fromkeys(donors, 0) for want in Want}
+        load = {want: dict.fromkeys(everybody, 0) for want in Want}
         for span, asked in self._asked.items():
             want = self._wanted[span][0]
             load[want][asked.donor] = load[want].get(asked.donor, 0) + 1
             left[want] -= 1
         # Entries, from whoever has them: one that is shunned may be the only one ahead.
-        for want, able in ((Want.ENTRY, donors), (Want.SPAN, sound)):
+        for want, able, preferable in ((Want.ENTRY, donors, donors), (Want.SPAN, wide, sound)):
             if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
                 continue  # while a transfer runs, nearly always
             for span in self._waiting(want):
                 free = [donor for donor in able if load[want][donor] < MOST_ASKED_PER_DONOR[want]]
                 if not free or left[want] <= 0:
                     break
-                preferred = self._wanted[span][1]
-                donor = self._choose(span, free, preferred, load[want])
+                donor = self._wanted[span][1]
+                if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
+                    donor = _least_loaded(span, free, load[want])
                 load[want][donor] += 1
                 left[want] -= 1
                 actions.append(self._ask(span, want, donor, now))
         return actions
 
+    def _take_back_for(self, sources: Sequence[PeerId]) -> None:
+        """Take spans back from donors that were asked when there were no better ones, as many as those can serve."""
+        asked_here = sum(asked.donor in sources for asked in self._asked.values())
+        spare = MOST_ASKED_PER_DONOR[Want.SPAN] * len(sources) - asked_here
+        for span, asked in list(self._asked.items()):
+            is_span, is_preferred = self._wanted[span][0] is Want.SPAN, self._wanted[span][1] == asked.donor
+            if spare > 0 and is_span and not is_preferred and asked.donor not in sources:
+                del self._asked[span]
+                spare -= 1
+
     def _waiting(self, want: Want) -> list[SpanId]:
         """Return what nobody was asked for yet; first the spans of which something has come."""
         waiting = [span for span, (what, _) in self._wanted.items() if what is want and span not in self._asked]
         return sorted(waiting, key=lambda span: span not in self._transfers) if want is Want.SPAN else waiting
-
-    @staticmethod
-    def _choose(span: SpanId, free: Sequence[PeerId], preferred: PeerId | None, load: Mapping[PeerId, int]) -> PeerId:
-        if preferred is not None and preferred in free:
-            return preferred
-        return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))
 
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         window = self._windows[want]
@@ -375,3 +391,7 @@ class CatchUp:
         self._transfers.pop(span, None)
         self._servers.pop(span, None)
         self._first_asked.pop(span, None)
+
+
+def _least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:
+    return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.grid import num_rows
-from p2p_diloco.protocol.member import FULL_SHARE
+from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
 
 USABLE_SHARE = 0.85
 """Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""
-
-
-EQUAL_SHARE = FULL_SHARE // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,16 +108,15 @@ class PeerEngine:
             self.chains.set_head(span, head)
         self._repair.serves_state = True
 
+    def holds_needlessly(self, now: float) -> bool:
+        """Tell whether a peer that does not train may drop what it holds: it is no hub, and others can give it."""
+        return self._repair.is_needless(now)
+
     def drop_state(self) -> None:
-        """Hold no vectors any more. A hub must go on holding them: ask `is_hub` first."""
-        self._repair.serves_state = False
+        """Hold no vectors any more. Ask `holds_needlessly` first."""
+        self._repair.drop()
         for span in self.rules.span_elements:
             self.chains.drop_head(span)
-
-    @property
-    def is_hub(self) -> bool:
-        """Tell whether no member can be dialled, so that this peer holds, reduces and passes on for all of them."""
-        return self.membership.is_hub()
 
     def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
         """Found the run: this peer holds the start and is, if it trains, ready at once."""
@@ -172,10 +171,13 @@ class PeerEngine:
         begun = self._turns.tick(now)
         if begun is not None:
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
-            contributes = self.serves_state and self.catch_up.is_complete()
+            waits, said = self._repair.followers.wait_for(now)
+            contributes = self.serves_state and self.catch_up.is_complete() and not waits
             self._beacon.freeze(begun)
             self._repair.begin_round(begun)
-            actions += self._turns.turn(begun, contributes, now)
+            actions += said + self._turns.turn(begun, contributes, now)
+            if waits:
+                self._turns.waited()
         actions += self.exchange.tick(now)
         actions += self.membership.tick(now)
         actions += self._repair.pump(now)

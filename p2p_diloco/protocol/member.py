@@ -8,6 +8,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.wire import PEER, U32, Field, FrameReader, number
 
 FULL_SHARE = 8
+EQUAL_SHARE = FULL_SHARE // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

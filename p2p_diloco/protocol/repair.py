@@ -16,7 +16,9 @@ from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.followers import Followers
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
     ContentReply,
@@ -34,6 +36,8 @@ from p2p_diloco.protocol.transfer import CatchUpRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
 ASKS_IN_A_ROUND = 8
+ENOUGH_READY = 3
+"""Peers with thin lines that together serve newcomers as a founder does."""
 
 
 class Repair:
@@ -57,6 +61,8 @@ class Repair:
         self._pumped_at = float("-inf")
         self._scrub: int | None = None
         self._witnesses_asked_until = -math.inf
+        self.followers = Followers(rules=rules, membership=membership)
+        self._served_since = math.inf
 
     # -- what others may hear
 
@@ -71,14 +77,25 @@ class Repair:
 
         Only peers that go by the chain of rosters in force here: others hold what may have to be given up.
         """
-        alive = self._membership.alive(now)
-        book = self._membership.book
-        holders = sorted(
-            peer
-            for peer, beat in alive.items()
-            if beat.heads and peer in self._linked and book.is_on_chain(beat.roster)
-        )
-        return [peer for peer in holders if alive[peer].ready] or holders
+        roster = self._membership.book.in_force
+        hub = roster.hub() if roster is not None else None
+        has_begun = roster is not None and roster.k > 0
+        holders = {
+            peer: beat  # of a founder that is no hub the start is old, once there are members
+            for peer, beat in self._holders(now).items()
+            if beat.trains or peer == hub or not has_begun
+        }
+        return [peer for peer, beat in holders.items() if beat.ready] or list(holders)
+
+    def sources(self, now: float) -> list[PeerId]:
+        """Return linked peers to fetch whole spans from: a span is long, and a thin line has enough to do.
+
+        Donors whose line has room to spare; where there are none a founder that holds the start still.
+        """
+        holders = self._holders(now)
+        donors = self.donors(now)
+        wide = [peer for peer in donors if holders[peer].share == FULL_SHARE]
+        return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors
 
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
         """Tell whether a peer on our chain that has just sent this is one of the donors."""
@@ -94,6 +111,37 @@ class Repair:
         """
         heard = self._membership.heard.get(sender)
         return heard is not None and heard.heartbeat.roster == self._membership.book.in_force_digest
+
+    def _holders(self, now: float) -> dict[PeerId, Heartbeat]:
+        book = self._membership.book
+        return {
+            peer: beat
+            for peer, beat in sorted(self._membership.alive(now).items())
+            if beat.heads and peer in self._linked and book.is_on_chain(beat.roster)
+        }
+
+    def is_needless(self, now: float) -> bool:
+        """Tell whether others can give what this peer holds without training; ask about once a second.
+
+        They must have been able to for a while: who has just become ready has not said yet what its line carries.
+        """
+        self._served_since = min(self._served_since, now) if self._others_serve(now) else math.inf
+        return now - self._served_since >= self._rules.silence_seconds
+
+    def _others_serve(self, now: float) -> bool:
+        """Tell whether one that can be dialled has room to spare and is ready, or a few are and nobody fetches here."""
+        roster = self._membership.book.in_force
+        if not self.serves_state or roster is None or roster.k == 0 or self._membership.is_hub():
+            return False
+        ready = [beat for beat in self._membership.alive(now).values() if beat.ready]
+        if any(beat.can_be_dialled and beat.share == FULL_SHARE for beat in ready):
+            return True
+        return len(ready) >= ENOUGH_READY and not self.followers.are_fetching(now)
+
+    def drop(self) -> None:
+        """Hold no vectors any more, and fetch none."""
+        self.serves_state = False
+        self.catch_up.forget()
 
     # -- finding out
 
@@ -126,7 +174,9 @@ class Repair:
                     actions += catch_up.ask_heads(fragment, sender, now)
             elif self.serves_state:
                 catch_up.adopted(fragment)
-                actions += catch_up.ask_content(fragment, sender, now)
+                # Who is not ready yet becomes so by the word of donors, not of whoever stands where it stands.
+                if self._membership.ready or self._is_donor(sender, beat, now):
+                    actions += catch_up.ask_content(fragment, sender, now)
         return actions
 
     @property
@@ -152,7 +202,7 @@ class Repair:
         if self._is_left_alone(now):
             self.catch_up.stop_waiting()
         self.catch_up.want_everything()
-        actions = self.catch_up.pump(donors, now)
+        actions = self.catch_up.pump(donors, now, self.sources(now))
         if self.catch_up.is_complete():
             self.serves_state = True
             if self._membership.me.trains and not self._membership.ready and not self._membership.leaving:
@@ -162,6 +212,7 @@ class Repair:
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
         roster = self._membership.book.in_force
         assert roster is not None
+        self.catch_up.scrub.hear_only(donors)
         if not donors:
             if roster.member(self._membership.me.peer) is None or not self._is_left_alone(now):
                 return []
@@ -255,12 +306,14 @@ class Repair:
             case HeadsReply():
                 return self._take_heads(sender, message, now)
             case EntryRequest():
+                self.followers.asked(sender, now)
                 return [self._answer_entry(sender, message, now)]
             case EntryAbsent():
                 self.catch_up.heard(sender, now)
                 self.catch_up.entry_absent(sender, message.span, message.parent)
                 return self.pump(now)
             case SpanRequest() if self.serves_state and message.span in self._chains.heads:
+                self.followers.asked(sender, now)
                 return [_serving(sender, message)]
             case SpanReply() if message.span in self._rules.span_elements:
                 self.catch_up.heard(sender, now)

@@ -53,6 +53,11 @@ class Scrub:
         self._rebuilding.discard(span)
         self._rebuilt.discard(span)
 
+    def hear_only(self, donors: Collection[PeerId]) -> None:
+        """Forget what others than these have testified: they were asked when there was nobody better."""
+        for seen in self._witnesses.values():
+            seen.intersection_update(donors)
+
     def is_verified(self, donors: Collection[PeerId]) -> bool:
         """Tell whether as many of `donors` as can be asked, up to two, hold the same bytes of every fragment."""
         needed = min(WITNESSES, len(donors))

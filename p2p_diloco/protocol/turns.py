@@ -47,6 +47,10 @@ class Turns:
         if round_index == self.round:
             self._included_in_round += num_included
 
+    def waited(self) -> None:
+        """Hear that this peer makes no entries in this round of its own accord: its cycle is no void one."""
+        self._entries_in_cycle += 1
+
     def _close(self, closing: int, now: float) -> list[Action]:
         actions = self._exchange.close()
         collection = self._exchange.collection

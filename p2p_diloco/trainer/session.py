@@ -316,16 +316,11 @@ class PeerSession:
             self._tally.report("addresses", str(error))
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
-        roster = self._engine.book.in_force
-        others_hold_it = any(beat.ready for beat in self._engine.membership.alive(now).values())
-        if roster is None or roster.k == 0 or not others_hold_it or not self._engine.serves_state:
-            return
-        if self._engine.is_hub:
-            return  # nobody else can be dialled: all fetch here
-        if isinstance(self._replica, HeldState):
+        if isinstance(self._replica, HeldState) and self._engine.holds_needlessly(now):
             self._replica.drop()
             self._engine.drop_state()
             self._tally.phase = "training"
+            self._tally.report("start", "others hold the state now, and give it to whoever comes")
 
     async def _evaluate(self, watch: HeldOutWatch, island: IslandThread) -> None:
         while True:

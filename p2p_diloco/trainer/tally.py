@@ -9,9 +9,8 @@ from typing import Protocol
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.demand import EQUAL_SHARE
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import FULL_SHARE
+from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch

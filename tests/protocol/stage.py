@@ -344,7 +344,7 @@ class Stage:
         siblings.add(roster.digest())
         assert roster.level or len(siblings) == 1, "two children of one roster were certified by majorities (I8)"
         engine = machine.engine
-        if not machine.trains and roster.k > 0 and engine is not None and not engine.is_hub:
+        if not machine.trains and roster.k > 0 and engine is not None and not engine.membership.is_hub():
             engine.drop_state()
             machine.vectors.clear()
 

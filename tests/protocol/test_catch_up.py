@@ -54,6 +54,34 @@ def test_what_is_not_answered_goes_to_another_donor() -> None:
     assert len(fetch.pump([A, B], 3.1)) == 1
 
 
+def test_spans_are_asked_of_sources_and_of_the_donor_that_is_preferred() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    (send,) = fetch.pump([A], 0.0, [B])
+    assert isinstance(send, Send)
+    assert send.to == B
+    fetch.forget()
+    fetch.want_transfer(SPAN, A)
+    (send,) = fetch.pump([A, B], 0.0, [B])
+    assert isinstance(send, Send)
+    assert send.to == A, "who holds something else is asked for it, be its line thin"
+    assert fetch.pump([A, B], 0.1, [B]) == []
+
+
+def test_a_span_is_taken_back_when_a_better_source_comes_but_not_from_the_donor_that_is_preferred() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    assert fetch.pump([A], 0.1, [A]) == []
+    (send,) = fetch.pump([A], 0.1, [B])
+    assert isinstance(send, Send)
+    assert send.to == B
+    fetch.forget()
+    fetch.want_transfer(SPAN, A)
+    fetch.pump([A], 0.0)
+    assert fetch.pump([A], 0.1, [B]) == []
+
+
 def test_pieces_that_nobody_asked_for_are_dropped() -> None:
     fetch, _ = catch_up()
     assert fetch.take_span(A, piece(), 0.0) == []

@@ -284,8 +284,9 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
     machine = swarm.add("boot", trains=False, found=True)
     engine = machine.rules_engine
     assert engine.serves_state
-    assert not engine.is_hub
+    assert not engine.membership.is_hub()
     assert len(engine.closed_heads(0.0)) == 2
+    assert not engine.holds_needlessly(0.0)
     engine.drop_state()
     assert engine.closed_heads(0.0) == ()
     assert engine.donors(0.0) == []

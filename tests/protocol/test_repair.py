@@ -21,6 +21,8 @@ from p2p_diloco.protocol.actions import (
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.followers import Followers
+from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import (
     ContentReply,
     ContentRequest,
@@ -34,6 +36,7 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.repair import Repair
+from p2p_diloco.protocol.roster import CertifiedRoster
 
 A, B, C = ids(3)
 ROSTER = roster_1(2).roster
@@ -158,12 +161,100 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
     assert report.text == "ready: nobody else is here"
 
 
-def test_a_bystander_follows_nobody() -> None:
+def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repair:
+    """Return the page of one that does not train and holds the start, and has heard of others."""
     page = repair()
-    assert page.follows
-    page._membership = membership_of(peer_id("boot"), founding(), roster_1(2), trains=False)
+    page._membership = membership_of(peer_id("boot"), founding(), roster or roster_1(2), trains=False)
+    page.followers = Followers(rules=run_rules(), membership=page._membership)
+    for beat in beats:
+        page._membership.hear(beat, 0.0)
+    return page
+
+
+def ready(peer: PeerId, **changes: object) -> Heartbeat:
+    return heartbeat(peer, roster=ROSTER.digest(), heads=(fragment_head(),), **changes)
+
+
+def test_a_bystander_follows_nobody() -> None:
+    assert repair().follows
+    page = bystander()
     assert page.pump(0.0) == []
     assert page.compare(B, heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(-2),)), 0.0) == []
+
+
+def is_needless(page: Repair) -> bool:
+    """Tell whether a founder may drop the start, in the eyes of one that asks for as long as it takes."""
+    return any(page.is_needless(now) for now in (0.0, 0.5 * SILENCE, SILENCE))
+
+
+SILENCE = run_rules().silence_seconds
+
+
+def test_a_founder_holds_the_start_until_one_with_room_to_spare_is_ready() -> None:
+    assert not is_needless(bystander())
+    assert not is_needless(bystander(ready(A, ready=False)))
+    assert not is_needless(bystander(ready(A, share=7), ready(B, can_be_dialled=False)))
+    page = bystander(ready(A, share=7), ready(B))
+    assert is_needless(page)
+    page.drop()
+    assert not is_needless(page), "it holds nothing any more"
+
+
+def test_a_founder_gives_who_is_ready_the_time_to_say_what_its_line_carries() -> None:
+    page = bystander(ready(A))
+    assert not page.is_needless(0.0)
+    page._membership.hear(ready(A, share=7, sequence=2), 1.0)
+    assert not page.is_needless(1.0)
+    page._membership.hear(ready(A, sequence=3), 2.0)
+    assert not page.is_needless(2.0)
+    assert not page.is_needless(1.9 + SILENCE)
+    assert page.is_needless(2.0 + SILENCE)
+
+
+def test_three_thin_lines_are_enough_but_who_fetches_from_a_founder_ends_there() -> None:
+    joiner = peer_id("joiner")
+    page = bystander(ready(A, share=7), ready(B, share=1), ready(C, share=3), ready(joiner, ready=False))
+    assert is_needless(page)
+    page.take(joiner, SpanRequest(span=SPAN, version=sha256(b""), offset=0, most_bytes=1 << 16), 0.0)
+    assert not is_needless(page)
+    page._membership.hear(ready(joiner, share=1, sequence=2), 0.0)
+    assert is_needless(page)
+
+
+def test_a_hub_is_needed_whoever_is_ready() -> None:
+    unreachable = roster_1(2, dialable=False, helper=peer_id("boot"))
+    page = bystander(ready(A), ready(B, can_be_dialled=False), roster=unreachable)
+    assert page._membership.is_hub()
+    assert not is_needless(page)
+
+
+def test_what_is_dropped_is_fetched_no_more() -> None:
+    page = bystander(ready(A))
+    page.catch_up.want_entry(SPAN, A)
+    page.drop()
+    for span in ALL_SPANS:
+        page._chains.drop_head(span)
+    page._membership = membership_of(A, founding(), roster_1(2))
+    page._membership.hear(ready(B), 0.0)
+    asked = [action.message for action in page.pump(0.0) if isinstance(action, Send)]
+    assert asked
+    assert all(isinstance(message, SpanRequest) for message in asked)
+
+
+def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founder() -> None:
+    page, boot = repair(), peer_id("boot")
+    page._linked |= {C, boot}
+    page._membership.hear(ready(B, share=7, sequence=2), 0.0)
+    assert page.sources(0.0) == [B]
+    page._membership.hear(ready(boot, ready=False, trains=False), 0.0)
+    assert page.sources(0.0) == [boot]
+    page._linked.remove(B)
+    assert page.donors(0.0) == [], "what a founder holds is old: nobody is ready by its word"
+    assert page.sources(0.0) == [boot]
+    page._linked.add(B)
+    page._membership.hear(ready(C), 0.0)
+    assert page.sources(0.0) == [C]
+    assert page.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
 
 
 HEAD = head_of()

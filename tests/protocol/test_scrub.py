@@ -97,3 +97,14 @@ def test_what_differs_in_two_scrubs_is_unsettled() -> None:
     page.moved(SPAN)
     page.begin_again()
     assert not page.is_unsettled(SPAN)
+
+
+def test_who_is_no_donor_any_more_testifies_no_more() -> None:
+    scrub = Scrub(num_spans=(1,), answer_seconds=1.0, pause_seconds=1.0)
+    scrub.compared(A, 0, 1, (), 0.0)
+    assert scrub.is_verified([A])
+    assert not scrub.is_verified([A, B])
+    scrub.hear_only([B])
+    assert not scrub.is_verified([B])
+    scrub.compared(B, 0, 1, (), 0.0)
+    assert scrub.is_verified([B])

@@ -178,9 +178,7 @@ class MemorySwarm:
         while True:
             await asyncio.sleep(1.0)
             engine = machine.engine
-            roster = engine.book.in_force
-            others = any(beat.ready for beat in engine.membership.alive(self.unix_seconds()).values())
-            if roster is not None and roster.k > 0 and others and engine.serves_state and not engine.is_hub:
+            if engine.holds_needlessly(self.unix_seconds()):
                 assert machine.island is not None
                 machine.island.drop()
                 engine.drop_state()

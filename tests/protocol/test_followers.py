@@ -1,0 +1,79 @@
+"""Who fetches from this peer, and what waits for them."""
+
+from __future__ import annotations
+
+from fake_run import run_rules
+from made import founding, heartbeat, ids, membership_of, roster_1
+
+from p2p_diloco.protocol.followers import QUIET_SILENCES, TIMES_RETAINED, Followers
+from p2p_diloco.protocol.membership import Membership
+
+A, B, C = ids(3)
+QUIET = QUIET_SILENCES * run_rules().silence_seconds
+
+
+def followers(*, members: int = 1) -> tuple[Followers, Membership]:
+    membership = membership_of(A, founding(), roster_1(members))
+    return Followers(rules=run_rules(), membership=membership), membership
+
+
+def hear(membership: Membership, now: float, *, ready: bool = False, trains: bool = True) -> None:
+    sequence = 1 + int(10 * now)
+    beat = heartbeat(B, roster=roster_1(1).roster.digest(), ready=ready, trains=trains, sequence=sequence)
+    membership.hear(beat, now)
+
+
+def test_who_has_asked_a_moment_ago_and_is_not_ready_is_fetching() -> None:
+    page, membership = followers()
+    hear(membership, 0.0)
+    assert not page.are_fetching(0.0)
+    page.asked(B, 0.0)
+    page.asked(C, 0.0)
+    assert page.are_fetching(0.0), "B does; of C nothing is heard"
+    hear(membership, QUIET)
+    assert not page.are_fetching(QUIET)
+    page.asked(B, QUIET)
+    assert page.are_fetching(QUIET)
+    hear(membership, QUIET + 1.0, ready=True)
+    assert not page.are_fetching(QUIET + 1.0)
+
+
+def test_who_does_not_train_is_waited_for_by_nobody() -> None:
+    page, membership = followers()
+    hear(membership, 0.0, trains=False)
+    page.asked(B, 0.0)
+    assert not page.are_fetching(0.0)
+
+
+def test_a_lone_member_makes_no_entries_while_others_fetch_and_says_so_once() -> None:
+    page, membership = followers()
+    assert page.wait_for(0.0) == (False, [])
+    hear(membership, 0.0)
+    page.asked(B, 0.0)
+    waits, (report,) = page.wait_for(0.0)
+    assert waits
+    assert "entries wait for them" in str(report)
+    assert page.wait_for(1.0) == (True, [])
+    hear(membership, 2.0, ready=True)
+    assert page.wait_for(2.0) == (False, [])
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    page, membership = followers()
+    rules = run_rules()
+    most = TIMES_RETAINED * rules.retained_cycles * rules.clock.num_fragments
+    hear(membership, 0.0)
+    page.asked(B, 0.0)
+    assert sum(page.wait_for(0.0)[0] for _ in range(2 * most)) == most
+
+
+def test_of_several_members_nobody_waits_and_who_is_alone_again_waits_again() -> None:
+    page, membership = followers()
+    hear(membership, 0.0)
+    page.asked(B, 0.0)
+    while page.wait_for(0.0)[0]:
+        pass
+    page._membership = membership_of(A, founding(), roster_1(2))
+    assert page.wait_for(0.0) == (False, [])
+    page._membership = membership
+    assert page.wait_for(0.0)[0]
