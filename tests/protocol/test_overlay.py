@@ -58,3 +58,11 @@ def test_a_way_round_a_dead_link() -> None:
     assert next_hop(grid, source, to, direct) == to
     assert next_hop(grid, source, to, direct - {to}) in row_mates(grid, source)
     assert next_hop(grid, source, to, ()) is None
+
+
+def test_a_way_through_the_other_row_where_the_own_one_is_cut() -> None:
+    grid = grid_of(9, 9)
+    source, to = grid.columns[0][0], grid.columns[1][1]
+    beyond = grid.columns[0][1]
+    assert next_hop(grid, source, to, links(grid, source)) in row_mates(grid, source)
+    assert next_hop(grid, source, to, {beyond}) == beyond
