@@ -57,9 +57,7 @@ def test_what_is_not_answered_goes_to_another_donor() -> None:
 def test_spans_are_asked_of_sources_and_of_the_donor_that_is_preferred() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
-    (send,) = fetch.pump([A], 0.0, [B])
-    assert isinstance(send, Send)
-    assert send.to == B
+    assert [action.to for action in fetch.pump([A], 0.0, [B]) if isinstance(action, Send)] == [B]
     fetch.forget()
     fetch.want_transfer(SPAN, A)
     (send,) = fetch.pump([A, B], 0.0, [B])
@@ -73,9 +71,7 @@ def test_a_span_is_taken_back_when_a_better_source_comes_but_not_from_the_donor_
     fetch.want_everything()
     fetch.pump([A], 0.0)
     assert fetch.pump([A], 0.1, [A]) == []
-    (send,) = fetch.pump([A], 0.1, [B])
-    assert isinstance(send, Send)
-    assert send.to == B
+    assert [action.to for action in fetch.pump([A], 0.1, [B]) if isinstance(action, Send)] == [B]
     fetch.forget()
     fetch.want_transfer(SPAN, A)
     fetch.pump([A], 0.0)
