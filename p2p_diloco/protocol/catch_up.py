@@ -13,6 +13,7 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, ReplaceSpan, Send
 from p2p_diloco.protocol.chain import ChainBook, Remedy, choose_remedy
 from p2p_diloco.protocol.donors import Donors
+from p2p_diloco.protocol.heads_asked import HeadsAsked
 from p2p_diloco.protocol.messages import (
     ContentRequest,
     EntryRequest,
@@ -48,7 +49,7 @@ class CatchUp:
         self._wanted: dict[SpanId, tuple[Want, PeerId | None]] = {}
         self._asked: dict[SpanId, Asked] = {}
         self._transfers: dict[SpanId, Transfer] = {}
-        self._heads_asked: dict[int, Asked] = {}
+        self._heads_asked = HeadsAsked()
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
         self._sources: dict[SpanId, PeerId] = {}
@@ -103,10 +104,10 @@ class CatchUp:
 
     def ask_heads(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
         """Ask a peer whose fragment differs from ours where its spans stand, one peer at a time."""
-        asked = self._heads_asked.get(fragment)
-        if asked is not None and asked.until > now:
+        is_replayed = any(want is Want.ENTRY and span.fragment == fragment for span, (want, _) in self._wanted.items())
+        if not self._heads_asked.may_ask(fragment, donor, now, is_replayed=is_replayed):
             return []
-        self._heads_asked[fragment] = Asked(donor=donor, until=now + self._rules.entry_seconds)
+        self._heads_asked.ask(fragment, donor, now + self._rules.entry_seconds)
         return [self._send(donor, HeadsRequest(fragment=fragment), now)]
 
     def ask_content(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
@@ -227,11 +228,8 @@ class CatchUp:
 
     def take_heads(self, sender: PeerId, reply: HeadsReply) -> bool:
         """Tell whether a reply answers what was asked and fits the run."""
-        asked = self._heads_asked.get(reply.fragment)
-        if asked is None or asked.donor != sender or len(reply.heads) != self._rules.num_spans[reply.fragment]:
-            return False
-        del self._heads_asked[reply.fragment]
-        return True
+        fits = reply.fragment < len(self._rules.num_spans) and len(reply.heads) == self._rules.num_spans[reply.fragment]
+        return fits and self._heads_asked.take(reply.fragment, sender)
 
     def note_differences(self, sender: PeerId, reply: HeadsReply) -> None:
         """Note for each span of a fragment what the comparison asks for."""
