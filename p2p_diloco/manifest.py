@@ -117,8 +117,12 @@ class InnerSection(Section):
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products")
 
 
-SUITED_RATES = {"tiny": 4e-3, "small": 2e-3, "base": 8e-4}
-"""Muon's inner rate for each built-in size; AdamW's is half of it."""
+SUITED_RATES = {
+    "muon": {"tiny": 4e-3, "small": 4e-3, "base": 2e-3},
+    "adamw": {"tiny": 2e-3, "small": 1e-3, "base": 4e-4},
+}
+"""Inner rates for each built-in size: half of what suits short trials that end with a cosine. Nobody has tuned base,
+nor small with AdamW (docs/decisions/0016)."""
 
 
 class OuterSection(Section):

@@ -63,7 +63,7 @@ def draft_manifest(
     manifest = manifest_of(_overridden(document, values or {}), "the new run")
     if "learning_rate" in manifest.inner.model_fields_set:
         return manifest
-    rate = SUITED_RATES[manifest.model.size] * (1.0 if manifest.inner.optimizer == "muon" else 0.5)
+    rate = SUITED_RATES[manifest.inner.optimizer][manifest.model.size]
     return manifest.model_copy(update={"inner": manifest.inner.model_copy(update={"learning_rate": rate})})
 
 

@@ -44,16 +44,17 @@ def test_a_new_run_begins_now() -> None:
     ("values", "rate"),
     [
         ({}, 4e-3),
-        ({"model.size": "small"}, 2e-3),
-        ({"model.size": "base"}, 8e-4),
+        ({"model.size": "small"}, 4e-3),
+        ({"model.size": "base"}, 2e-3),
         ({"inner.optimizer": "adamw"}, 2e-3),
+        ({"inner.optimizer": "adamw", "model.size": "base"}, 4e-4),
         ({"inner_lr": 1e-4}, 1e-4),
         ({"model": {"size": "small"}, "inner": {"learning_rate": 1e-3}}, 1e-3),
     ],
 )
 def test_the_inner_rate_suits_the_model_unless_it_is_given(values: dict[str, Any], rate: float) -> None:
     assert drafted(**values).inner.learning_rate == rate
-    assert SUITED_RATES.keys() == MODEL_SIZES.keys()
+    assert all(rates.keys() == MODEL_SIZES.keys() for rates in SUITED_RATES.values())
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.estimate import OUTER_OF_SHORT_CYCLES, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
-RATES = {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4}
-"""Inner rates of AdamW; `rate` chose those of micro and tiny, from data-parallel as from islands (docs/lab-log.md)."""
-MUON_FACTOR = 2.0
-"""Muon's rate over AdamW's."""
+RATES: dict[OptimizerName, dict[str, float]] = {
+    "adamw": {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4},
+    "muon": {"micro": 1.6e-2, "tiny": 8e-3, "small": 8e-3, "base": 4e-3},
+}
+"""Inner rates: `rate` chose those of micro and tiny, from data-parallel as from islands, a short trial of data-parallel
+Muon's of small (docs/lab-log.md). Nobody has tuned base, nor small with AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class Scope:
         """Return the inner rate of rows with such inner steps."""
         if self.inner_rate is not None:
             return self.inner_rate
-        return RATES[self.size] * (MUON_FACTOR if optimizer == "muon" else 1.0)
+        return RATES[optimizer][self.size]
 
 
 OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
@@ -81,7 +83,7 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "muon": {
         OURS: (1.0, 0.5),
         "textbook-diloco": (1.0, 0.3),
-        "streaming-diloco": (1.0, 0.5),
+        "streaming-diloco": (1.0, 0.7),
         "decoupled-diloco": (0.5, 0.5),
         "decoupled-diloco-int4": (0.5, 0.5),
         "noloco": (1.0, 0.3),
@@ -95,11 +97,13 @@ OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "muon": {
         OURS: (OUTER_OF_SHORT_CYCLES.learning_rate, OUTER_OF_SHORT_CYCLES.momentum),
         "textbook-diloco": (0.7, 0.5),
-        "streaming-diloco": (1.0, 0.5),
+        "streaming-diloco": (1.0, 0.7),
         "decoupled-diloco-int4": (0.5, 0.5),
     },
 }
 """The same in cycles of eight steps: ours as `outer --sync-every 8` found them, theirs by hand (docs/lab-log.md)."""
+OUTER_OF_ONE_ROUND = (0.7, 0.3)
+"""The same where a cycle is one round of a few steps: found with Muon inside (`short`, docs/lab-log.md)."""
 OFTEN = 4
 """How much more often p2p_diloco exchanges for about half of the bytes that textbook DiLoCo sends."""
 
@@ -107,16 +111,22 @@ OFTEN = 4
 def often(scope: Scope) -> tuple[Setting, ...]:
     """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is not in eights of steps.
 
-    In as many fragments as `plan` would give it, and an entry comes in the last step of its round.
+    In as many fragments as `plan` would give it, and an entry comes in the last step of its round. And with a cycle of
+    half of that where it is the shortest round that real islands keep to.
     """
     steps = _short_cycle(scope)
     if not steps:
         return ()
-    rate, momentum = OUTER_OFTEN[scope.optimizer][OURS]
+    row = _in_short_rounds(scope, steps, OUTER_OFTEN[scope.optimizer][OURS])
+    if steps != 2 * STEPS_OF_A_ROUND:
+        return (row,)
+    return (row, _in_short_rounds(scope, STEPS_OF_A_ROUND, OUTER_OF_ONE_ROUND))
+
+
+def _in_short_rounds(scope: Scope, steps: int, outer: tuple[float, float]) -> Setting:
     fragments = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND)
-    delay = steps // fragments - 1
-    row = replace(scope, sync_every=steps).ours(name=f"{OURS}-every-{steps}", outer_rate=rate, momentum=momentum)
-    return (replace(row, fragments=fragments, delay=delay),)
+    row = replace(scope, sync_every=steps).ours(name=f"{OURS}-every-{steps}", outer_rate=outer[0], momentum=outer[1])
+    return replace(row, fragments=fragments, delay=steps // fragments - 1)
 
 
 def others_often(scope: Scope) -> tuple[Setting, ...]:

@@ -26,9 +26,9 @@ def test_rows_have_names_of_their_own_and_figures_that_fit(name: str, sync_every
 def test_parity_compares_with_all_that_others_do() -> None:
     rows = [setting.name for setting in experiment_named("parity", Scope()).settings]
     assert rows == [
-        "p2p-diloco", "p2p-diloco-every-8", "data-parallel", "textbook-diloco", "streaming-diloco", "decoupled-diloco",
-        "decoupled-diloco-int4", "noloco", "delta-only-groups", "opendiloco", "textbook-diloco-every-8",
-        "streaming-diloco-every-8", "decoupled-diloco-int4-every-8",
+        "p2p-diloco", "p2p-diloco-every-8", "p2p-diloco-every-4", "data-parallel", "textbook-diloco",
+        "streaming-diloco", "decoupled-diloco", "decoupled-diloco-int4", "noloco", "delta-only-groups", "opendiloco",
+        "textbook-diloco-every-8", "streaming-diloco-every-8", "decoupled-diloco-int4-every-8",
     ]  # fmt: skip
 
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.scope import MUON_FACTOR, OUTER, OUTER_OFTEN, RATES, Scope, baselines, often, others_often
+from p2p_diloco.lab.learning.scope import (
+    OUTER,
+    OUTER_OF_ONE_ROUND,
+    OUTER_OFTEN,
+    RATES,
+    Scope,
+    baselines,
+    often,
+    others_often,
+)
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
 
 
@@ -31,9 +40,12 @@ def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: O
 
 
 def test_in_shorter_cycles_ours_has_outer_figures_of_its_own_and_the_rounds_that_plan_gives() -> None:
-    (setting,) = often(Scope(size="micro"))
+    setting, shortest = often(Scope(size="micro"))
     assert (setting.name, setting.sync_every) == ("p2p-diloco-every-8", 8)
     assert (setting.fragments, setting.delay) == (2, 3)
+    assert (shortest.name, shortest.sync_every) == ("p2p-diloco-every-4", 4)
+    assert (shortest.fragments, shortest.delay) == (1, 3)
+    assert (shortest.outer_rate, shortest.momentum) == OUTER_OF_ONE_ROUND
     (longer,) = often(Scope(size="micro", sync_every=128))
     assert (longer.sync_every, longer.fragments, longer.delay) == (32, 4, 7)
     assert (setting.outer_rate, setting.momentum) == OUTER_OFTEN["muon"][OURS]
@@ -56,7 +68,7 @@ def test_in_shorter_cycles_others_are_what_they_were() -> None:
 def test_muon_has_a_rate_of_its_own() -> None:
     setting = Scope(optimizer="muon").ours(momentum=0.9)
     assert setting.inner == "muon"
-    assert setting.learning_rate == MUON_FACTOR * RATES["tiny"]
+    assert setting.learning_rate == RATES["muon"]["tiny"] != RATES["adamw"]["tiny"]
     assert setting.momentum == 0.9
 
 
