@@ -34,7 +34,7 @@ STAMP := $(VENV)/.installed
 # One worker for each core; who is done takes over what others have not begun, so that no long test is waited for alone.
 IN_PARALLEL := -n auto --dist worksteal
 
-REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_lines.py thin_network.py)
+REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
 PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
