@@ -19,6 +19,8 @@ from p2p_diloco.trainer.whole_file import append_to_file, replace_file
 
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
+CUT_ROSTERS_FILE = "rosters.cut"
+"""What was behind the last roster that could be read."""
 BALLOTS_FILE = "ballots.bin"
 GOODBYE_FILE = "goodbye.bin"
 INCARNATION_FILE = "incarnation"
@@ -72,26 +74,19 @@ class RunFolder:
     def recall_rosters(self) -> tuple[CertifiedRoster, ...]:
         """Return all rosters kept, in the order in which they came.
 
-        What cannot be read, as the end that a crash has torn, is cut off, so that later ones follow the last whole one.
+        What cannot be read, as the end that a crash has torn, is moved to a file of its own, so that later ones follow
+        the last whole one.
         """
         raw = self.read(ROSTERS_FILE) or b""
-        reader = FrameReader(raw)
-        rosters = []
-        whole_bytes = 0
-        while reader.remaining >= _LENGTH_BYTES:
-            length = int.from_bytes(reader.take(_LENGTH_BYTES), "little")
-            if length > reader.remaining:
-                break
-            record = FrameReader(reader.take(length))
-            try:
-                rosters.append(CertifiedRoster(**take_fields(record, CERTIFIED_LAYOUT)))
-                record.expect_end()
-            except FrameError:
-                break
-            whole_bytes = len(raw) - reader.remaining
+        rosters, whole_bytes = _whole_rosters(raw)
         if whole_bytes < len(raw):
+            self.write(CUT_ROSTERS_FILE, raw[whole_bytes:])
             self.write(ROSTERS_FILE, raw[:whole_bytes])
-        return tuple(rosters)
+        return rosters
+
+    def read_rosters(self) -> tuple[CertifiedRoster, ...]:
+        """Return the same of a peer that may be running: nothing is written."""
+        return _whole_rosters(self.read(ROSTERS_FILE) or b"")[0]
 
     def next_incarnation(self) -> int:
         """Count this start and return its number, from `first_incarnation`.
@@ -172,3 +167,22 @@ def _disk_error(path: Path, error: OSError) -> StateError:
     return StateError(
         f"cannot write {path}: {error.strerror}; free some space, or choose another place with --state-directory"
     )
+
+
+def _whole_rosters(raw: bytes) -> tuple[tuple[CertifiedRoster, ...], int]:
+    """Return the rosters up to the first that cannot be read, and how many bytes they take."""
+    reader = FrameReader(raw)
+    rosters, whole_bytes = [], 0
+    while reader.remaining >= _LENGTH_BYTES:
+        length = int.from_bytes(reader.take(_LENGTH_BYTES), "little")
+        if length > reader.remaining:
+            break
+        record = FrameReader(reader.take(length))
+        try:
+            certified = CertifiedRoster(**take_fields(record, CERTIFIED_LAYOUT))
+            record.expect_end()
+        except FrameError:
+            break
+        rosters.append(certified)
+        whole_bytes = len(raw) - reader.remaining
+    return tuple(rosters), whole_bytes

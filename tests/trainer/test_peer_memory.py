@@ -19,6 +19,7 @@ from p2p_diloco.trainer.founding import found_roster
 from p2p_diloco.trainer.peer_memory import (
     ADDRESSES_FILE,
     BALLOTS_FILE,
+    CUT_ROSTERS_FILE,
     GOODBYE_FILE,
     INCARNATION_FILE,
     ROSTERS_FILE,
@@ -166,8 +167,21 @@ def test_rubbish_behind_rosters_is_cut_off(tmp_path: Path, rubbish: bytes) -> No
     path = folder.path / ROSTERS_FILE
     whole = path.read_bytes()
     path.write_bytes(whole + rubbish)
+    assert folder.read_rosters() == (roster(0),)
+    assert path.read_bytes() == whole + rubbish
     assert folder.recall_rosters() == (roster(0),)
     assert path.read_bytes() == whole
+    assert (folder.path / CUT_ROSTERS_FILE).read_bytes() == rubbish
+
+
+def test_a_roster_with_something_behind_it_in_its_record_is_none(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    folder.keep_roster(roster(0))
+    whole = (folder.path / ROSTERS_FILE).read_bytes()
+    longer = (len(whole) - 4 + 1).to_bytes(4, "little") + whole[4:] + b"?"
+    (folder.path / ROSTERS_FILE).write_bytes(whole + longer)
+    assert folder.recall_rosters() == (roster(0),)
+    assert (folder.path / CUT_ROSTERS_FILE).read_bytes() == longer
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")

@@ -66,7 +66,7 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     rosters: dict[Digest, Roster] = {}
     entries: dict[Digest, Entry] = {}
     for folder, path in zip(folders.values(), runs.values(), strict=True):
-        for certified in RunFolder(folder, plan.rules.run).recall_rosters():
+        for certified in RunFolder(folder, plan.rules.run).read_rosters():
             rosters[certified.roster.digest()] = certified.roster
         log = EntryLog(path / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=KEPT_CYCLES)
         entries |= {entry.digest(): entry for entry in log.kept()}
