@@ -78,6 +78,7 @@ class Island:
             for span, place in self._plan.places.items():
                 self.parameters.write(span.fragment, place.start, place.stop, self.states[span].anchor_N)
             self._is_loaded = True
+            self._follow_schedule()
             if self._diary is not None:
                 self._diary.loaded({span: state.head.digest for span, state in self.states.items()})
         return self._is_loaded
@@ -95,7 +96,7 @@ class Island:
             return
         in_flight = self._in_flight.get(span, InFlight())
         self._hold(span, *self._spans.follow(state, in_flight, update))
-        self.loop.set_progress(self._heights / len(self.states) / plan.manifest.rounds.planned_cycles)
+        self._follow_schedule()
         if self._diary is not None:
             self._diary.absorbed(self.loop.steps, span, update.absorbed.digest, update.own_included)
 
@@ -106,6 +107,7 @@ class Island:
             return
         in_flight = self._in_flight.get(span, InFlight())
         self._hold(span, *self._spans.replace(span, self.states[span], in_flight, state))
+        self._follow_schedule()
         if self._diary is not None:
             self._diary.took(self.loop.steps, span, state.head.digest)
 
@@ -145,6 +147,10 @@ class Island:
         self.states[span] = state
         if in_flight is not None:
             self._in_flight[span] = in_flight
+
+    def _follow_schedule(self) -> None:
+        """Let the inner rate be the one of where the run stands: not of how long this island has taken part."""
+        self.loop.set_progress(self._heights / len(self.states) / self._plan.manifest.rounds.planned_cycles)
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         state = self.states[span]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from small_run import entry_payload, peer_key, small_corpus, small_plan, start_states, stream_of, update_of
 
@@ -15,16 +17,17 @@ from p2p_diloco.outer.state import state_digest
 from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.diary import Diary, read_diary
 from p2p_diloco.trainer.island import Island
+from p2p_diloco.trainer.run_plan import RunPlan
 
 PLAN = small_plan()
 SPAN = SpanId(0, 0)
 
 
-def island(corpus: Corpus, diary: Diary | None = None) -> Island:
+def island(corpus: Corpus, diary: Diary | None = None, plan: RunPlan = PLAN) -> Island:
     return Island(
-        plan=PLAN,
-        model=build_model(PLAN.shape, PLAN.manifest.model.seed),
-        stream=stream_of(PLAN, corpus, peer_key("ada").peer),
+        plan=plan,
+        model=build_model(plan.shape, plan.manifest.model.seed),
+        stream=stream_of(plan, corpus, peer_key("ada").peer),
         device=torch.device("cpu"),
         diary=diary,
     )
@@ -67,3 +70,17 @@ def test_the_same_events_after_the_same_steps_give_the_same_bytes(tmp_path: Path
         assert np.array_equal(one, other)
     digests = {state_digest([twin.states[span] for span in sorted(twin.states)]) for twin in twins}
     assert len(digests) == 1
+
+
+def test_whoever_comes_late_goes_by_the_schedule_where_the_run_stands(tmp_path: Path) -> None:
+    cosine = {"inner.schedule": "cosine", "inner.warmup_steps": 0, "rounds.planned_cycles": 10}
+    plan = small_plan(cosine)
+    peak, last = plan.inner.learning_rate, plan.inner.learning_rate * plan.inner.final_share
+    late = island(small_corpus(tmp_path), plan=plan)
+    for span, state in start_states(plan).items():
+        late.take(span, replace(state, head=replace(state.head, height=5)))
+    assert late.load()
+    assert late.loop.learning_rate == pytest.approx((peak + last) / 2)
+    for span, state in late.states.items():
+        late.take(span, replace(state, head=replace(state.head, height=10)))
+    assert late.loop.learning_rate == pytest.approx(last)

@@ -234,7 +234,8 @@ class _Life:
         found = {span: state for span, state in states.items() if state is not None}
         if len(found) < len(states):
             return False
-        self.island.states = found
+        for span, state in found.items():
+            self.island.take(span, state)
         return self.island.load()
 
     def _absorb(self, line: dict[str, Any]) -> bool:

@@ -20,6 +20,8 @@ from p2p_diloco.trainer.stop import StopRequest
 
 LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")
+SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10}
+"""A rate that follows where the run stands, so that it matters whether an island that comes again knows that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ def _play(folder: Path) -> Recorded:
     stages: list[SessionStage] = []
 
     async def scene() -> None:
-        stage = SessionStage(folder)
+        stage = SessionStage(folder, **SCHEDULE)
         stages.append(stage)
 
         async def play(name: str, *, founds: bool = False, trains: bool = True) -> None:
