@@ -84,7 +84,7 @@ def gap_lines(trials: Trials) -> list[str]:
 
 
 def mean_curves(trials: Trials) -> dict[Setting, Outcome]:
-    """Return each row's first outcome with the mean curve of the seeds that all have; of rows with few there is none."""
+    """Return each row's first outcome with the mean curve of the seeds that all have; rows with few have none."""
     most = max(map(len, trials.values()))
     trials = {setting: outcomes for setting, outcomes in trials.items() if 2 * len(outcomes) >= most}
     common = set.intersection(*({outcome.seed for outcome in outcomes} for outcomes in trials.values()))
