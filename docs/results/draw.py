@@ -85,8 +85,8 @@ def gap_lines(trials: Trials) -> list[str]:
 
 def mean_curves(trials: Trials) -> dict[Setting, Outcome]:
     """Return each row's first outcome with the mean curve of the seeds that all have; rows with few have none."""
-    most = max(map(len, trials.values()))
-    trials = {setting: outcomes for setting, outcomes in trials.items() if 2 * len(outcomes) >= most}
+    fewest = len(next(iter(trials.values()))) / 2
+    trials = {setting: outcomes for setting, outcomes in trials.items() if len(outcomes) >= fewest}
     common = set.intersection(*({outcome.seed for outcome in outcomes} for outcomes in trials.values()))
     means = {}
     for setting, outcomes in trials.items():

@@ -7,7 +7,7 @@ something it may take its time with the rest; one that does not is left for anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, ReplaceSpan, Send
@@ -24,7 +24,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.scrub import Scrub
 from p2p_diloco.protocol.transfer import CatchUpRules, Transfer, Want
-from p2p_diloco.protocol.window import Asked, Window, hash_rank
+from p2p_diloco.protocol.window import Asked, Window, least_loaded
 
 Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
 
@@ -104,7 +104,9 @@ class CatchUp:
 
     def ask_heads(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
         """Ask a peer whose fragment differs from ours where its spans stand, one peer at a time."""
-        is_replayed = any(want is Want.ENTRY and span.fragment == fragment for span, (want, _) in self._wanted.items())
+        # Of an entry that is missed by the way nobody has said how far it is from there.
+        replayed = (span for span, (want, _) in self._wanted.items() if want is Want.ENTRY and span in self._targets)
+        is_replayed = any(span.fragment == fragment for span in replayed)
         if not self._heads_asked.may_ask(fragment, donor, now, is_replayed=is_replayed):
             return []
         self._heads_asked.ask(fragment, donor, now + self._rules.entry_seconds)
@@ -146,7 +148,7 @@ class CatchUp:
                     break
                 donor = self._wanted[span][1]
                 if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
-                    donor = _least_loaded(span, free, load[want])
+                    donor = least_loaded(span, free, load[want])
                 load[want][donor] += 1
                 left[want] -= 1
                 actions.append(self._ask(span, want, donor, now))
@@ -281,6 +283,7 @@ class CatchUp:
         self._drop(span)
         if not self._is_behind(span):
             return
+        self._heads_asked.forget(span.fragment)  # the next comparison raises it again
         target = self._targets[span][1]
         lacking = self._lacking.setdefault(span, set())
         lacking.add(sender)
@@ -335,7 +338,7 @@ class CatchUp:
 
     def _take_whole(self, span: SpanId, transfer: Transfer, donor: PeerId) -> Action:
         self._drop(span)
-        self.scrub.moved(span)
+        self._has_new_head(span)
         self._sources[span] = donor
         self._chains.set_head(span, transfer.head)
         return ReplaceSpan(span=span, head=transfer.head, state=transfer.state)
@@ -343,8 +346,13 @@ class CatchUp:
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
         """Put a span right from the own disk."""
         self._drop(span)
-        self.scrub.moved(span)
+        self._has_new_head(span)
         return ReplaceSpan(span=span, head=head, state=state, is_mended=True)
+
+    def _has_new_head(self, span: SpanId) -> None:
+        """Have it compared with all again, whoever was heard before."""
+        self.scrub.moved(span)
+        self._heads_asked.forget(span.fragment)
 
     def overrule(self, span: SpanId, now: float) -> list[Action]:
         """Fetch a span again from one of those who hold something else; leave the donor that it came from."""
@@ -389,7 +397,3 @@ class CatchUp:
         self._transfers.pop(span, None)
         self._servers.pop(span, None)
         self._first_asked.pop(span, None)
-
-
-def _least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:
-    return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))

@@ -37,6 +37,10 @@ class HeadsAsked:
         self._heard.setdefault(fragment, set()).add(sender)
         return True
 
+    def forget(self, fragment: int) -> None:
+        """Let all be asked again: something here is not what they were compared with."""
+        self._heard.pop(fragment, None)
+
     def clear(self) -> None:
         """Forget all."""
         self._asked.clear()

@@ -7,6 +7,7 @@ line carries everything twice.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId, SpanId
@@ -79,4 +80,10 @@ class Asked:
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:
     """Return a number that deals spans over equally loaded donors, the same on every machine."""
-    return (donor[0] * 257 + donor[1] + span.index * 31 + span.fragment * 7) % 65521
+    # A product, not a sum: another addend for each span would leave the order of donors what it is.
+    return (donor[0] * 257 + donor[1] + 1) * (span.index * 31 + span.fragment * 7 + 1) % 65521
+
+
+def least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:
+    """Return whom to ask for a span: who is asked for least."""
+    return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))

@@ -20,7 +20,7 @@ from p2p_diloco.trainer.whole_file import append_to_file, replace_file
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"
-"""What was behind the last roster that could be read."""
+"""What was behind the last roster that could be read, each time."""
 BALLOTS_FILE = "ballots.bin"
 GOODBYE_FILE = "goodbye.bin"
 INCARNATION_FILE = "incarnation"
@@ -80,7 +80,7 @@ class RunFolder:
         raw = self.read(ROSTERS_FILE) or b""
         rosters, whole_bytes = _whole_rosters(raw)
         if whole_bytes < len(raw):
-            self.write(CUT_ROSTERS_FILE, raw[whole_bytes:])
+            self.write(CUT_ROSTERS_FILE, (self.read(CUT_ROSTERS_FILE) or b"") + raw[whole_bytes:])
             self.write(ROSTERS_FILE, raw[:whole_bytes])
         return rosters
 

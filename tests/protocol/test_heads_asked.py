@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.heads_asked import HeadsAsked
+from fetching import NEW, A, B, catch_up, piece
+from made import SPAN, head_of
 
-A, B = PeerId(b"a" * 32), PeerId(b"b" * 32)
+from p2p_diloco.ids import PeerId, SpanHead
+from p2p_diloco.protocol.catch_up import CatchUp
+from p2p_diloco.protocol.heads_asked import HeadsAsked
+from p2p_diloco.protocol.messages import HeadsReply
 
 
 def test_one_is_asked_at_a_time_and_the_next_when_it_does_not_answer() -> None:
@@ -45,3 +48,56 @@ def test_what_is_forgotten_may_be_asked_again() -> None:
     heads.clear()
     assert heads.may_ask(0, A, 0.0, is_replayed=True)
     assert heads.may_ask(1, A, 0.0, is_replayed=True)
+
+
+def heard(fetch: CatchUp, donor: PeerId, head: SpanHead) -> bool:
+    """Ask a donor, if it may be asked, and hear what it says."""
+    if not fetch.ask_heads(0, donor, 0.0):
+        return False
+    reply = HeadsReply(fragment=0, heads=(head,))
+    assert fetch.take_heads(donor, reply)
+    fetch.note_differences(donor, reply)
+    return True
+
+
+def test_a_donor_is_asked_once_while_a_fragment_is_replayed() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    assert heard(fetch, A, NEW)
+    assert not heard(fetch, A, NEW)
+    assert heard(fetch, B, NEW)
+
+
+def test_an_entry_that_is_missed_by_the_way_keeps_nobody_from_saying_how_far_it_is() -> None:
+    """Who was heard in a replay of long ago is asked again: else a sleeper would make one entry a round for ever."""
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    assert heard(fetch, A, NEW)
+    fetch.pump([A], 0.0)
+    chains.set_head(SPAN, NEW)
+    fetch.entry_absorbed(SPAN, 0.1)
+    assert fetch.is_complete()
+    fetch.want_entry(SPAN, A)
+    assert heard(fetch, A, head_of(height=40, digest=b"40"))
+
+
+def test_what_a_donor_lacks_is_raised_by_the_next_comparison_with_it() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    assert heard(fetch, B, NEW)
+    assert heard(fetch, A, NEW)
+    fetch.pump([B], 0.0)
+    fetch.entry_absent(B, SPAN, head_of().digest)
+    assert heard(fetch, B, NEW)
+
+
+def test_a_span_that_was_fetched_is_compared_with_all_again() -> None:
+    """The donor may have said false things of it; two others must be able to say so."""
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    assert heard(fetch, A, NEW)
+    fetch.want_transfer(SPAN, B)
+    fetch.pump([B], 0.0)
+    assert fetch.take_span(B, piece(body=b"12345678"), 0.1)
+    fetch.want_entry(SPAN, A)
+    assert heard(fetch, A, head_of(height=9, digest=b"9"))

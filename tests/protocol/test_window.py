@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.window import LONGEST_PATIENCE, MOST_ASKED, Window
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.window import LONGEST_PATIENCE, MOST_ASKED, Window, least_loaded
 
 
 def window() -> Window:
@@ -48,3 +49,10 @@ def test_an_answer_that_took_longer_than_any_may_teaches_no_more_than_that() -> 
     for _ in range(30):
         line.answered(1.0)
     assert line.seconds == 8.0
+
+
+def test_a_span_is_asked_of_who_is_asked_for_least() -> None:
+    donors = [PeerId(bytes([number, 255 - number]) * 16) for number in (20, 90, 201)]
+    assert least_loaded(SpanId(0, 0), donors, {donors[0]: 2, donors[1]: 1, donors[2]: 2}) == donors[1]
+    chosen = {least_loaded(SpanId(0, index), donors, dict.fromkeys(donors, 1)) for index in range(50)}
+    assert len(chosen) == 3, "spans are dealt where all are alike"

@@ -182,6 +182,9 @@ def test_a_roster_with_something_behind_it_in_its_record_is_none(tmp_path: Path)
     (folder.path / ROSTERS_FILE).write_bytes(whole + longer)
     assert folder.recall_rosters() == (roster(0),)
     assert (folder.path / CUT_ROSTERS_FILE).read_bytes() == longer
+    (folder.path / ROSTERS_FILE).write_bytes(whole + b"torn")
+    assert folder.recall_rosters() == (roster(0),)
+    assert (folder.path / CUT_ROSTERS_FILE).read_bytes() == longer + b"torn"
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")

@@ -72,6 +72,8 @@ class Variations:
 
 
 _FLOAT32 = {"contribution": "float32", "entry": "float32"}
+_EVERY_8 = {"sync_every": 8, "fragments": 2, "delay": 3, "outer_rate": 0.7, "momentum": 0.5}
+"""As `plan` has it, with Muon inside."""
 
 _VARIATIONS = {
     "loss": Variations(
@@ -82,6 +84,8 @@ _VARIATIONS = {
             "50%-lost": {"lost_share": 0.5},
             "25%-lost-late-keep": {"lost_share": 0.25, "late": "keep"},
             "25%-lost-late-shrink": {"lost_share": 0.25, "late": "shrink"},
+            "25%-lost-every-8": {"lost_share": 0.25, **_EVERY_8},
+            "none-lost-every-8": _EVERY_8,
         },
     ),
     "bits": Variations(
