@@ -80,8 +80,7 @@ class Asked:
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:
     """Return a number that deals spans over equally loaded donors, the same on every machine."""
-    # A product, not a sum: another addend for each span would leave the order of donors what it is.
-    return (donor[0] * 257 + donor[1] + 1) * (span.index * 31 + span.fragment * 7 + 1) % 65521
+    return (donor[0] * 257 + donor[1] + span.index * 31 + span.fragment * 7) % 65521
 
 
 def least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:
