@@ -53,12 +53,14 @@ class EntryLog:
         folder: made if it is missing.
         clock: tells the cycle of an entry.
         keep_cycles: how many cycles' entries are kept, the latest one included.
+        mends: cut off what a crash has torn; not of a peer that may be running, whose last write may be under way.
     Raises:
         StateError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path, *, clock: RoundClock, keep_cycles: int) -> None:
+    def __init__(self, folder: Path, *, clock: RoundClock, keep_cycles: int, mends: bool = True) -> None:
         self._folder = folder
+        self._mends = mends
         self._clock = clock
         self._keep_cycles = keep_cycles
         self._places: dict[SpanId, dict[Digest, _Place]] = {}
@@ -220,7 +222,7 @@ class EntryLog:
                 self._places.setdefault(span, {})[parent] = place
 
     def _scan(self, path: Path, cycle: int) -> Iterator[tuple[int, SpanId, Digest | None, _Place | None]]:
-        """Yield what each whole frame of a file says, without its payload; cut off what is behind the last one."""
+        """Yield what each whole frame of a file says, without its payload; what is behind the last one is torn."""
         raw = path.read_bytes()
         whole_bytes = 0
         for offset, sequence, entry, frame_bytes in _frames(raw):
@@ -232,7 +234,7 @@ class EntryLog:
                 _, fragment, index = _GIVEN_UP.unpack_from(raw, offset + _FRAME.size)
                 yield sequence, SpanId(fragment, index), None, None
         self._ends[cycle] = whole_bytes
-        if whole_bytes < len(raw):
+        if self._mends and whole_bytes < len(raw):
             os.truncate(path, whole_bytes)
 
     def _newest(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from fetching import NEW, A, B, catch_up, piece
+from fetching import NEW, A, B, catch_up, piece, what_is_fetched
 from made import SPAN, head_of
 
-from p2p_diloco.ids import PeerId, SpanHead
+from p2p_diloco.ids import PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.catch_up import CatchUp
+from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.heads_asked import HeadsAsked
 from p2p_diloco.protocol.messages import HeadsReply
+
+OTHER = SpanId(0, 1)
 
 
 def test_one_is_asked_at_a_time_and_the_next_when_it_does_not_answer() -> None:
@@ -81,23 +84,37 @@ def test_an_entry_that_is_missed_by_the_way_keeps_nobody_from_saying_how_far_it_
     assert heard(fetch, A, head_of(height=40, digest=b"40"))
 
 
+def two_spans() -> tuple[CatchUp, ChainBook]:
+    """A page that replays the other span of the fragment, so that whoever was heard is not asked again."""
+    _, chains = catch_up()
+    fetch = CatchUp(rules=what_is_fetched(SPAN, OTHER), chains=chains)
+    for span in (SPAN, OTHER):
+        chains.set_head(span, head_of())
+    assert fetch.ask_heads(0, A, 0.0)
+    reply = HeadsReply(fragment=0, heads=(NEW, NEW))
+    assert fetch.take_heads(A, reply)
+    fetch.note_differences(A, reply)
+    assert not fetch.ask_heads(0, A, 9.0)
+    return fetch, chains
+
+
 def test_what_a_donor_lacks_is_raised_by_the_next_comparison_with_it() -> None:
-    fetch, chains = catch_up()
-    chains.set_head(SPAN, head_of())
-    assert heard(fetch, B, NEW)
-    assert heard(fetch, A, NEW)
-    fetch.pump([B], 0.0)
-    fetch.entry_absent(B, SPAN, head_of().digest)
-    assert heard(fetch, B, NEW)
+    fetch, _ = two_spans()
+    fetch.pump([A, B], 0.0)
+    fetch.entry_absent(A, SPAN, head_of().digest)
+    assert fetch.ask_heads(0, A, 9.0)
 
 
 def test_a_span_that_was_fetched_is_compared_with_all_again() -> None:
     """The donor may have said false things of it; two others must be able to say so."""
-    fetch, chains = catch_up()
-    chains.set_head(SPAN, head_of())
-    assert heard(fetch, A, NEW)
+    fetch, _ = two_spans()
     fetch.want_transfer(SPAN, B)
-    fetch.pump([B], 0.0)
-    assert fetch.take_span(B, piece(body=b"12345678"), 0.1)
-    fetch.want_entry(SPAN, A)
-    assert heard(fetch, A, head_of(height=9, digest=b"9"))
+    fetch.pump([A, B], 0.0)
+    assert fetch.take_span(B, piece(), 0.1)
+    assert fetch.ask_heads(0, A, 9.0)
+
+
+def test_a_span_that_was_mended_is_compared_with_all_again() -> None:
+    fetch, _ = two_spans()
+    fetch.mend(SPAN, NEW, b"12345678")
+    assert fetch.ask_heads(0, A, 9.0)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(420)
 ROUND_SECONDS = 5.0
 LATE_ROUNDS = 5
 MOST_SECONDS = 240.0
-"""Twice what two newcomers need for the entries of a cycle and a half over such a line, and what the machine wants."""
+"""Three times what it took on two cores (docs/decisions/0021)."""
 MOST_CONTROL_SHARE = 0.1
 
 

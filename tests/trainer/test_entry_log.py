@@ -84,6 +84,16 @@ def test_a_span_that_was_given_up_is_not_served_any_more_not_even_after_a_restar
         assert found(each, others) == others
 
 
+def test_the_log_of_a_peer_that_may_be_running_is_left_as_it_is(tmp_path: Path) -> None:
+    filled(tmp_path)
+    path = sorted(tmp_path.iterdir())[-1]
+    under_way = path.read_bytes()[:-8]
+    path.write_bytes(under_way)
+    log = EntryLog(tmp_path, clock=PLAN.rules.clock, keep_cycles=16, mends=False)
+    assert found(log) == [*ENTRIES[:-1], None]
+    assert path.read_bytes() == under_way
+
+
 @pytest.mark.parametrize("cut", [1, 8, 19, 100])
 def test_a_torn_end_is_cut_off_and_later_entries_follow_the_last_whole_one(tmp_path: Path, cut: int) -> None:
     fragment_entries = [log_of(PLAN, SpanId(0, index), START[SpanId(0, index)], 1)[0][0] for index in range(3)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.lab.estimate import OUTER_OF_SHORT_CYCLES
 from p2p_diloco.lab.learning.scope import Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import CURVE_POINTS, OURS, Setting
 
@@ -72,7 +73,13 @@ class Variations:
 
 
 _FLOAT32 = {"contribution": "float32", "entry": "float32"}
-_EVERY_8 = {"sync_every": 8, "fragments": 2, "delay": 3, "outer_rate": 0.7, "momentum": 0.5}
+_EVERY_8 = {
+    "sync_every": 8,
+    "fragments": 2,
+    "delay": 3,
+    "outer_rate": OUTER_OF_SHORT_CYCLES.learning_rate,
+    "momentum": OUTER_OF_SHORT_CYCLES.momentum,
+}
 """As `plan` has it, with Muon inside."""
 
 _VARIATIONS = {

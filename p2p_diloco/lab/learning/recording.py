@@ -68,7 +68,7 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     for folder, path in zip(folders.values(), runs.values(), strict=True):
         for certified in RunFolder(folder, plan.rules.run).read_rosters():
             rosters[certified.roster.digest()] = certified.roster
-        log = EntryLog(path / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=KEPT_CYCLES)
+        log = EntryLog(path / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=KEPT_CYCLES, mends=False)
         entries |= {entry.digest(): entry for entry in log.kept()}
     founding = [roster for roster in rosters.values() if roster.k == 0]
     if len(founding) != 1:
