@@ -128,8 +128,11 @@ nor small with AdamW (docs/decisions/0016)."""
 class OuterSection(Section):
     """How the anchor moves along an agreed update, and how local parameters follow."""
 
-    learning_rate: Positive = Field(1.0, description="of the outer step")
-    momentum: Decay = Field(0.5, description="Nesterov; high values and delay do not mix")
+    learning_rate: Positive = Field(0.7, description="of the outer step")
+    momentum: Decay = Field(0.3, description="Nesterov; high values and delay do not mix")
+    mean: Literal["radial", "plain"] = Field(
+        "radial", description="radial | plain: average lengths and directions apart, block by block; not of embeddings"
+    )
     merge: Literal["keep", "blend", "overwrite"] = Field(
         "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"
     )

@@ -54,7 +54,7 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def test_the_defaults_are_those_of_the_protocol() -> None:
-    assert (MANIFEST.outer.learning_rate, MANIFEST.outer.momentum) == (1.0, 0.5)
+    assert (MANIFEST.outer.learning_rate, MANIFEST.outer.momentum) == (0.7, 0.3)
     assert (MANIFEST.outer.merge, MANIFEST.outer.late) == ("keep", "drop")
     assert (MANIFEST.codec.contribution, MANIFEST.codec.entry) == ("int4", "int4")
     assert (MANIFEST.rounds.fragments, MANIFEST.rounds.spans_per_fragment) == (4, 16)
@@ -84,7 +84,7 @@ def test_the_canonical_form_is_pinned() -> None:
 
 
 def test_equal_manifests_have_equal_digests_however_they_were_written() -> None:
-    one = changed(outer={"learning_rate": 1, "momentum": 0.50}, inner={"embedding_rate": 8})
+    one = changed(outer={"learning_rate": 7e-1, "momentum": 0.30}, inner={"embedding_rate": 8})
     assert one.digest() == MANIFEST.digest()
 
 
@@ -303,7 +303,7 @@ def spliced(before: bytes, after: bytes) -> bytes:
         (spliced(b'"format":1', b'"format":1,"more":1'), "(more: Extra inputs are not permitted)"),
         (spliced(b'"created":', b'"created": '), "a manifest that is not in canonical form"),
         (spliced(b'"format":1', b'"format":1,"format":1'), "a manifest that is not in canonical form"),
-        (spliced(b'"momentum":0.5', b'"momentum":5e-1'), "a manifest that is not in canonical form"),
+        (spliced(b'"momentum":0.3', b'"momentum":3e-1'), "a manifest that is not in canonical form"),
     ],
 )
 def test_bytes_of_a_peer_that_are_no_manifest_are_a_bad_frame(encoded: bytes, claim: str) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from p2p_diloco.bench.interleaved import Spread, measure_in_turn
 from p2p_diloco.codec.codec import Codec, codec_named
-from p2p_diloco.ids import ZERO_DIGEST
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.advance import prepare_contribution
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
+from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.outer.state import content_digest, genesis_state
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.swarm.vector_work import Codecs, reduce_parts
 
 COMPILED, NUMPY = "compiled", "numpy"
 PARTS = 4
@@ -70,6 +73,19 @@ def _add_up(codec: Codec, encoded: bytes, elements: int) -> None:
     check_mean(mean_N, PARTS)
 
 
+def _averaging(codec: Codec, encoded: bytes, elements: int) -> tuple[ReduceSpan, Codecs, Codecs]:
+    """Return a reducer's order, and the codecs of a run with plain means and of one with radial ones."""
+    parts = tuple(
+        Part(peer=PeerId(sha256(bytes([place]))), payload=encoded, weight=1.0, norm=1.0) for place in range(PARTS)
+    )
+    span = SpanId(0, 0)
+    order = ReduceSpan(
+        round=0, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=float("inf"), rounding_seed=b"seed"
+    )
+    plain = Codecs(contribution=codec, row_mean=codec, entry=codec, rounds_stochastically=True)
+    return order, plain, replace(plain, radial={span: mark_radial(0, elements, ())})
+
+
 Step = Callable[[], object]
 
 
@@ -85,6 +101,7 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
     rule = OuterRule()
     after_N, _ = apply_outer_step(state.anchor_N, state.momentum_N, decoded_N, rule)
     merge = MergeRule()
+    together, plain, radial = _averaging(codec, encoded, elements)
     return {
         "take the pseudo-gradient": (1, lambda: prepare_contribution(state, InFlight(), local_N, round_index=0)),
         "encode it": (1, lambda: codec.encode(prepared.delta_N)),
@@ -92,6 +109,8 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
         "decode it, to be in flight": (1, lambda: codec.decode(encoded, elements)),
         "measure parts, as a reducer": (1, lambda: codec.squared_norm(encoded, elements)),
         f"add up {PARTS} of them": (1 / PARTS, lambda: _add_up(codec, encoded, elements)),
+        f"average {PARTS} of them at once": (0, lambda: reduce_parts(together, plain, elements)),
+        f"average {PARTS}, radial": (0, lambda: reduce_parts(together, radial, elements)),
         "encode the entry": (1 / PARTS, lambda: codec.encode(decoded_N, rounding_seed=b"seed")),
         "measure entries": (1, lambda: codec.squared_norm(encoded, elements)),
         "decode entries": (1, lambda: codec.decode(encoded, elements)),

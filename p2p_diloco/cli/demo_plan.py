@@ -111,7 +111,8 @@ class DemoPlan:
 
         A step of 1 without momentum, over vectors that lose nothing, moves the anchor to where the island was.
         """
-        alone = {"outer.momentum": 0.0, "codec.contribution": "float32", "codec.entry": "float32"}
+        whole = {"codec.contribution": "float32", "codec.entry": "float32"}
+        alone = {"outer.learning_rate": 1.0, "outer.momentum": 0.0, **whole}
         return {**self.manifest_values(), **alone}
 
 

@@ -80,9 +80,6 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"               round_seconds = {plan.round_seconds:.3g}",
         f"               fragments = {plan.fragments}",
         f"               spans_per_fragment = {plan.spans_per_fragment}",
-        "               [outer]",
-        f"               learning_rate = {plan.outer_rate:g}",
-        f"               momentum = {plan.momentum:g}",
     ]
 
 

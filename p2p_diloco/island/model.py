@@ -87,6 +87,10 @@ def model_shape(size: str) -> ModelShape:
         raise ConfigError(f"model size {size!r} is not known; expected one of {', '.join(MODEL_SIZES)}") from None
 
 
+EMBEDDINGS = frozenset({"embedding", "head"})
+"""Tensors that have a row for each token, most of which no island meets in a cycle."""
+
+
 def build_model(shape: ModelShape, seed: int) -> DecoderModel:
     """Build a model on the CPU in float32 whose weights depend on `shape` and `seed` alone.
 

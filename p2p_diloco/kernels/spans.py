@@ -8,6 +8,8 @@ Legend: N = 64 B elements, B blocks, K = 64 elements of a block, P contributions
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import njit
 
@@ -123,17 +125,56 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
     return lowest >= least and peak < _INFINITY
 
 
+@_inlined
+def _sum_of_block(wide_K):  # type: ignore[no-untyped-def]
+    """Add halves to each other until one number is left, as `outer/radial.py` does; what was there is lost."""
+    half = HALF
+    while half:
+        for k in range(half):
+            wide_K[k] = wide_K[k] + wide_K[k + half]
+        half >>= 1
+    return wide_K[0]
+
+
+@_inlined
+def _add_direction(values_K, factor, is_first, direction_K):  # type: ignore[no-untyped-def]
+    if is_first:
+        for k in range(BLOCK):
+            direction_K[k] = np.float64(values_K[k]) * factor
+    else:
+        for k in range(BLOCK):
+            direction_K[k] = direction_K[k] + np.float64(values_K[k]) * factor
+
+
+@_inlined
+def _mend_length(direction_K, radius, least, square_K, mean_K):  # type: ignore[no-untyped-def]
+    """Write the radial mean of a block: its direction, as long as `outer/radial.py` wants it."""
+    for k in range(BLOCK):
+        square_K[k] = direction_K[k] * direction_K[k]
+    square = max(_sum_of_block(square_K), least)
+    stretch = radius / math.sqrt(square) if square > 0.0 else 0.0
+    for k in range(BLOCK):
+        mean_K[k] = np.float32(direction_K[k] * stretch)
+
+
 @_compiled
-def average4(scales_PB, codes_PN, shares_P, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B):  # type: ignore[no-untyped-def]
+def average4(  # type: ignore[no-untyped-def]
+    scales_PB, codes_PN, shares_P, is_radial_B, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
+):
     """Encode Σ share · value, rounded to nearest where `noise_N` is empty, with the squared codes of each block.
+
+    Blocks that `is_radial_B` marks have a radial mean (`outer/radial.py`); none has where it is empty.
 
     Returns False for a code or scale that no encoder writes, and where a sum is not finite: what was written then is
     not to be used.
     """
     values_K, mean_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
+    direction_K, square_K = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
     largest, least_bits, most_bits = limits
     lowest, least = np.int32(0), np.int32(-largest)
     for b in range(scale_bits_B.size):
+        is_radial = is_radial_B.size > 0 and is_radial_B[b]
+        radius, least_square = 0.0, 0.0
         for p in range(shares_P.size):
             bits, share = np.uint32(scales_PB[p, b]), shares_P[p]
             if not _is_scale(bits, least_bits, most_bits):
@@ -146,12 +187,20 @@ def average4(scales_PB, codes_PN, shares_P, noise_N, limits, scale_bits_B, packe
                 values_K[2 * k] = np.float32(low) * scale
                 values_K[2 * k + 1] = np.float32(high) * scale
             squares_PB[p, b] = total
-            if p == 0:
+            if is_radial:
+                wide, wide_share = np.float64(scale), np.float64(share)
+                length = math.sqrt(wide * wide * np.float64(total))
+                radius += wide_share * length
+                least_square += wide_share * wide_share if length > 0.0 else 0.0
+                _add_direction(values_K, wide_share / length if length > 0.0 else 0.0, p == 0, direction_K)
+            elif p == 0:
                 for k in range(BLOCK):
                     mean_K[k] = values_K[k] * share
             else:
                 for k in range(BLOCK):
                     mean_K[k] = mean_K[k] + values_K[k] * share
+        if is_radial:
+            _mend_length(direction_K, radius, least_square, square_K, mean_K)
         scale_bits = scale_of(mean_K, largest, least_bits, most_bits)
         if scale_bits == NO_SCALE:
             return False
@@ -174,6 +223,6 @@ def try_out() -> None:
     follow4(sent, sent, (vector_N,) * 3, rates, limits, (out_N, np.empty_like(out_N), np.empty_like(out_N)))
     two_scales, two_codes, shares_P = np.zeros((2, 1), np.uint16), np.zeros((2, HALF), np.uint8), np.ones(2, np.float32)
     squares_PB, squares_B = np.empty((2, 1), np.int64), np.empty(1, np.int64)
-    average4(
-        two_scales, two_codes, shares_P, np.zeros(BLOCK, np.uint16), limits, scale_bits_B, packed, squares_PB, squares_B
-    )
+    noise_N, is_radial_B = np.zeros(BLOCK, np.uint16), frozen(np.ones(1, np.bool_))
+    into = (scale_bits_B, packed, squares_PB, squares_B)
+    average4(two_scales, two_codes, shares_P, is_radial_B, noise_N, limits, *into)

@@ -29,10 +29,6 @@ LARGEST_FRAGMENT = 500_000_000
 WANTED_FRAGMENTS, MOST_FRAGMENTS = 4, 24
 STEPS_OF_A_ROUND = 4
 """At least, for islands contribute at step borders and only in the first half of a round: two of them lie in it."""
-SHORT_CYCLE_STEPS = 16
-"""Cycles of so few steps, or fewer, want a smaller outer step: few steps are nearly a step of all islands together."""
-OUTER, OUTER_OF_SHORT_CYCLES = OuterRule(), OuterRule(learning_rate=0.7)
-"""Found by `p2p-diloco experiment outer`, with Muon inside, at 32, 16 and 8 steps (docs/lab-log.md)."""
 SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 SHARE_OF_CORES = 0.1
@@ -91,7 +87,6 @@ class Plan:
         steps: inner steps in a cycle.
         fragments, spans_per_fragment: of the manifest.
         round_seconds: a fragment's share of the cycle.
-        outer_rate, momentum: of the manifest, as they suit a cycle of so many steps.
         utilisation: share of the time that goes into inner steps.
         data_parallel_step_seconds: of bfloat16 gradients in a ring over the same line, nothing hidden.
         host_bytes: beyond training: anchor, momentum, and a fragment on its way.
@@ -104,8 +99,6 @@ class Plan:
     fragments: int
     spans_per_fragment: int
     round_seconds: float
-    outer_rate: float
-    momentum: float
     utilisation: float
     data_parallel_step_seconds: float
     host_bytes: int
@@ -124,7 +117,6 @@ def make_plan(question: Question) -> Plan:
     cycle = steps * question.step_seconds
     fragments = max(needed, min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND))
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
-    outer = suited_outer(steps)
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(
         bytes_per_parameter=per_parameter,
@@ -134,17 +126,10 @@ def make_plan(question: Question) -> Plan:
         fragments=fragments,
         spans_per_fragment=spans,
         round_seconds=cycle / fragments,
-        outer_rate=outer.learning_rate,
-        momentum=outer.momentum,
         utilisation=cycle / (cycle + border),
         data_parallel_step_seconds=question.step_seconds + ring,
         host_bytes=8 * size + math.ceil(size / fragments) * 8,
     )
-
-
-def suited_outer(steps: int) -> OuterRule:
-    """Return the outer step that suits a cycle of so many inner steps."""
-    return OUTER_OF_SHORT_CYCLES if steps <= SHORT_CYCLE_STEPS else OUTER
 
 
 def bytes_per_parameter(question: Question) -> float:

@@ -24,8 +24,8 @@ class OuterRule:
         momentum: outer Nesterov momentum μ; 0.0 is plain SGD.
     """
 
-    learning_rate: float = 1.0
-    momentum: float = 0.5
+    learning_rate: float = 0.7
+    momentum: float = 0.3
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0.0):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,30 +18,39 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, short_peer_id
-from p2p_diloco.kernels.choice import block_kernels, span_kernels, vector_kernels
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.kernels.choice import block_kernels, frozen, span_kernels, vector_kernels
 from p2p_diloco.kernels.heap import trim_heap
 from p2p_diloco.kernels.shed import shed_compiler
 from p2p_diloco.kernels.slabs import passing_bytes
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
+from p2p_diloco.outer.radial import RadialBlocks, radial_mean
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector, count_non_finite
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 
 MOST_SHRINKS = 16
+_ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
 _NORM_SLACK = 1.0 + 1e-6
 """Sender and reducer multiply the same two float32 numbers, but the sender's shrinking may end a rounding too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codecs:
-    """The run's codecs; `rounds_stochastically` says how entries are rounded. Means of rows are rounded to nearest."""
+    """How a run's vectors travel, and what is made of several.
+
+    Attributes:
+        contribution, row_mean, entry: the run's codecs.
+        rounds_stochastically: how entries are rounded. Means of rows are rounded to nearest.
+        radial: which blocks of a span have a radial mean; spans that are not in it have a plain one.
+    """
 
     contribution: Codec
     row_mean: Codec
     entry: Codec
     rounds_stochastically: bool
+    radial: Mapping[SpanId, RadialBlocks] = field(default_factory=dict, compare=False)
 
     def of(self, stage: Stage) -> tuple[Codec, Codec]:
         """Return what the parts of a mean come in, and what it leaves in."""
@@ -119,7 +128,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
     if not kept:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
-        mean_N = _mean_of(kept, source, elements)
+        mean_N = _mean_of(kept, source, elements, codecs.radial.get(action.span))
         payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
@@ -152,7 +161,8 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduce
     noise_N = RoundingBits(seed).draw(elements) if seed is not None else np.empty(0, dtype=np.uint16)
     scales_PB, codes_PN = np.stack([part.scale_bits_B for part in parts]), np.stack([part.packed for part in parts])
     limits, squares = source.loop_limits(), (squares_PB[:-1], squares_PB[-1])
-    if not loops.average4(scales_PB, codes_PN, shares, noise_N, limits, scale_bits_B, packed, *squares):
+    marks_B = frozen(codecs.radial.get(action.span, _ALL_PLAIN))
+    if not loops.average4(scales_PB, codes_PN, shares, marks_B, noise_N, limits, scale_bits_B, packed, *squares):
         return None
     norms = [
         math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
@@ -175,10 +185,12 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> N
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
 
 
-def _mean_of(parts: Sequence[Part], codec: Codec, elements: int) -> Vector:
-    """Return what `weighted_mean` returns of the decoded parts, without any of them in memory."""
-    shares = shares_of([part.weight for part in parts], len(parts))
-    mean_N = codec.add_up([part.payload for part in parts], shares, elements)
+def _mean_of(parts: Sequence[Part], codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
+    """Return the mean of the decoded parts; a plain one without any of them in memory."""
+    weights = [part.weight for part in parts]
+    if is_radial_B is not None:
+        return radial_mean([codec.decode(part.payload, elements) for part in parts], weights, is_radial_B)
+    mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
     check_mean(mean_N, len(parts))
     return mean_N
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,12 +10,13 @@ import torch
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import SpanId, parse_peer_id
 from p2p_diloco.island.inner_loop import InnerRule
-from p2p_diloco.island.model import DecoderModel, ModelShape, model_shape
+from p2p_diloco.island.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
 from p2p_diloco.island.parameters import sizes
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.outer.fragments import Fragment, plan_fragments, plan_spans
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, mark_radial
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.vector_work import Codecs
@@ -79,13 +80,15 @@ def plan_tensors(manifest: RunManifest, shape: ModelShape, parameter_sizes: Sequ
         entry=codec_named(manifest.codec.entry),
         rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
     )
-    block = max(64, *(codec.block_elements for codec in (codecs.contribution, codecs.row_mean, codecs.entry)))
+    block = max(RADIAL_BLOCK, *(codec.block_elements for codec in (codecs.contribution, codecs.row_mean, codecs.entry)))
     places = {
         SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
         for fragment in fragments
         for index, (start, stop) in enumerate(plan_spans(fragment.elements, manifest.rounds.spans_per_fragment, block))
     }
     outer = manifest.outer
+    if outer.mean == "radial":
+        codecs = replace(codecs, radial=_radial_blocks(fragments, places))
     return RunPlan(
         manifest=manifest,
         shape=shape,
@@ -97,6 +100,12 @@ def plan_tensors(manifest: RunManifest, shape: ModelShape, parameter_sizes: Sequ
         merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
         rules=_rules(manifest, places, codecs),
     )
+
+
+def _radial_blocks(fragments: Sequence[Fragment], places: Mapping[SpanId, SpanPlace]) -> dict[SpanId, RadialBlocks]:
+    """Return which blocks of each span have a radial mean: those without a row of an embedding."""
+    rows = [[(t.start, t.stop) for t in fragment.tensors if t.name in EMBEDDINGS] for fragment in fragments]
+    return {span: mark_radial(place.start, place.stop, rows[span.fragment]) for span, place in places.items()}
 
 
 def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codecs) -> RunRules:

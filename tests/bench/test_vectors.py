@@ -12,7 +12,7 @@ from p2p_diloco.kernels.choice import block_kernels
 @pytest.mark.parametrize("codec", ["int4", "int8", "float32"])
 def test_each_step_of_a_cycle_is_measured(codec: str) -> None:
     steps = measure_vectors(codec_name=codec, elements=4096, repeats=1)
-    assert len({step.name for step in steps}) == len(steps) == 12
+    assert len({step.name for step in steps}) == len(steps) == 14
     for step in steps:
         assert 0.0 <= step.share <= 1.0
         for spread in (step.compiled, step.numpy):

@@ -27,7 +27,6 @@ def test_it_says_what_the_line_and_the_manifest_need(capsys: pytest.CaptureFixtu
         "0.797 bytes per parameter and cycle each way, 9.56 GB",
         "96 s, 96 steps",
         "fragments = 24",
-        "[outer] learning_rate = 1 momentum = 0.5",
         "data-parallel over the same line: 2.42 min a step",
     ):
         assert text in printed

@@ -16,6 +16,7 @@ ELEMENTS = 64 * BLOCKS
 LIMITS = Int4Codec().loop_limits()
 RATES = (np.float32(0.7), np.float32(0.3))
 LEAST = np.int32(-7)
+PLAIN = frozen(np.empty(0, np.bool_))
 LOOPS, BLOCK_LOOPS, VECTOR_LOOPS = span_kernels(), block_kernels(), vector_kernels()
 assert LOOPS is not None
 assert BLOCK_LOOPS is not None
@@ -98,7 +99,7 @@ def test_averaging(seed: int, is_drawn: bool, num_parts: int) -> None:
     scale_bits_B, packed, squares_B = places()
     squares_PB = np.empty((num_parts, BLOCKS), np.int64)
     mine = (scale_bits_B, packed, squares_PB, squares_B)
-    assert LOOPS.average4(scales_PB, codes_PN, shares_P, noise_N, LIMITS, *mine)
+    assert LOOPS.average4(scales_PB, codes_PN, shares_P, PLAIN, noise_N, LIMITS, *mine)
     mean_N = np.empty(ELEMENTS, np.float32)
     for place, (part, share) in enumerate(zip(parts, shares_P, strict=True)):
         assert BLOCK_LOOPS.accumulate4(*part[:2], LEAST, share, place == 0, mean_N)
@@ -117,4 +118,4 @@ def test_a_scale_that_no_encoder_writes_is_refused(bits: int) -> None:
     assert not LOOPS.follow4((frozen(wrong_B), packed), nothing, now, RATES, LIMITS, ours)
     none_N, one_P = np.empty(0, np.uint16), np.ones(1, np.float32)
     mine = (*places()[:2], np.empty((1, BLOCKS), np.int64), squares_B)
-    assert not LOOPS.average4(wrong_B[None], packed.copy()[None], one_P, none_N, LIMITS, *mine)
+    assert not LOOPS.average4(wrong_B[None], packed.copy()[None], one_P, PLAIN, none_N, LIMITS, *mine)

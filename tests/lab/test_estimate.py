@@ -9,7 +9,6 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work
-from p2p_diloco.manifest import OuterSection
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 
@@ -48,15 +47,6 @@ def test_a_fast_line_is_not_filled_for_its_own_sake() -> None:
     assert make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=4096)).steps == 4 * 24
     small = dataclasses.replace(PAPER, parameters=10_000_000, uplink_bits=1e12, cores=4096)
     assert make_plan(small).steps == 8
-
-
-def test_a_short_cycle_takes_a_smaller_outer_step() -> None:
-    small = dataclasses.replace(PAPER, parameters=10_000_000, uplink_bits=1e12, cores=4096)
-    short, long = make_plan(small), make_plan(dataclasses.replace(small, uplink_bits=2e6))
-    assert (short.steps, short.outer_rate, short.momentum) == (8, 0.7, 0.5)
-    assert long.steps > 16
-    manifest = OuterSection()
-    assert (long.outer_rate, long.momentum) == (manifest.learning_rate, manifest.momentum)
 
 
 @pytest.mark.parametrize("parameters", [1_000_000, 10_000_000, 1_200_000_000, 4_000_000_000, 12_000_000_000, 10**12])

@@ -14,7 +14,7 @@ from p2p_diloco.errors import ConfigError, NonFiniteUpdate
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
 
-RULE = OuterRule()
+RULE = OuterRule(learning_rate=1.0, momentum=0.5)
 MODERATE = hnp.arrays(np.float32, 12, elements=st.floats(-1e6, 1e6, width=32))
 
 

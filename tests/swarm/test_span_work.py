@@ -18,6 +18,7 @@ from p2p_diloco.kernels.choice import numpy_alone, span_kernels
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import num_radial_blocks, radial_mean
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
@@ -141,13 +142,16 @@ def test_following_at_once_is_following_step_by_step(
     assert result[5] == []
 
 
-def reduce(parts: list[Part], elements: int, *, norm_limit: float = float("inf"), stage: Stage = Stage.WHOLE) -> Any:
+def reduce(
+    parts: list[Part], elements: int, *, norm_limit: float = float("inf"), stage: Stage = Stage.WHOLE,
+    codecs: Codecs = CODECS,
+) -> Any:  # fmt: skip
     action = ReduceSpan(
         round=4, span=SpanId(0, 0), stage=stage, parts=tuple(parts), norm_limit=norm_limit, rounding_seed=b"seed"
     )
-    at_once = reduce_parts(action, CODECS, elements)
+    at_once = reduce_parts(action, codecs, elements)
     with numpy_alone():
-        assert at_once == reduce_parts(action, CODECS, elements)
+        assert at_once == reduce_parts(action, codecs, elements)
     return at_once
 
 
@@ -169,6 +173,44 @@ def parts_of(seed: int, elements: int, num_parts: int, size: float = 1.0) -> lis
 def test_averaging_at_once_is_averaging_step_by_step(seed: int, elements: int, num_parts: int, limit: float) -> None:
     result = reduce(parts_of(seed, elements, num_parts), elements, norm_limit=limit)
     assert isinstance(result, str) or INT4.squared_norm(result.payload, elements) == pytest.approx(result.norm**2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, elements=SIZES, num_parts=st.integers(1, 6), share=st.sampled_from([0.5, 1.0]))
+def test_radial_means_at_once_are_those_of_decoded_vectors(
+    seed: int, elements: int, num_parts: int, share: float
+) -> None:
+    marks_B = np.random.default_rng(seed).random(num_radial_blocks(elements)) < share
+    parts = parts_of(seed, elements, num_parts)
+    result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
+    decoded = [INT4.decode(part.payload, elements) for part in parts]
+    mean_N = radial_mean(decoded, [part.weight for part in parts], marks_B)
+    assert result.payload == INT4.encode(mean_N, rounding_seed=b"seed")
+
+
+def test_spans_that_no_mark_is_known_of_have_plain_means() -> None:
+    parts, marks_B = parts_of(1, 128, 3), np.ones(2, np.bool_)
+    plain, radial = (
+        reduce(parts, 128, codecs=replace(CODECS, radial={span_id: marks_B})).payload
+        for span_id in (SpanId(0, 1), SpanId(0, 0))
+    )
+    assert reduce(parts, 128).payload == plain != radial
+    assert INT4.squared_norm(radial, 128) > INT4.squared_norm(plain, 128)
+
+
+@pytest.mark.parametrize("stage", [Stage.ROW, Stage.FINISH])
+def test_rows_of_a_grid_have_radial_means_too(stage: Stage) -> None:
+    source, target = CODECS.of(stage)
+    vectors = [some(place, 128) for place in range(3)]
+    parts = [
+        replace(part, payload=source.encode(vector_N))
+        for part, vector_N in zip(parts_of(1, 128, 3), vectors, strict=True)
+    ]
+    marks_B = np.ones(2, np.bool_)
+    result = reduce(parts, 128, stage=stage, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
+    decoded = [source.decode(part.payload, 128) for part in parts]
+    mean_N = radial_mean(decoded, [part.weight for part in parts], marks_B)
+    assert result.payload == target.encode(mean_N, rounding_seed=None if stage is Stage.ROW else b"seed")
 
 
 def test_a_part_too_long_or_unreadable_is_left_out_of_the_mean_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from small_run import small_manifest, small_plan
 
@@ -34,6 +35,25 @@ def test_spans_are_cut_at_blocks_of_the_codecs() -> None:
     assert all(place.start % 4096 == 0 for place in sparse.places.values())
     for span, elements in sparse.rules.span_elements.items():
         assert sparse.rules.payload_bytes[span] == sparse.codecs.contribution.encoded_bytes(elements)
+
+
+def test_means_are_radial_but_where_a_row_of_an_embedding_lies() -> None:
+    plan = small_plan()
+    assert plan.codecs.radial.keys() == plan.places.keys()
+    for span, is_radial_B in plan.codecs.radial.items():
+        place = plan.places[span]
+        rows = np.zeros(plan.fragments[span.fragment].elements, np.bool_)
+        for tensor in plan.fragments[span.fragment].tensors:
+            rows[tensor.start : tensor.stop] = tensor.name in ("embedding", "head")
+        here = rows[place.start : place.stop]
+        assert is_radial_B.tolist() == [not here[start : start + 64].any() for start in range(0, len(here), 64)]
+    marks = np.concatenate(list(plan.codecs.radial.values()))
+    assert marks.any()
+    assert not marks.all()
+
+
+def test_a_run_may_have_plain_means() -> None:
+    assert not small_plan({"outer.mean": "plain"}).codecs.radial
 
 
 def test_parameters_are_those_of_the_model() -> None:

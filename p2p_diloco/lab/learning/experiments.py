@@ -8,8 +8,7 @@ from typing import Any
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.estimate import OUTER_OF_SHORT_CYCLES
-from p2p_diloco.lab.learning.scope import Scope, baselines, often, others_often
+from p2p_diloco.lab.learning.scope import DELAYED, Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import CURVE_POINTS, OURS, Setting
 
 FEW, MANY = 2, 8
@@ -73,14 +72,8 @@ class Variations:
 
 
 _FLOAT32 = {"contribution": "float32", "entry": "float32"}
-_EVERY_8 = {
-    "sync_every": 8,
-    "fragments": 2,
-    "delay": 3,
-    "outer_rate": OUTER_OF_SHORT_CYCLES.learning_rate,
-    "momentum": OUTER_OF_SHORT_CYCLES.momentum,
-}
-"""As `plan` has it, with Muon inside."""
+_EVERY_8 = {"sync_every": 8, "fragments": 2, "delay": 1}
+"""As `plan` has it."""
 
 _VARIATIONS = {
     "loss": Variations(
@@ -120,8 +113,8 @@ _VARIATIONS = {
         rows={
             f"rate-{rate}-momentum-{momentum}": {"outer_rate": rate, "momentum": momentum}
             for rate, momentum in (
-                (1.0, 0.5),
                 (0.7, 0.3),
+                (1.0, 0.5),
                 (0.7, 0.5),
                 (1.0, 0.3),
                 (0.7, 0.7),
@@ -149,37 +142,39 @@ _VARIATIONS = {
         question="plain or radial mean?",
         rows={
             f"{kind}-rate-{rate}-momentum-{momentum}": {
-                "is_radial": kind == "radial",
+                "mean": kind,
                 "outer_rate": rate,
                 "momentum": momentum,
             }
-            for rate, momentum in ((1.0, 0.5), (0.7, 0.3), (0.5, 0.5), (1.0, 0.0))
-            for kind in ("plain", "radial")
+            for rate, momentum in ((0.7, 0.3), (0.5, 0.5), (1.0, 0.5), (1.0, 0.0))
+            for kind in ("radial", "plain")
         },
         seeds=FEW,
     ),
     "sync": Variations(
         question="how often should islands exchange?",
-        rows={f"every-{steps}": {"sync_every": steps, "delay": steps // 8} for steps in (32, 8, 16, 64, 128, 256)},
+        rows={
+            f"every-{steps}": {"sync_every": steps, "delay": max(1, steps // DELAYED)}
+            for steps in (32, 8, 16, 64, 128, 256)
+        },
         seeds=FEW,
     ),
     "short": Variations(
         question="how short may a cycle be, and what does an entry cost that comes late in it?",
         rows={
-            f"every-{steps}-delay-{delay}": {
+            f"every-{steps}-of-{fragments}-delay-{delay}": {
                 "sync_every": steps,
                 "fragments": fragments,
                 "delay": delay,
-                "outer_rate": rate,
-                "momentum": momentum,
             }
-            for steps, fragments, delay, rate, momentum in (
-                (8, 2, 3, 0.7, 0.5),
-                (8, 4, 1, 0.7, 0.3),
-                (4, 1, 3, 0.7, 0.3),
-                (4, 1, 2, 0.7, 0.3),
-                (4, 2, 1, 1.0, 0.0),
-                (2, 1, 1, 1.0, 0.0),
+            for steps, fragments, delay in (
+                (8, 2, 1),
+                (8, 2, 3),
+                (8, 4, 1),
+                (4, 1, 1),
+                (4, 1, 3),
+                (4, 2, 1),
+                (2, 1, 1),
             )
         },
         seeds=FEW,

@@ -16,7 +16,7 @@ from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.island.data import BatchStream, Corpus
 from p2p_diloco.island.evaluation import AnchorEvaluation
 from p2p_diloco.island.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.island.model import MODEL_SIZES, DecoderModel, ModelShape, build_model, model_shape
+from p2p_diloco.island.model import EMBEDDINGS, MODEL_SIZES, DecoderModel, ModelShape, build_model, model_shape
 from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
 from p2p_diloco.outer.vector import Vector
@@ -188,7 +188,7 @@ def _borders(plan: Sequence[Fragment]) -> tuple[tuple[int, int], ...]:
 
 def _tensors(plan: Sequence[Fragment]) -> tuple[Tensor, ...]:
     return tuple(
-        Tensor(start=start + slot.start, stop=start + slot.stop, is_embedding=slot.name in ("embedding", "head"))
+        Tensor(start=start + slot.start, stop=start + slot.stop, is_embedding=slot.name in EMBEDDINGS)
         for fragment, (start, _) in zip(plan, _borders(plan), strict=True)
         for slot in fragment.tensors
     )

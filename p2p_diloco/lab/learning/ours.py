@@ -13,7 +13,7 @@ from typing import Literal
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.lab.learning.algorithm import Algorithm, Model, radial_mean
+from p2p_diloco.lab.learning.algorithm import Algorithm, Model
 from p2p_diloco.lab.learning.learners import Learners
 from p2p_diloco.lab.maths import absorbed_entry
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
@@ -21,6 +21,7 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.mean import clip_weight, contribution_weight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import RadialBlocks, mark_radial
 from p2p_diloco.outer.state import SpanState, absorb, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
@@ -48,7 +49,7 @@ class OurRule:
         delay: ticks from the begin of a round to the border at which its entry is absorbed.
         outer, merge, codecs: as in a manifest.
         weights_by_tokens: False weighs all alike.
-        is_radial: merge directions and norms apart.
+        is_radial: means are radial, but for embeddings.
         lost_share: contributions that never reach their reducer; that their learner was there does.
         void_share: rounds that end without an entry.
         away_share: of the cycles that a learner is away.
@@ -96,6 +97,7 @@ class OurSwarm(Algorithm):
         if rule.sync_every % num_fragments:
             raise ConfigError(f"a cycle of {rule.sync_every} steps does not divide into {num_fragments} rounds")
         self._rule = rule
+        self._codecs = replace(rule.codecs, radial=self._radial_blocks() if rule.is_radial else {})
         self._ticks = rule.sync_every // num_fragments
         if not 0 <= rule.delay < rule.sync_every:
             raise ConfigError(f"a delay of {rule.delay} steps does not fit into a cycle of {rule.sync_every}")
@@ -223,10 +225,9 @@ class OurSwarm(Algorithm):
         action = ReduceSpan(
             round=round_index, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=limit, rounding_seed=seed
         )
-        reduced = reduce_parts(action, rule.codecs, self.elements(fragment))
+        reduced = reduce_parts(action, self._codecs, self.elements(fragment))
         if isinstance(reduced, str):
             return None
-        payload = self._radial(fragment, parts, seed) if rule.is_radial else reduced.payload
         inclusion = Inclusion(
             present=tuple(range(len(self._places))),  # who is not away says so, whatever becomes of its vectors
             places=tuple(self._places.index(learner) for learner in arrived),
@@ -235,21 +236,22 @@ class OurSwarm(Algorithm):
             tokens=sum(one.tokens for one in arrived.values()),
         )
         entry = build_entry(
-            self._roster, self._roster.digest(), round_index, span, head.digest, head.height, inclusion, payload
+            self._roster, self._roster.digest(), round_index, span, head.digest, head.height, inclusion, reduced.payload
         )
         return entry if isinstance(entry, Entry) else None
+
+    def _radial_blocks(self) -> dict[SpanId, RadialBlocks]:
+        rows = [
+            [(tensor.start, tensor.stop) for tensor in self.tensors_of(fragment) if tensor.is_embedding]
+            for fragment in range(len(self.learners.fragments))
+        ]
+        return {SpanId(f, 0): mark_radial(0, self.elements(f), plain) for f, plain in enumerate(rows)}
 
     def _weigh(self, sent: _Sent, fragment: int) -> float:
         if not self._rule.weights_by_tokens:
             return 1.0
         weight = contribution_weight(sent.tokens, sent.steps)
         return clip_weight(weight, self._states[fragment].head.median_weight, self._rule.weight_clip)
-
-    def _radial(self, fragment: int, parts: tuple[Part, ...], seed: bytes) -> bytes:
-        codecs, elements = self._rule.codecs, self.elements(fragment)
-        vectors = [codecs.contribution.decode(part.payload, elements) for part in parts]
-        mean_N = radial_mean(vectors, [part.weight for part in parts], self.tensors_of(fragment))
-        return codecs.entry.encode(mean_N, rounding_seed=seed if codecs.rounds_stochastically else None)
 
     def _absorb_due(self, tick: int) -> None:
         while self._under_way and self._under_way[0][0] <= tick:

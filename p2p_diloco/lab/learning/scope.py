@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.estimate import OUTER_OF_SHORT_CYCLES, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
+from p2p_diloco.lab.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.lab.learning.setting import OURS, Setting
 
 RATES: dict[OptimizerName, dict[str, float]] = {
@@ -55,10 +55,11 @@ class Scope:
             islands=self.islands,
             ticks=self.ticks,
             sync_every=self.sync_every,
-            delay=max(1, self.sync_every // 8),
+            delay=max(1, self.sync_every // DELAYED),
             batch=max(1, self.windows // self.islands),
             inner=self.optimizer,
             learning_rate=self.rate_of(self.optimizer),
+            mean="radial",
         )
         return replace(_tuned(base), **changes)  # type: ignore[arg-type]
 
@@ -81,7 +82,7 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "opendiloco": (1.0, 0.0),
     },
     "muon": {
-        OURS: (1.0, 0.5),
+        OURS: (0.7, 0.3),
         "textbook-diloco": (1.0, 0.3),
         "streaming-diloco": (1.0, 0.7),
         "decoupled-diloco": (0.5, 0.5),
@@ -93,17 +94,17 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
 }
 """Outer rate and momentum of each, as `tune` found them with either inside."""
 OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
-    "adamw": {OURS: (0.7, 0.3)},
+    "adamw": {},
     "muon": {
-        OURS: (OUTER_OF_SHORT_CYCLES.learning_rate, OUTER_OF_SHORT_CYCLES.momentum),
         "textbook-diloco": (0.7, 0.5),
         "streaming-diloco": (1.0, 0.7),
         "decoupled-diloco-int4": (0.5, 0.5),
     },
 }
-"""The same in cycles of eight steps: ours as `outer --sync-every 8` found them, theirs by hand (docs/lab-log.md)."""
-OUTER_OF_ONE_ROUND = (0.7, 0.3)
-"""The same where a cycle is one round of a few steps: found with Muon inside (`short`, docs/lab-log.md)."""
+"""The same in cycles of eight steps, found by hand (docs/lab-log.md); ours are the same in all cycles."""
+DELAYED = 16
+"""What part of a cycle an entry is late, at least a step, in all rows that go on meanwhile. Real processes on one
+machine have theirs a step late, in rounds of three steps as of seven (docs/lab-log.md)."""
 OFTEN = 4
 """How much more often p2p_diloco exchanges for about half of the bytes that textbook DiLoCo sends."""
 
@@ -111,22 +112,19 @@ OFTEN = 4
 def often(scope: Scope) -> tuple[Setting, ...]:
     """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is not in eights of steps.
 
-    In as many fragments as `plan` would give it, and an entry comes in the last step of its round. And with a cycle of
-    half of that where it is the shortest round that real islands keep to.
+    In as many fragments as `plan` would give it. And with a cycle of half of that where it is the shortest round that
+    real islands keep to.
     """
     steps = _short_cycle(scope)
     if not steps:
         return ()
-    row = _in_short_rounds(scope, steps, OUTER_OFTEN[scope.optimizer][OURS])
-    if steps != 2 * STEPS_OF_A_ROUND:
-        return (row,)
-    return (row, _in_short_rounds(scope, STEPS_OF_A_ROUND, OUTER_OF_ONE_ROUND))
+    lengths = (steps, STEPS_OF_A_ROUND) if steps == 2 * STEPS_OF_A_ROUND else (steps,)
+    return tuple(_in_short_rounds(scope, length) for length in lengths)
 
 
-def _in_short_rounds(scope: Scope, steps: int, outer: tuple[float, float]) -> Setting:
-    fragments = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND)
-    row = replace(scope, sync_every=steps).ours(name=f"{OURS}-every-{steps}", outer_rate=outer[0], momentum=outer[1])
-    return replace(row, fragments=fragments, delay=steps // fragments - 1)
+def _in_short_rounds(scope: Scope, steps: int) -> Setting:
+    row = replace(scope, sync_every=steps).ours(name=f"{OURS}-every-{steps}")
+    return replace(row, fragments=min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND))
 
 
 def others_often(scope: Scope) -> tuple[Setting, ...]:
@@ -150,10 +148,10 @@ def _short_cycle(scope: Scope) -> int:
 
 def baselines(scope: Scope) -> tuple[Setting, ...]:
     """Return all that others do, with figures tuned for them."""
-    plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False)
+    plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False, mean="plain")
     parted = replace(plain, fragments=4)
     decoupled = replace(
-        parted, delay=max(1, scope.sync_every // 16), is_radial=True, weights_by_tokens=True, system="decoupled-diloco"
+        parted, delay=scope.ours().delay, is_radial=True, weights_by_tokens=True, system="decoupled-diloco"
     )
     rows = (
         replace(plain, system="data-parallel"),

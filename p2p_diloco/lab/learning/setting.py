@@ -66,7 +66,8 @@ class Setting:
         contribution, entry: codecs, of ours.
         rounds_stochastically: entries, where they have few bits.
         residual: where what a codec leaves of a contribution stays: in θ, in a buffer beside it, or nowhere.
-        is_radial: merge directions and norms apart.
+        is_radial: of a server: merge directions and norms apart, tensor by tensor.
+        mean: of ours: plain, or directions and lengths apart, block by block.
         weights_by_tokens: quantity times quality.
         slow: islands that make one step in `SLOWNESS` ticks.
         lost_share: contributions that never arrive.
@@ -102,6 +103,7 @@ class Setting:
     rounds_stochastically: bool = True
     residual: Literal["weights", "buffer", "dropped"] = "weights"
     is_radial: bool = False
+    mean: Literal["plain", "radial"] = "plain"
     weights_by_tokens: bool = True
     slow: int = 0
     lost_share: float = 0.0
@@ -260,7 +262,7 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
         merge=MergeRule(kind=setting.merge, alpha=setting.alpha, late=setting.late),
         codecs=codecs,
         weights_by_tokens=setting.weights_by_tokens,
-        is_radial=setting.is_radial,
+        is_radial=setting.mean == "radial",
         lost_share=setting.lost_share,
         void_share=setting.void_share,
         away_share=setting.away_share,

@@ -7,17 +7,9 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.scope import (
-    OUTER,
-    OUTER_OF_ONE_ROUND,
-    OUTER_OFTEN,
-    RATES,
-    Scope,
-    baselines,
-    often,
-    others_often,
-)
+from p2p_diloco.lab.learning.scope import OUTER, OUTER_OFTEN, RATES, Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
+from p2p_diloco.manifest import OuterSection
 
 
 @pytest.mark.parametrize("islands", [4, 8, 16])
@@ -39,16 +31,25 @@ def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: O
     assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS}
 
 
-def test_in_shorter_cycles_ours_has_outer_figures_of_its_own_and_the_rounds_that_plan_gives() -> None:
-    setting, shortest = often(Scope(size="micro"))
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_ours_is_what_a_manifest_says(optimizer: OptimizerName) -> None:
+    setting, manifest = Scope(optimizer=optimizer).ours(), OuterSection()
+    assert (setting.outer_rate, setting.momentum) == (manifest.learning_rate, manifest.momentum)
+    assert (setting.mean, setting.merge, setting.late) == (manifest.mean, manifest.merge, manifest.late)
+    assert all(row.mean == "plain" for row in baselines(Scope(optimizer=optimizer)))
+
+
+def test_in_shorter_cycles_ours_has_the_rounds_that_plan_gives_and_else_the_same_figures() -> None:
+    scope = Scope(size="micro")
+    setting, shortest = often(scope)
     assert (setting.name, setting.sync_every) == ("p2p-diloco-every-8", 8)
-    assert (setting.fragments, setting.delay) == (2, 3)
+    assert (setting.fragments, setting.delay) == (2, 1)
     assert (shortest.name, shortest.sync_every) == ("p2p-diloco-every-4", 4)
-    assert (shortest.fragments, shortest.delay) == (1, 3)
-    assert (shortest.outer_rate, shortest.momentum) == OUTER_OF_ONE_ROUND
+    assert (shortest.fragments, shortest.delay) == (1, 1)
+    for row in (setting, shortest):
+        assert scope.ours(name=row.name, sync_every=row.sync_every, fragments=row.fragments, delay=1) == row
     (longer,) = often(Scope(size="micro", sync_every=128))
-    assert (longer.sync_every, longer.fragments, longer.delay) == (32, 4, 7)
-    assert (setting.outer_rate, setting.momentum) == OUTER_OFTEN["muon"][OURS]
+    assert (longer.sync_every, longer.fragments, longer.delay) == (32, 4, 2)
     assert often(Scope(sync_every=16)) == often(Scope(sync_every=40)) == ()
 
 
@@ -56,7 +57,7 @@ def test_in_shorter_cycles_others_are_what_they_were() -> None:
     scope = Scope(size="micro")
     others = {row.system: row for row in baselines(scope)}
     short = others_often(scope)
-    assert {row.system for row in short} == OUTER_OFTEN["muon"].keys() - {OURS}
+    assert {row.system for row in short} == OUTER_OFTEN["muon"].keys()
     for row in short:
         assert (row.name, row.sync_every) == (f"{row.system}-every-8", 8)
         pair, long = OUTER_OFTEN["muon"][row.system], others[row.system]
