@@ -118,7 +118,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     write_run_toml(path, drafted())
     manifest = read_run_toml(path, {"outer.momentum": 0.25, "rounds": {"fragments": 2}, "name": "other"})
     assert (manifest.outer.momentum, manifest.rounds.fragments, manifest.name) == (0.25, 2, "other")
-    assert manifest.outer.learning_rate == 1.0
+    assert manifest.outer.learning_rate == 0.7
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))

@@ -10,7 +10,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-LEARNING_RATE, MOMENTUM = 1.0, 0.5
+LEARNING_RATE, MOMENTUM = 0.7, 0.3
 DELTA_SCALE = 0.01
 """How far an island comes from the anchor; no codec of the opponents depends on it."""
 
