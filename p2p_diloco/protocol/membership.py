@@ -270,7 +270,7 @@ class Membership(Attendance):
         proposal = self._candidacy.proposal
         if proposal is None:
             return []
-        actions = self._hand_on(proposal, candidacy.parent, self._first_to_hear(candidacy.parent), now)
+        actions = self._hand_on(proposal, candidacy.parent, self._first_to_hear(candidacy.parent, now), now)
         return actions + self.take_proposal(self.me.peer, proposal, now)
 
     def _hand_on(self, proposal: Proposal, parent: Roster, to: Collection[PeerId], now: float) -> list[Action]:
@@ -285,12 +285,17 @@ class Membership(Attendance):
             return None
         return self._leads(parent, round_index)[turn]
 
-    def _first_to_hear(self, parent: Roster) -> frozenset[PeerId]:
-        """Return whom a word for all members of the roster in force goes to first; in a grid they hand it on."""
+    def _first_to_hear(self, parent: Roster, now: float) -> frozenset[PeerId]:
+        """Return whom a word for all members of the roster in force goes to first; in a grid they hand it on.
+
+        In a grid it goes to all members that are heard here, too: the reducers that would hand it on may be dead, and
+        members of other rows, linked because no roster comes about, may be all who can vote.
+        """
         _, grid = self.book.folded[parent.digest()]
         if len(grid.rows) == 1 or self._stands_in(parent):
             return parent.peers() - {self.me.peer}
-        return row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer)
+        heard = parent.peers() & self.alive(now).keys()
+        return row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer) | heard
 
     def take_promise(self, sender: PeerId, word: Promise, now: float) -> list[Action]:
         """Count a promise made to us; propose once they are enough."""
@@ -356,7 +361,7 @@ class Membership(Attendance):
         certified = certificate(self._candidacy)
         if certified is None:
             return []
-        to = (self._first_to_hear(self._candidacy.parent) | self.alive(now).keys()) - {self.me.peer}
+        to = (self._first_to_hear(self._candidacy.parent, now) | self.alive(now).keys()) - {self.me.peer}
         return [*self.take_rosters((certified,), now), *self.spread(certified, to, self._soon(now))]
 
     def _view(self, now: float) -> View:

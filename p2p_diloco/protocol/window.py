@@ -79,8 +79,11 @@ class Asked:
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:
-    """Return a number that deals spans over equally loaded donors, the same on every machine."""
-    return (donor[0] * 257 + donor[1] + span.index * 31 + span.fragment * 7) % 65521
+    """Return a number that deals spans over equally loaded donors, the same on every machine.
+
+    A product: a sum would add the same number for each donor, and so deal every span to the same one.
+    """
+    return (donor[0] * 257 + donor[1] + 1) * (span.index * 31 + span.fragment * 7 + 1) % 65521
 
 
 def least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:

@@ -124,6 +124,33 @@ def test_when_the_last_who_could_be_dialled_is_gone_the_helper_is_the_hub_again(
     assert not swarm.machines["boot"].running.membership.is_hub()
 
 
+@pytest.mark.parametrize("founder_lives", [True, False])
+def test_when_the_only_reducer_left_of_a_grid_lost_its_disk_members_of_dead_rows_still_hear_its_proposals(
+    founder_lives: bool,
+) -> None:
+    """They promised it their votes and never heard what for, and the helper left it to that one to lead: for ever. Seed
+    5866 again, with donors dealt spans in another order."""
+    swarm = swarm_of(num_spans=(2,), group_size=2, void_cycles=3, seed=1)
+    swarm.add("boot", trains=False, found=True)
+    for place in range(16):
+        swarm.add(f"p{place}", dialable=place < 8)
+    swarm.run_until(swarm.all_members, 120.0)
+    swarm.run(20.0)
+    grid = swarm.machines["p0"].running.book.grid()
+    assert grid is not None
+    assert len(grid.rows) > 1
+    left = grid.columns[0][0]
+    dead = {swarm.by_peer[peer].name for peer in grid.reducers() | set(grid.rows[grid.row_of[left]])}
+    forgetful = swarm.by_peer[left].name
+    for name in sorted(dead if founder_lives else dead | {"boot"}):
+        swarm.kill(name)
+    swarm.start(forgetful, keep_disk=False)
+    swarm.run_until(swarm.all_members, 60 * CYCLE_SECONDS)
+    heights = fragment_heights(swarm)
+    swarm.run(4 * CYCLE_SECONDS)
+    assert all(now > before for now, before in zip(fragment_heights(swarm), heights, strict=True))
+
+
 @pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865, 2432, 4720, 5866, 5900, 7015, 7529])
 def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     """280: its donor's next entry named a roster of a branch given up since, which it asked for again and again. 419: a
