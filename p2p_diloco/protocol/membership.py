@@ -260,7 +260,7 @@ class Membership(Attendance):
         candidacy = self._candidacy
         if candidacy is None or candidacy.proposal is not None:
             return []
-        view = self._view(now)
+        view = self._view(candidacy.level, now)
         wish = wish_roster(candidacy, view)
         if wish is None:
             return []
@@ -364,11 +364,15 @@ class Membership(Attendance):
         to = (self._first_to_hear(self._candidacy.parent, now) | self.alive(now).keys()) - {self.me.peer}
         return [*self.take_rosters((certified,), now), *self.spread(certified, to, self._soon(now))]
 
-    def _view(self, now: float) -> View:
+    def _view(self, level: int, now: float) -> View:
+        """Return what this lead sees; below a majority only whom it hears itself, for all look for links by then.
+
+        Were members of silent rows kept then, all reducers of the next grid could be dead, and nobody would lead it.
+        """
         parent = self.book.in_force
         return View(
             lead=self.me.peer,
-            present=self.present(now),
+            present=self._here(now) if level else self.present(now),
             took_part=self.took_part,
             newcomers=newcomers_of(parent, self.book.parent_of(parent)) if parent is not None else (),
             goodbyes=self._goodbyes.values(),

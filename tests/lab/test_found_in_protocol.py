@@ -151,6 +151,23 @@ def test_when_the_only_reducer_left_of_a_grid_lost_its_disk_members_of_dead_rows
     assert all(now > before for now, before in zip(fragment_heights(swarm), heights, strict=True))
 
 
+@pytest.mark.parametrize("place", range(8))
+def test_whichever_reducer_of_a_grid_is_left_the_run_goes_on_without_its_founder(place: int) -> None:
+    """The first roster below a majority kept the rows of which it heard nothing. In the grid of that roster all
+    reducers were dead, and the one who had led, who could be dialled, was one too many to be a reducer: for ever."""
+    swarm = swarm_of(num_spans=(2,), group_size=2, void_cycles=1, seed=1)
+    swarm.add("boot", trains=False, found=True)
+    for number in range(16):
+        swarm.add(f"p{number}", dialable=number < 11)
+    swarm.run_until(swarm.all_members, 120.0)
+    grid = swarm.machines["p0"].running.book.grid()
+    assert grid is not None
+    reducers = [swarm.by_peer[peer].name for column in grid.columns for peer in column]
+    for name in sorted(swarm.machines.keys() - {reducers[place], "p14", "p15"}):
+        swarm.kill(name)
+    swarm.run_until(swarm.all_members, 40 * CYCLE_SECONDS)
+
+
 @pytest.mark.parametrize("seed", [280, 419, 600, 656, 760, 959, 1865, 2432, 4720, 5866, 5900, 7015, 7529])
 def test_who_lags_behind_when_faults_end_catches_up(seed: int) -> None:
     """280: its donor's next entry named a roster of a branch given up since, which it asked for again and again. 419: a

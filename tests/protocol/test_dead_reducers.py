@@ -91,3 +91,16 @@ def test_those_who_live_and_are_linked_with_a_lead_certify_a_roster(
     assert in_force is not None
     assert (in_force.k, in_force.is_degraded()) == (2, void_cycles == 8)
     assert in_force.peers() >= ROSTER.peers() - dead
+
+
+@pytest.mark.parametrize(("void_cycles", "names_silent_rows"), [(4, True), (8, False)])
+def test_below_a_majority_nobody_is_taken_to_live_of_whom_nothing_is_heard(
+    void_cycles: int, names_silent_rows: bool
+) -> None:
+    """A majority keeps rows whose reducer is silent; below it the next grid would have dead reducers once more."""
+    living = ROSTER.peers() - (REDUCERS - {LEAD})
+    in_force = elect(living, void_cycles=void_cycles, lead_remembers=True).book.in_force
+    assert in_force is not None
+    assert in_force.k == 2
+    assert (in_force.peers() > living) == names_silent_rows
+    assert (in_force.peers() == living) != names_silent_rows
