@@ -14,6 +14,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.key_file import read_key_file
+from p2p_diloco.lab.learning.pace import Pace, pace_of
 from p2p_diloco.lab.learning.recording import Recording, read_recording
 from p2p_diloco.lab.learning.setting import Circumstances, Setting, run_trial
 from p2p_diloco.lab.learning.twin import Twin, TwinResult
@@ -51,21 +52,25 @@ def replay(options: ReplayOptions) -> int:
     result = Twin(recording, corpus).play(_progress(sys.stderr))
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    figures = dataclasses.asdict(result)
+    pace = pace_of(recording)
+    figures = dataclasses.asdict(result) | {"round_steps": pace.round_steps, "steps_late": pace.late}
     if options.with_data_parallel:
         figures["data_parallel_loss"] = _data_parallel(recording, corpus, result)
     write_figures(options.json, figures)
     if options.json != STANDARD_OUTPUT:
-        print("\n".join(replay_lines(result, figures.get("data_parallel_loss"))))
+        print("\n".join(replay_lines(result, pace, figures.get("data_parallel_loss"))))
     return 0
 
 
-def replay_lines(result: TwinResult, data_parallel: float | None) -> Sequence[str]:
+def replay_lines(result: TwinResult, pace: Pace, data_parallel: float | None) -> Sequence[str]:
     """Return the result for people."""
+    steps, share = pace.usual
     lines = [
         f"real {result.real_loss:.4f}, twin {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
         f"{result.equal_entries} of {result.entries} entries equal, byte for byte; {result.islands} starts of islands, "
         f"{result.tokens:,} tokens",
+        f"a round has {pace.round_steps:g} steps; {100 * share:.0f} % of the entries were absorbed {steps} steps after "
+        "the contribution",
     ]
     if data_parallel is not None:
         against = 100 * (result.real_loss / data_parallel - 1.0)

@@ -33,6 +33,8 @@ def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert "+0.000 %" in printed
     assert "entries equal, byte for byte" in printed
+    assert sum(figures["steps_late"].values()) > 0
+    assert f"a round has {figures['round_steps']:g} steps" in printed
 
 
 def test_a_folder_that_is_no_peers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
