@@ -21,7 +21,12 @@ A piece of state, 1 MiB and what is said of it, comes within it; memory that gro
 
 
 class ByteReader(Protocol):
-    """What is read from a connection; asyncio's `StreamReader` is one."""
+    """What is read from a connection."""
+
+    @property
+    def bytes_received(self) -> int:
+        """What has come so far, read or not."""
+        ...
 
     async def readexactly(self, n: int, /) -> bytes | bytearray | memoryview:
         """Return `n` bytes; IncompleteReadError at an earlier end."""
@@ -69,6 +74,7 @@ class ByteStream(asyncio.BufferedProtocol):
     def __init__(self, connected: Callable[[ByteStream], None] = lambda stream: None) -> None:
         self._connected = connected
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self.bytes_received = 0
         self._begin = self._end = 0
         self._target: memoryview | None = None
         self._filled = 0
@@ -97,6 +103,7 @@ class ByteStream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Hear that so many bytes have come."""
+        self.bytes_received += nbytes
         if self._target is not None:
             self._filled += nbytes
             if self._filled == len(self._target):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -297,7 +298,18 @@ class Libp2pTransport(Transport):
         elif link.has_run_out():
             self._lose(link, _closed(link))
         else:
-            asyncio.get_running_loop().call_later(self.limits.linger_seconds, self._lose, link, _closed(link))
+            self._wait_for_rest(link, -math.inf)
+
+    def _wait_for_rest(self, link: StreamLink, heard: float) -> None:
+        """Lose a link that has begun to close, once no more comes than the slowest line brings that may take part.
+
+        Vectors that were posted before the good-bye come behind it: on a thin line for longer than anybody lingers.
+        """
+        now, seconds = link.bytes_received(), self.limits.linger_seconds
+        if link.is_lost or now - heard < seconds * self.limits.slowest_bytes_per_second:
+            self._lose(link, _closed(link))
+        else:
+            asyncio.get_running_loop().call_later(seconds, self._wait_for_rest, link, now)
 
     async def _write_lane(self, link: StreamLink, lane: Lane) -> None:
         writer = LaneWriter(

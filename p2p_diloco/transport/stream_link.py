@@ -64,6 +64,10 @@ class StreamLink:
         """Return the streams of both lanes."""
         return [stream for streams in self.streams.values() for stream in streams]
 
+    def bytes_received(self) -> int:
+        """Return what has come on the streams that are open, read or not."""
+        return sum(stream.reader.bytes_received for stream in self.all_streams())
+
     def is_idle(self) -> bool:
         """Tell whether nothing waits to be written."""
         return not self.writing and not any(len(outbox) for outbox in self.outboxes.values())

@@ -241,6 +241,26 @@ def test_who_closes_one_lane_is_heard_to_the_end_on_the_other(tmp_path: Path) ->
     play(scene())
 
 
+def test_who_closes_one_lane_is_heard_for_as_long_as_the_other_brings_something(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=1))
+        async with transport, stranger(tmp_path) as (peer, client):
+            pairs = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            pairs[Lane.CONTROL][1].write_eof()
+            for index in range(25):  # for two and a half times as long as anybody lingers
+                pairs[Lane.BULK][1].write(b"\x00\x00\x40\x00" + bytes([index]) * 0x4000)
+                await asyncio.sleep(0.1)
+            pairs[Lane.BULK][1].write_eof()
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert [frame[0] for frame in heard.payloads(Lane.BULK)] == list(range(25))
+            assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
+            for _, each in pairs.values():
+                each.transport.abort()
+
+    play(scene())
+
+
 def test_who_closes_one_lane_and_not_the_other_loses_the_link_in_bounded_time(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.2))
