@@ -131,7 +131,7 @@ class OuterSection(Section):
     learning_rate: Positive = Field(0.7, description="of the outer step")
     momentum: Decay = Field(0.3, description="Nesterov; high values and delay do not mix")
     mean: Literal["radial", "plain"] = Field(
-        "radial", description="radial | plain: average lengths and directions apart, block by block; not of embeddings"
+        "plain", description="radial | plain: average lengths and directions apart, block by block; not of embeddings"
     )
     merge: Literal["keep", "blend", "overwrite"] = Field(
         "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"
@@ -257,8 +257,13 @@ class RunManifest(Section):
         return self
 
     def canonical_bytes(self) -> bytes:
-        """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII."""
+        """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII.
+
+        Plain means go without saying: runs from before there were others keep their ids.
+        """
         document = self.model_dump(mode="json")
+        if self.outer.mean == "plain":
+            del document["outer"]["mean"]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     def digest(self) -> Digest:

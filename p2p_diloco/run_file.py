@@ -59,6 +59,7 @@ def draft_manifest(
         "organiser": format_peer_id(organiser),
         "created": int(now_seconds),
         "rounds": {"clock_start": float(int(now_seconds))},
+        "outer": {"mean": "radial"},  # no default, for files and manifests from before it have none
     }
     manifest = manifest_of(_overridden(document, values or {}), "the new run")
     if "learning_rate" in manifest.inner.model_fields_set:

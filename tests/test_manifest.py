@@ -83,6 +83,21 @@ def test_the_canonical_form_is_pinned() -> None:
     assert MANIFEST.digest() == sha256(MANIFEST.canonical_bytes())
 
 
+def test_runs_of_before_there_were_radial_means_keep_their_ids_and_have_plain_ones() -> None:
+    plain = changed(outer={"mean": "plain"})
+    assert b'"outer":{"fragment_update_alpha":0.0,"late":"drop","learning_rate":0.7,"merge":"keep","momentum":0.3}' in (
+        plain.canonical_bytes()
+    )
+    assert b'"mean":"radial"' in MANIFEST.canonical_bytes()
+    for manifest in (plain, MANIFEST):
+        assert decode_signed_manifest(manifest.sign(ORGANISER).encode()).manifest == manifest
+    said = plain.canonical_bytes().replace(
+        b'"learning_rate":0.7,"merge"', b'"learning_rate":0.7,"mean":"plain","merge"'
+    )
+    with pytest.raises(FrameError, match="canonical form"):
+        decode_signed_manifest(bytes(SIGNATURE_BYTES) + said)
+
+
 def test_equal_manifests_have_equal_digests_however_they_were_written() -> None:
     one = changed(outer={"learning_rate": 7e-1, "momentum": 0.30}, inner={"embedding_rate": 8})
     assert one.digest() == MANIFEST.digest()

@@ -113,6 +113,16 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
+def test_a_file_of_before_there_were_radial_means_makes_the_run_that_it_made(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    plain = drafted(outer={"mean": "plain", "learning_rate": 1.0, "momentum": 0.5})
+    text = format_run_toml(plain)
+    path.write_text("".join(line for line in text.splitlines(keepends=True) if not line.startswith("mean =")))
+    assert path.read_text() != text
+    assert read_run_toml(path).digest() == plain.digest()
+    assert drafted().outer.mean == "radial"
+
+
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     write_run_toml(path, drafted())

@@ -240,7 +240,7 @@ class Libp2pTransport(Transport):
         """Make a greeted stream part of the link to `peer`, and the link up when that was what it lacked."""
         link = self._links.get(peer)
         if link is not None and link.is_running_out():  # it came back before the last of its old streams was read
-            self._lose(link, _closed(link))
+            self._lose(link, link.farewell)
             link = None
         is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
         if self._is_closing or self._lost is not None or is_full:
@@ -296,7 +296,7 @@ class Libp2pTransport(Transport):
         if len(link.streams[stream.lane]) > 1:
             self._end_stream(link, stream, "another stream carries this lane")
         elif link.has_run_out():
-            self._lose(link, _closed(link))
+            self._lose(link, link.farewell)
         else:
             self._wait_for_rest(link, -math.inf)
 
@@ -307,7 +307,7 @@ class Libp2pTransport(Transport):
         """
         now, seconds = link.bytes_received(), self.limits.linger_seconds
         if link.is_lost or now - heard < seconds * self.limits.slowest_bytes_per_second:
-            self._lose(link, _closed(link))
+            self._lose(link, link.farewell)
         else:
             asyncio.get_running_loop().call_later(seconds, self._wait_for_rest, link, now)
 
@@ -395,7 +395,3 @@ class Libp2pTransport(Transport):
         except Exception as error:
             context = {"message": "a task of the libp2p transport failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
-
-
-def _closed(link: StreamLink) -> str:
-    return f"{short_peer_id(link.peer)} closed the connection"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from p2p_diloco.ids import PeerId
+from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
 from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES
 from p2p_diloco.transport.link import Lane
@@ -67,6 +67,11 @@ class StreamLink:
     def bytes_received(self) -> int:
         """Return what has come on the streams that are open, read or not."""
         return sum(stream.reader.bytes_received for stream in self.all_streams())
+
+    @property
+    def farewell(self) -> str:
+        """Why the link is lost when the other end has closed it, for people."""
+        return f"{short_peer_id(self.peer)} closed the connection"
 
     def is_idle(self) -> bool:
         """Tell whether nothing waits to be written."""

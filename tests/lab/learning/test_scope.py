@@ -9,7 +9,8 @@ import pytest
 from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.scope import OUTER, OUTER_OFTEN, RATES, Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
-from p2p_diloco.manifest import OuterSection
+from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.signing import SigningKey
 
 
 @pytest.mark.parametrize("islands", [4, 8, 16])
@@ -32,8 +33,9 @@ def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: O
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_ours_is_what_a_manifest_says(optimizer: OptimizerName) -> None:
-    setting, manifest = Scope(optimizer=optimizer).ours(), OuterSection()
+def test_ours_is_what_a_new_manifest_says(optimizer: OptimizerName) -> None:
+    organiser = SigningKey(bytes(32)).peer
+    setting, manifest = Scope(optimizer=optimizer).ours(), draft_manifest(organiser=organiser, now_seconds=0.0).outer
     assert (setting.outer_rate, setting.momentum) == (manifest.learning_rate, manifest.momentum)
     assert (setting.mean, setting.merge, setting.late) == (manifest.mean, manifest.merge, manifest.late)
     assert all(row.mean == "plain" for row in baselines(Scope(optimizer=optimizer)))
