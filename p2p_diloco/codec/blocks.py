@@ -138,6 +138,17 @@ class BlockCodec(Codec):
                     self.decode(encoded[place], elements)  # which finds the words
         return sum_N
 
+    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
+        """Decode slice by slice; see `Codec.reader`."""
+        scale_bits_B, packed = self._checked(encoded, elements)
+
+        def read(here: slice) -> Vector:
+            scales = scale_bits_B[here.start // BLOCK_ELEMENTS : num_blocks(here.stop)]
+            codes = packed[self.code_bytes(here.start) : self.code_bytes(here.stop)]
+            return self.decode(scales.tobytes() + codes.tobytes(), here.stop - here.start)
+
+        return read
+
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
         scale_bits_B, packed = self._checked(encoded, elements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,11 @@ class Float32Codec(Codec):
         vector_N = received.view("<f4").astype(np.float32)
         refuse_non_finite_frame(self.name, vector_N)
         return vector_N
+
+    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
+        """Read slice by slice; see `Codec.reader`."""
+        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
+        return lambda here: self.decode(received[4 * here.start : 4 * here.stop].tobytes(), here.stop - here.start)
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact squared norm; see `Codec.squared_norm`."""

@@ -10,7 +10,7 @@ Axes: N elements of a span, B blocks of a span, K elements of a block.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -70,6 +70,16 @@ class Codec(ABC):
         Raises:
             FrameError: wrong size, a value that is not finite, or a scale or code that no encoder writes.
         """
+
+    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
+        """Return what decodes a slice of the elements at a time; slices begin and end at blocks, or at the end.
+
+        A codec whose slices cannot be decoded by themselves decodes all at once, here.
+
+        Raises:
+            FrameError: where `decode` raises it; then, or when what is wrong is read.
+        """
+        return self.decode(encoded, elements).__getitem__
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
         """Return Σ share · decoded values, in order.

@@ -32,6 +32,11 @@ def span_kernels() -> ModuleType | None:
     return None if _switched_off else _spans()
 
 
+def radial_kernels() -> ModuleType | None:
+    """Return the loops of `kernels/radial.py`, or None."""
+    return None if _switched_off else _radial()
+
+
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a view that refuses writes. What a loop reads comes as one: it is compiled once more for another kind."""
     view = array.view()
@@ -81,3 +86,14 @@ def _spans() -> ModuleType | None:
     except Exception:
         return None
     return spans
+
+
+@cache
+def _radial() -> ModuleType | None:
+    try:
+        from p2p_diloco.kernels import radial
+
+        radial.try_out()
+    except Exception:
+        return None
+    return radial

@@ -16,6 +16,7 @@ from numba import njit
 from p2p_diloco.kernels.bits import bits_of, float_of
 from p2p_diloco.kernels.blocks import BLOCK, HALF, NO_SCALE, draw_codes, find_codes, high_code, low_code, scale_of
 from p2p_diloco.kernels.choice import frozen
+from p2p_diloco.kernels.radial import add_direction, mend_length
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
@@ -125,38 +126,6 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
     return lowest >= least and peak < _INFINITY
 
 
-@_inlined
-def _sum_of_block(wide_K):  # type: ignore[no-untyped-def]
-    """Add halves to each other until one number is left, as `outer/radial.py` does; what was there is lost."""
-    half = HALF
-    while half:
-        for k in range(half):
-            wide_K[k] = wide_K[k] + wide_K[k + half]
-        half >>= 1
-    return wide_K[0]
-
-
-@_inlined
-def _add_direction(values_K, factor, is_first, direction_K):  # type: ignore[no-untyped-def]
-    if is_first:
-        for k in range(BLOCK):
-            direction_K[k] = np.float64(values_K[k]) * factor
-    else:
-        for k in range(BLOCK):
-            direction_K[k] = direction_K[k] + np.float64(values_K[k]) * factor
-
-
-@_inlined
-def _mend_length(direction_K, radius, least, square_K, mean_K):  # type: ignore[no-untyped-def]
-    """Write the radial mean of a block: its direction, as long as `outer/radial.py` wants it."""
-    for k in range(BLOCK):
-        square_K[k] = direction_K[k] * direction_K[k]
-    square = max(_sum_of_block(square_K), least)
-    stretch = radius / math.sqrt(square) if square > 0.0 else 0.0
-    for k in range(BLOCK):
-        mean_K[k] = np.float32(direction_K[k] * stretch)
-
-
 @_compiled
 def average4(  # type: ignore[no-untyped-def]
     scales_PB, codes_PN, shares_P, is_radial_B, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
@@ -192,7 +161,7 @@ def average4(  # type: ignore[no-untyped-def]
                 length = math.sqrt(wide * wide * np.float64(total))
                 radius += wide_share * length
                 least_square += wide_share * wide_share if length > 0.0 else 0.0
-                _add_direction(values_K, wide_share / length if length > 0.0 else 0.0, p == 0, direction_K)
+                add_direction(values_K, wide_share / length if length > 0.0 else 0.0, p == 0, direction_K)
             elif p == 0:
                 for k in range(BLOCK):
                     mean_K[k] = values_K[k] * share
@@ -200,7 +169,7 @@ def average4(  # type: ignore[no-untyped-def]
                 for k in range(BLOCK):
                     mean_K[k] = mean_K[k] + values_K[k] * share
         if is_radial:
-            _mend_length(direction_K, radius, least_square, square_K, mean_K)
+            mend_length(direction_K, radius, least_square, square_K, mean_K)
         scale_bits = scale_of(mean_K, largest, least_bits, most_bits)
         if scale_bits == NO_SCALE:
             return False

@@ -17,19 +17,26 @@ Legend: N = elements of one span, P = vectors, B = blocks of a span, K = 64 elem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from p2p_diloco.errors import RoundError
-from p2p_diloco.outer.mean import check_mean, shares_of, weighted_mean
+from p2p_diloco.kernels.choice import frozen, radial_kernels
+from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.vector import Vector
 
 RADIAL_BLOCK = 64
 _CHUNK_BLOCKS = 512
-"""Of which float64 copies stay in a core's cache."""
+"""Of which copies of all vectors are made at a time."""
+
+Part: TypeAlias = Callable[[slice], Vector]
+"""The elements of one vector that lie in a slice."""
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+"""Shape (P, N)."""
 
 RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
 """Which blocks of a span have a radial mean, shape (B,); the last block may be short."""
@@ -73,25 +80,51 @@ def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B
         RoundError: as `weighted_mean`; or marks of another number of blocks.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
     """
-    mean_N = weighted_mean(vectors, weights)
-    if len(is_radial_B) != num_radial_blocks(len(mean_N)):
-        raise RoundError(f"{len(is_radial_B)} blocks are marked; a span of {len(mean_N)} elements has others")
-    mean_BK, shares = _in_blocks(mean_N), shares_of(weights, len(vectors))
-    vectors_BK = [_in_blocks(vector_N) for vector_N in vectors]
-    marked_B = np.flatnonzero(is_radial_B)
-    for start in range(0, len(marked_B), _CHUNK_BLOCKS):
-        here_B = marked_B[start : start + _CHUNK_BLOCKS]
-        mean_BK[here_B] = _radial([vector_BK[here_B] for vector_BK in vectors_BK], shares)
-    radial_N = mean_BK.reshape(-1)[: len(mean_N)]
-    check_mean(radial_N, len(vectors))
-    return radial_N
+    lengths = {len(vector_N) for vector_N in vectors}
+    if len(lengths) > 1:
+        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
+    parts: list[Part] = [vector_N.__getitem__ for vector_N in vectors]
+    return radial_mean_of(parts, len(vectors[0]) if vectors else 0, weights, is_radial_B)
 
 
-def _in_blocks(vector_N: Vector) -> Vector:
-    """Return (B, K) of a vector, in its own memory where its blocks are whole, else in fresh one, with zeros behind."""
-    missing = -len(vector_N) % RADIAL_BLOCK
-    whole_N = np.concatenate((vector_N, np.zeros(missing, np.float32))) if missing else vector_N
-    return whole_N.reshape(-1, RADIAL_BLOCK)
+def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
+    """Return what `radial_mean` does of vectors that are never in memory as a whole.
+
+    Args:
+        parts: give the elements of a slice, which begins at a block.
+        elements: of each vector.
+    """
+    if len(is_radial_B) != num_radial_blocks(elements):
+        raise RoundError(f"{len(is_radial_B)} blocks are marked; a span of {elements} elements has others")
+    shares_P = np.array(shares_of(weights, len(parts)), np.float32)
+    mean_N = np.empty(elements, np.float32)
+    for first in range(0, len(is_radial_B), _CHUNK_BLOCKS):
+        here = slice(first * RADIAL_BLOCK, min((first + _CHUNK_BLOCKS) * RADIAL_BLOCK, elements))
+        vectors_PN = np.stack([part(here) for part in parts])
+        mean_N[here] = _mean_of_chunk(vectors_PN, shares_P, is_radial_B[first : first + _CHUNK_BLOCKS])
+    check_mean(mean_N, len(parts))
+    return mean_N
+
+
+def _mean_of_chunk(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlocks) -> Vector:
+    elements, missing = vectors_PN.shape[1], -vectors_PN.shape[1] % RADIAL_BLOCK
+    if missing:
+        vectors_PN = np.pad(vectors_PN, ((0, 0), (0, missing)))
+    loops, mean_N = radial_kernels(), np.empty(elements + missing, np.float32)
+    if loops is not None:
+        loops.radial_mean(frozen(vectors_PN), frozen(shares_P), frozen(is_radial_B), mean_N)
+    else:
+        _mean_by_numpy(vectors_PN, shares_P, is_radial_B, mean_N)
+    return mean_N[:elements]
+
+
+def _mean_by_numpy(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlocks, mean_N: Vector) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(vectors_PN[0], shares_P[0], out=mean_N)
+        for vector_N, share in zip(vectors_PN[1:], shares_P[1:], strict=True):
+            mean_N += vector_N * share
+        vectors_BK = [vector_N.reshape(-1, RADIAL_BLOCK)[is_radial_B] for vector_N in vectors_PN]
+        mean_N.reshape(-1, RADIAL_BLOCK)[is_radial_B] = _radial(vectors_BK, list(shares_P))
 
 
 def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vector:
@@ -107,8 +140,7 @@ def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vecto
         least_B += np.where(is_there_B, share * share, 0.0)
     square_B = np.maximum(sums_of_blocks(direction_BK * direction_BK), least_B)
     stretch_B = np.divide(radius_B, np.sqrt(square_B), out=np.zeros_like(radius_B), where=square_B > 0.0)
-    with np.errstate(over="ignore"):
-        return (direction_BK * stretch_B[:, None]).astype(np.float32)
+    return (direction_BK * stretch_B[:, None]).astype(np.float32)
 
 
 def sums_of_blocks(values_BK: _Wide) -> _Wide:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, short_peer_id
-from p2p_diloco.kernels.choice import block_kernels, frozen, span_kernels, vector_kernels
+from p2p_diloco.kernels.choice import block_kernels, frozen, radial_kernels, span_kernels, vector_kernels
 from p2p_diloco.kernels.heap import trim_heap
 from p2p_diloco.kernels.shed import shed_compiler
 from p2p_diloco.kernels.slabs import passing_bytes
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
-from p2p_diloco.outer.radial import RadialBlocks, radial_mean
+from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector, count_non_finite
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
@@ -78,6 +78,7 @@ def warm_up() -> None:
     block_kernels()
     vector_kernels()
     span_kernels()
+    radial_kernels()
     shed_compiler()
     trim_heap()
     gc.freeze()
@@ -125,6 +126,8 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
             kept.append(part)
         except PeerError as error:
             dropped.append((part.peer, str(error)))
+    if dropped and (at_once := _reduce_at_once(replace(action, parts=tuple(kept)), codecs, elements)) is not None:
+        return replace(at_once, dropped=tuple(dropped))
     if not kept:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
@@ -186,10 +189,10 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> N
 
 
 def _mean_of(parts: Sequence[Part], codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
-    """Return the mean of the decoded parts; a plain one without any of them in memory."""
+    """Return the mean of the decoded parts, without any of them in memory as a whole."""
     weights = [part.weight for part in parts]
     if is_radial_B is not None:
-        return radial_mean([codec.decode(part.payload, elements) for part in parts], weights, is_radial_B)
+        return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
     check_mean(mean_N, len(parts))
     return mean_N
