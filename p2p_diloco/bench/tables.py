@@ -167,7 +167,7 @@ def _vectors(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
         for step in figures["steps"]:
             compiled, numpy = step["compiled"], step["numpy"]
             ratio = f"{numpy['middle'] / compiled['middle']:.1f} x"
-            share = f"{step['share']:g}" if step["share"] else "in a scrub only"
+            share = f"{step['share']:g}" if step["share"] else "not in the sum"
             rows.append([step["name"], ratio, spread_words(compiled, 2), spread_words(numpy, 2), share])
         cycle = figures["cycle"]
         whole = [f"{cycle['numpy'] / cycle['compiled']:.1f} x", f"{cycle['compiled']:.2f}", f"{cycle['numpy']:.2f}"]

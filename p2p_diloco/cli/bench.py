@@ -70,7 +70,7 @@ def vectors_lines(codec: str, steps: Sequence[StepFigures]) -> list[str]:
     ]
     for step in steps:
         ratio = step.numpy.middle / step.compiled.middle
-        share = f"{step.share:.2f}" if step.share else "in a scrub only"
+        share = f"{step.share:.2f}" if step.share else "not in the sum"
         lines.append(f"{step.name:<28}  {ratio:4.1f}x  {_words(step, 'compiled')}  {_words(step, 'numpy')}  {share}")
     compiled, numpy = _cycle(steps, "compiled"), _cycle(steps, "numpy")
     lines.append(f"{f'a cycle, {PARTS} peers':<28}  {numpy / compiled:4.1f}x  {compiled:6.2f}{'':15}  {numpy:6.2f}")

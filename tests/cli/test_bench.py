@@ -32,7 +32,7 @@ def test_a_table_says_ratios_first_and_what_a_cycle_is_made_of() -> None:
         "int4", [step("encode", 1.0, 2.0, 6.0), step("mean", 0.25, 4.0, 8.0), step("x", 0, 9, 9)]
     )
     assert "3.0x    2.00" in lines[2]
-    assert lines[4].endswith("in a scrub only")
+    assert lines[4].endswith("not in the sum")
     assert "2.7x    3.00" in lines[5]
 
 

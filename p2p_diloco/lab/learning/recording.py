@@ -70,6 +70,11 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
             rosters[certified.roster.digest()] = certified.roster
         log = EntryLog(path / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=KEPT_CYCLES, mends=False)
         entries |= {entry.digest(): entry for entry in log.kept()}
+    if any(len(roster.members) > plan.manifest.membership.group_size for roster in rosters.values()):
+        raise StateError(
+            f"the run had more than {plan.manifest.membership.group_size} members, so several rows; only a run of one "
+            "row can be made again, for the means of rows are kept by nobody"
+        )
     founding = [roster for roster in rosters.values() if roster.k == 0]
     if len(founding) != 1:
         raise StateError(f"the folders know {len(founding)} founding rosters; expected one")

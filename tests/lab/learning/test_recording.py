@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from recorded_run import TRAINERS, record
 from small_run import ORGANISER, peer_key, small_manifest
 
 from p2p_diloco.errors import StateError
+from p2p_diloco.lab.learning import recording
 from p2p_diloco.lab.learning.recording import read_recording
+from p2p_diloco.manifest import RunManifest
 from p2p_diloco.trainer.diary import DIARY_FILE
 from p2p_diloco.trainer.founding import genesis_states, make_start
 from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, ROSTERS_FILE
+from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 
 def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
@@ -27,6 +31,18 @@ def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
     other = small_manifest({"model.seed": 1}).sign(ORGANISER).encode()
     stage.run_folder("ada").write(MANIFEST_FILE, other)
     with pytest.raises(StateError, match="manifests of 2 runs"):
+        read_recording(stage.folders())
+
+
+def test_a_run_of_several_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = record(tmp_path)
+
+    def in_rows_of_two(manifest: RunManifest) -> RunPlan:
+        membership = manifest.membership.model_copy(update={"group_size": 2})
+        return replace(plan_run(manifest), manifest=manifest.model_copy(update={"membership": membership}))
+
+    monkeypatch.setattr(recording, "plan_run", in_rows_of_two)
+    with pytest.raises(StateError, match="more than 2 members"):
         read_recording(stage.folders())
 
 
