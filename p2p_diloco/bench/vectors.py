@@ -33,8 +33,8 @@ class StepFigures:
     """One step of a cycle.
 
     Attributes:
-        share: of all parameters that a peer of `PARTS` in one row does this for in a cycle; 0 for what only a scrub does,
-            and for what is another way of steps that are there already.
+        share: of all parameters that a peer of `PARTS` in one row does this for in a cycle; 0 for what only a scrub
+            does, and for what is another way of steps that are there already.
         compiled, numpy: nanoseconds of one core per element.
     """
 

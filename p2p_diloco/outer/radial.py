@@ -2,9 +2,9 @@
 
 Contributions of many islands are nearly orthogonal, so that their mean is shorter than any of them, the more so the
 more there are: by sqrt(n) for n of them. A radial mean has the direction of the mean direction and the mean of the
-lengths. One outer rate then suits few islands and many. What turns a mean is weight alone: who sends long vectors turns
-it no further than others, and who sends short ones no less. Where contributions agree less than orthogonal ones would, the length is not restored beyond what those lose:
-opposite ones cancel, as in a plain mean, and no noise is blown up.
+lengths, so that one outer rate suits few islands and many. What turns it is weight alone: who sends long vectors turns
+it no further than others, and who sends short ones no less. Where contributions agree less than orthogonal ones would,
+the length is not restored beyond what those lose: opposite ones cancel, as in a plain mean, and no noise is blown up.
 
 A block is what the codecs give a scale to. Which blocks are radial follows from the model (`trainer/run_plan.py`):
 rows of an embedding are rare, and their means are short because most islands have nothing to say.
