@@ -92,7 +92,7 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "opendiloco": (1.0, 0.3),
     },
 }
-"""Outer rate and momentum of each, as `tune` found them with either inside."""
+"""Outer rate and momentum of each: theirs as `tune` found them with either inside, ours as docs/decisions/0022 says."""
 OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "adamw": {},
     "muon": {
