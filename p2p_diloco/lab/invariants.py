@@ -4,9 +4,10 @@
 
 I1  A peer's (φ, m) at a chain digest is what the entries of that chain make of the start, bit for bit. It may differ
     only where a bit of its own memory flipped, or where it fetched the span from such a peer.
-I2  An entry's payload is the encoded weighted mean of what exactly its included members sent for that round, each once.
-    No member's contribution to a span and round is in two entries, and no owner signs two. At the island, every
-    contribution leaves the list in flight once, and what was sent is what was made (`ledger.py`).
+I2  An entry's payload is the encoded weighted mean, radial where the run has marks for that span, of what exactly its
+    included members sent for that round, each once. No member's contribution to a span and round is in two entries, and
+    no owner signs two. At the island, every contribution leaves the list in flight once, and what was sent is what was
+    made (`ledger.py`).
 I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
     once for each span after it has announced that it gives up its branch. (A restarted peer begins at its checkpoint.)
 I4  Whenever a machine ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
@@ -26,13 +27,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from p2p_diloco.codec.codec import Codec
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.lab.island import Complaint
 from p2p_diloco.lab.machine import Machine
+from p2p_diloco.lab.maths import mean_of_span
 from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.toy_run import ORGANISER, verify
-from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Action, Send
@@ -41,6 +41,7 @@ from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.messages import Opening
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.swarm.vector_work import Codecs
 
 if TYPE_CHECKING:
     from p2p_diloco.lab.playing import Player
@@ -212,7 +213,7 @@ class Inspector:
             raise Violated("I2", f"{where} counts {', '.join(missing)}, who sent nothing", machine.name)
         vectors = [maths.decode(maths.codecs.contribution, sent) for sent in payloads if sent is not None]
         grid = fold_roster(self.rosters[entry.roster], self._player.rules.group_size)
-        mean_N = _mean_of(grid, peers, vectors, entry.weights, maths.codecs.row_mean)
+        mean_N = _mean_of(grid, peers, vectors, entry, maths.codecs)
         if maths.codecs.entry.encode(mean_N) != entry.payload:
             raise Violated("I2", f"{where} is not the mean of what its {len(peers)} members sent", machine.name)
 
@@ -273,18 +274,17 @@ def _places(bitmap: bytes, roster: Roster) -> list[int]:
     return [place for place in range(len(roster.members)) if bitmap[place // 8] >> place % 8 & 1]
 
 
-def _mean_of(
-    grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], weights: Sequence[float], row_codec: Codec
-) -> Vector:
+def _mean_of(grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], entry: Entry, codecs: Codecs) -> Vector:
     """Return the mean that an owner should have found: of all at once, or of each row and then of the rows."""
+    span, weights = entry.span, entry.weights
     if len(grid.rows) == 1:
-        return weighted_mean(vectors, weights)
+        return mean_of_span(codecs, span, vectors, weights)
     means, row_weights = [], []
     for row in range(len(grid.rows)):
         here = [place for place, peer in enumerate(peers) if grid.row_of[peer] == row]
         weight = sum(weights[place] for place in here)
         if weight > 0:  # a row of newcomers only weighs nothing among others
-            mean_N = weighted_mean([vectors[place] for place in here], [weights[place] for place in here])
-            means.append(row_codec.decode(row_codec.encode(mean_N), len(mean_N)))
+            mean_N = mean_of_span(codecs, span, [vectors[place] for place in here], [weights[place] for place in here])
+            means.append(codecs.row_mean.decode(codecs.row_mean.encode(mean_N), len(mean_N)))
             row_weights.append(weight)
-    return weighted_mean(means, row_weights)
+    return mean_of_span(codecs, span, means, row_weights)

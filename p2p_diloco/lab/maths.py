@@ -9,11 +9,14 @@ Legend: N = elements of one span.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from p2p_diloco.codec.codec import Codec
-from p2p_diloco.ids import Digest
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import radial_mean
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb, content_digest
 from p2p_diloco.outer.vector import Vector, read_only
 from p2p_diloco.protocol.entry import Entry
@@ -74,6 +77,14 @@ class SharedMaths:
         if found is None:
             found = self._raw[state] = state_bytes(state)
         return found
+
+
+def mean_of_span(codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+    """Return the mean of decoded vectors that a reducer of this span should find: radial where the run has marks."""
+    is_radial_B = codecs.radial.get(span)
+    if is_radial_B is None:
+        return weighted_mean(vectors, weights)
+    return radial_mean(vectors, weights, is_radial_B)
 
 
 def absorbed_entry(entry: Entry) -> AbsorbedEntry:

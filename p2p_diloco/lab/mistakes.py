@@ -15,8 +15,7 @@ from typing import Any
 
 from p2p_diloco.ids import Digest
 from p2p_diloco.lab.machine import Machine
-from p2p_diloco.lab.maths import OUTER, absorbed_entry
-from p2p_diloco.outer.mean import weighted_mean
+from p2p_diloco.lab.maths import OUTER, absorbed_entry, mean_of_span
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol import entry as entry_rules
@@ -72,7 +71,7 @@ class Mistakes:
             source, _ = self._codecs.of(order.stage)
             parts = [part for part in order.parts if part.peer in reduced.sound]
             vectors = [source.decode(part.payload, self._span_elements) for part in parts]
-            mean_N = weighted_mean(vectors, [part.weight for part in parts])
+            mean_N = mean_of_span(self._codecs, order.span, vectors, [part.weight for part in parts])
             self._undecoded[machine.name, bytes(reduced.payload)] = mean_N
 
     def times_applied(self, machine: Machine, entry: Entry) -> int:

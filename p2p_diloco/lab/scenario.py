@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from p2p_diloco.ids import SpanId
 from p2p_diloco.lab.faults import STRIKES, FaultKind, Strike, draw_weather
 from p2p_diloco.lab.network import Weather
 from p2p_diloco.lab.toy_run import ROUND_SECONDS
@@ -36,6 +37,7 @@ class Scenario:
     Attributes:
         helper: whether a bootstrap founds the run; otherwise the first peer does.
         num_spans: spans of each fragment.
+        radial_spans: have a radial mean, all others a plain one.
         codec: of contributions and entries.
         bad_from, bad_until: seconds between which there are faults; the rest is quiet.
         weather: of the bad times.
@@ -46,6 +48,7 @@ class Scenario:
     helper: bool
     peers: tuple[PeerPlan, ...]
     num_spans: tuple[int, ...]
+    radial_spans: frozenset[SpanId]
     codec: str
     group_size: int
     void_cycles: int
@@ -66,7 +69,8 @@ class Scenario:
         dialable = sum(peer.dialable for peer in self.peers)
         kinds = ", ".join(sorted({fault.kind.value for fault in self.strikes}))
         who = f"{len(self.peers)} peers ({dialable} dialable{', a helper' if self.helper else ''})"
-        cut = f"rows of {self.group_size}, spans {self.num_spans}, {self.codec}, void after {self.void_cycles} cycles"
+        spans = f"spans {self.num_spans}, {len(self.radial_spans)} of them radial"
+        cut = f"rows of {self.group_size}, {spans}, {self.codec}, void after {self.void_cycles} cycles"
         bad = f"bad from {self.bad_from:.0f} to {self.bad_until:.0f} s: {self.weather}"
         return f"seed {self.seed}: {who}, {cut}; {bad}; {len(self.strikes)} strikes ({kinds})"
 
@@ -98,6 +102,7 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Iterable[FaultKind])
         helper=helper,
         peers=drawn_peers,
         num_spans=num_spans,
+        radial_spans=_draw_radial_spans(seed, num_spans),
         codec=rng.choice(["int4", "int8", "bfloat16", "float32"]),
         group_size=rng.choice([2, 4, 8, 16, 64]) if rng.random() < 0.6 else max(16, num_peers),
         void_cycles=rng.choice([1, 2, 3]),
@@ -146,6 +151,14 @@ def _draw_strikes(
             continue
         strikes.append(_draw_strike(rng, names, kind, bad_from, bad_until))
     return tuple(sorted(strikes, key=lambda fault: fault.at))
+
+
+def _draw_radial_spans(seed: int, num_spans: tuple[int, ...]) -> frozenset[SpanId]:
+    """Draw them by themselves, as thin lines are: none in half of the seeds, all in a quarter, some in the others."""
+    rng = random.Random(f"radial means of {seed}")
+    spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
+    count = rng.choice([0, 0, len(spans), rng.randint(1, len(spans))])
+    return frozenset(rng.sample(spans, count))
 
 
 def _draw_thin_lines(seed: int, names: list[str], bad_from: float, bad_until: float) -> tuple[Strike, ...]:

@@ -26,6 +26,7 @@ from p2p_diloco.lab.scenario import FOUNDER, Scenario
 from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.swarm import Swarm, swarm_of
 from p2p_diloco.lab.trace import Trace
+from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.swarm.vector_work import Codecs
 
 START_SECONDS = -10.0
@@ -73,6 +74,7 @@ class Trial:
                 row_mean=codec_named("int8") if scenario.codec == "int4" else codec,
                 entry=codec,
                 rounds_stochastically=False,
+                radial={span: mark_radial(0, SPAN_ELEMENTS, ()) for span in scenario.radial_spans},
             ),
             group_size=scenario.group_size,
             void_cycles=scenario.void_cycles,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.ids import SpanId
 from p2p_diloco.lab.maths import SharedMaths
-from p2p_diloco.lab.swarm import Swarm, swarm_of
+from p2p_diloco.lab.mistakes import Mistake
+from p2p_diloco.lab.swarm import INT4, Swarm, swarm_of
 from p2p_diloco.lab.trace import Trace
 from p2p_diloco.swarm.vector_work import Codecs
 
@@ -17,9 +23,22 @@ INT8 = Codecs(
 ELEMENTS = 8
 
 
-def founded(num_peers: int = 3, *, dialable: bool = True, seed: int = 1, trace: Trace | None = None) -> Swarm:
+RADIAL = replace(INT4, radial=dict.fromkeys((SpanId(0, 1), SpanId(1, 0)), np.ones(1, np.bool_)))
+"""Two spans of the five have radial means."""
+
+
+def founded(
+    num_peers: int = 3,
+    *,
+    dialable: bool = True,
+    seed: int = 1,
+    codecs: Codecs = INT4,
+    group_size: int = 16,
+    mistake: Mistake | None = None,
+    trace: Trace | None = None,
+) -> Swarm:
     """A swarm in which all are members and hold the same bytes."""
-    swarm = swarm_of(seed=seed, trace=trace)
+    swarm = swarm_of(seed=seed, codecs=codecs, group_size=group_size, mistake=mistake, trace=trace)
     swarm.add("boot", trains=False, found=True)
     for place in range(num_peers):
         swarm.add(f"p{place}", dialable=dialable)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lab_swarms import founded
+from lab_swarms import RADIAL, founded
 
+from p2p_diloco.lab import playing
 from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.swarm import Swarm
 from p2p_diloco.lab.toy_run import peer_named, sign_as
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.actions import ReduceSpan, Stage
 from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
+from p2p_diloco.swarm.vector_work import Codecs, Reduced, reduce_parts
 
 
 def grown() -> Swarm:
@@ -81,6 +84,24 @@ def test_entries_that_count_too_few_too_many_or_something_else() -> None:
         books.clear()  # type: ignore[attr-defined]
     with pytest.raises(Violated, match=r"I2: .* counts p., p., p., who sent nothing"):
         swarm.inspector.entry_absorbed(machine, replace(entry, tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("stage", "group_size"), [(Stage.WHOLE, 16), (Stage.ROW, 2), (Stage.FINISH, 2)], ids=["all", "a row", "the rows"]
+)
+def test_a_plain_mean_where_a_radial_one_is_due(monkeypatch: pytest.MonkeyPatch, stage: Stage, group_size: int) -> None:
+    swarm = founded(4, codecs=RADIAL, group_size=group_size)
+    swarm.run(80.0)
+    found = {entry.span for entry in swarm.inspector.entries.values()}
+    assert found == set(swarm.spans), "those of radial spans and those of plain ones have both been redone"
+
+    def forget_marks(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        is_forgotten = order.stage is stage
+        return reduce_parts(order, replace(codecs, radial={}) if is_forgotten else codecs, elements)
+
+    monkeypatch.setattr(playing, "reduce_parts", forget_marks)
+    with pytest.raises(Violated, match=r"I2: the entry of (fragment 0 span 1|fragment 1 span 0) .* is not the mean"):
+        swarm.run(160.0)
 
 
 def test_rosters_without_their_votes() -> None:

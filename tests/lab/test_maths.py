@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from lab_swarms import ELEMENTS, INT8, founded, maths
 
-from p2p_diloco.lab.maths import absorbed_entry
+from p2p_diloco.ids import SpanId
+from p2p_diloco.lab.maths import absorbed_entry, mean_of_span
 from p2p_diloco.outer.state import SpanState, content_digest
 
 
@@ -38,3 +40,12 @@ def test_the_same_entry_on_the_same_state_is_the_same_object_and_on_other_bytes_
     assert swarm.maths.raw(after) is swarm.maths.raw(after)
     assert swarm.maths.content(after) == content_digest(after.anchor_N, after.momentum_N, after.head.digest)
     assert absorbed_entry(entry).round == entry.round
+
+
+def test_a_mean_is_radial_in_the_blocks_that_a_span_has_marked_and_plain_in_a_span_without_marks() -> None:
+    radial = replace(INT8, radial={SpanId(0, 1): np.array([True, False])})
+    vectors = np.zeros((2, 128), np.float32)
+    vectors[0, [0, 64]] = vectors[1, [1, 65]] = 2.0  # at right angles in either block
+    plain_N, marked_N = (mean_of_span(radial, SpanId(0, index), list(vectors), [1.0, 1.0]) for index in (0, 1))
+    lengths = [float(np.linalg.norm(block_K)) for mean_N in (plain_N, marked_N) for block_K in mean_N.reshape(2, 64)]
+    assert lengths == pytest.approx([math.sqrt(2.0), math.sqrt(2.0), 2.0, math.sqrt(2.0)])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from lab_swarms import RADIAL
 
+from p2p_diloco.ids import SpanId
 from p2p_diloco.lab.campaign import CampaignPlan
 from p2p_diloco.lab.faults import faults_named
-from p2p_diloco.lab.mistakes import Mistake, planted_in_rules
+from p2p_diloco.lab.machine import Machine
+from p2p_diloco.lab.mistakes import Mistake, Mistakes, planted_in_rules
+from p2p_diloco.lab.toy_run import peer_named
 from p2p_diloco.protocol import ballot, entry, exchange, finish, inclusion, membership, roster, roster_book
 from p2p_diloco.protocol import round as round_rules
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.swarm.vector_work import Reduced, reduce_parts
 
 CAUGHT_BY = {
     Mistake.DOUBLE_COUNT: "I2",
@@ -29,6 +36,24 @@ def test_a_planted_mistake_is_caught(mistake: Mistake) -> None:
     plan = CampaignPlan(peers=(3, 12), faults=faults_named("all"), mistake=mistake)
     broken = next(r for r in (plan.play(seed) for seed in range(MOST_SEEDS)) if r.invariant is not None)
     assert broken.invariant == CAUGHT_BY[mistake], broken.text
+
+
+@pytest.mark.parametrize("span", [SpanId(0, 0), SpanId(0, 1)], ids=["plain", "radial"])
+def test_what_is_kept_undecoded_is_the_mean_that_was_encoded(span: SpanId) -> None:
+    vectors = np.eye(2, 8, dtype=np.float32)  # at right angles: their two means differ
+    parts = tuple(
+        Part(peer=peer_named(str(place)), payload=RADIAL.contribution.encode(vector_N), weight=1.0, norm=1.0)
+        for place, vector_N in enumerate(vectors)
+    )
+    order = ReduceSpan(
+        round=1, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=2.0, rounding_seed=b"not drawn from"
+    )
+    reduced = reduce_parts(order, RADIAL, 8)
+    assert isinstance(reduced, Reduced)
+    mistakes = Mistakes(RADIAL, 8, Mistake.UNDECODED_BYTES)
+    mistakes.note_mean(Machine(name="p0", dialable=True, trains=True), order, reduced)
+    (mean_N,) = mistakes._undecoded.values()
+    assert RADIAL.entry.encode(mean_N) == reduced.payload
 
 
 def test_what_is_planted_in_the_rules_is_taken_out_again() -> None:

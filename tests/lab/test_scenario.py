@@ -43,6 +43,27 @@ def test_who_founds_keeps_its_disk_and_comes_back() -> None:
             assert not (lasting and founder in fault.names)
 
 
+def test_half_of_the_seeds_have_radial_means_in_all_spans_or_in_some() -> None:
+    shares = [len(scenario.radial_spans) / sum(scenario.num_spans) for scenario in DRAWN]
+    assert 0.4 < sum(share > 0.0 for share in shares) / len(shares) < 0.6
+    assert sum(share == 1.0 for share in shares) > 50
+    assert sum(0.0 < share < 1.0 for share in shares) > 25
+    for scenario in DRAWN:
+        assert all(span.index < scenario.num_spans[span.fragment] for span in scenario.radial_spans)
+
+
+def test_a_seed_draws_what_it_drew_before_there_were_radial_means() -> None:
+    # The lab log names seeds: what is new is drawn by itself.
+    last_draws = [(one.codec, one.group_size, one.void_cycles, len(one.strikes)) for one in DRAWN[:5]]
+    assert last_draws == [
+        ("float32", 31, 2, 14),
+        ("float32", 16, 3, 8),
+        ("int8", 64, 1, 16),
+        ("bfloat16", 16, 2, 14),
+        ("int8", 4, 2, 8),
+    ]
+
+
 def test_without_faults_nothing_strikes() -> None:
     scenario = draw_scenario(3, (5, 5), [])
     assert scenario.strikes == ()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 from p2p_diloco.lab.campaign import CampaignPlan
 from p2p_diloco.lab.faults import FaultKind
 from p2p_diloco.lab.mistakes import Mistake
 from p2p_diloco.lab.scenario import draw_scenario
-from p2p_diloco.lab.trial import play
+from p2p_diloco.lab.trial import Trial, play
 
 PRINT_DIGEST = """
 from p2p_diloco.lab.faults import FaultKind
@@ -36,6 +37,16 @@ def test_a_swarm_without_faults_holds_all_promises() -> None:
         result = play(draw_scenario(seed, (3, 6), []))
         assert result.invariant is None, result.text
         assert result.num_entries > 10
+
+
+def test_spans_that_a_seed_drew_have_radial_means() -> None:
+    scenario = next(s for s in (draw_scenario(seed, (3, 6), []) for seed in range(40)) if s.radial_spans)
+    trial, plain = Trial(scenario), play(replace(scenario, radial_spans=frozenset()))
+    assert trial.swarm.maths.codecs.radial.keys() == scenario.radial_spans
+    assert all(marks_B.all() for marks_B in trial.swarm.maths.codecs.radial.values())
+    played = play(scenario)
+    assert played.invariant is plain.invariant is None
+    assert played.digest != plain.digest
 
 
 def test_a_failure_says_when_who_and_what_happened_before() -> None:
