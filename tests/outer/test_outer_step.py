@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
+from p2p_diloco.manifest import OuterSection
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
 
@@ -127,3 +128,8 @@ def test_a_learning_rate_that_cannot_train_is_refused(rate: float) -> None:
 def test_a_momentum_that_never_forgets_is_refused(mu: float) -> None:
     with pytest.raises(ConfigError, match=f"outer momentum is {mu}; expected at least 0 and less than 1"):
         OuterRule(momentum=mu)
+
+
+def test_a_rule_that_nobody_set_is_that_of_a_manifest_that_does_not() -> None:
+    section = OuterSection()
+    assert OuterRule() == OuterRule(learning_rate=section.learning_rate, momentum=section.momentum)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.codec.blocks import parts_of as blocks_of
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanHead, SpanId, sha256
@@ -182,6 +183,28 @@ def test_radial_means_at_once_are_those_of_decoded_vectors(
 ) -> None:
     marks_B = np.random.default_rng(seed).random(num_radial_blocks(elements)) < share
     parts = parts_of(seed, elements, num_parts)
+    result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
+    decoded = [INT4.decode(part.payload, elements) for part in parts]
+    mean_N = radial_mean(decoded, [part.weight for part in parts], marks_B)
+    assert result.payload == INT4.encode(mean_N, rounding_seed=b"seed")
+
+
+def emptied(part: Part, elements: int, rng: np.random.Generator) -> Part:
+    """Return a part without anything in some of its blocks: scale and codes are zero there, or the codes alone."""
+    payload = np.frombuffer(part.payload, np.uint8).copy()
+    scale_bits_B, packed = blocks_of(payload, elements)
+    has_no_codes_B = rng.random(len(scale_bits_B)) < 0.6
+    packed.reshape(len(scale_bits_B), -1)[has_no_codes_B] = 0
+    scale_bits_B[has_no_codes_B & (rng.random(len(scale_bits_B)) < 0.5)] = 0
+    return replace(part, payload=payload.tobytes())
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, num_parts=st.integers(1, 4))
+def test_radial_means_of_parts_with_empty_blocks_have_nothing_of_other_blocks(seed: int, num_parts: int) -> None:
+    elements, rng = 640, np.random.default_rng(seed)
+    parts = [emptied(part, elements, rng) for part in parts_of(seed, elements, num_parts)]
+    marks_B = np.ones(num_radial_blocks(elements), np.bool_)
     result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
     decoded = [INT4.decode(part.payload, elements) for part in parts]
     mean_N = radial_mean(decoded, [part.weight for part in parts], marks_B)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
-from scripted_learners import ScriptedLearners
+from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_blocks
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
@@ -99,11 +100,17 @@ def test_fewer_tokens_weigh_less_and_four_bits_cost_an_eighth() -> None:
     assert even.entries[0].weights == (1.0, 1.0)
 
 
-def test_a_radial_mean_goes_through_the_same_wire() -> None:
-    learners = ScriptedLearners([-1.0, -3.0])
-    radial = swarm(learners, is_radial=True)
-    learners.play(radial.border, range(1, 3))
-    assert anchor(radial) == pytest.approx([-6.0])  # parallel vectors: the mean of their norms is the norm of the mean
+@pytest.mark.parametrize(("is_radial", "kept"), [(True, 1.0), (False, math.sqrt(0.5))], ids=["radial", "plain"])
+def test_moves_at_right_angles_keep_their_length_in_a_radial_mean_but_not_in_embeddings(
+    is_radial: bool, kept: float
+) -> None:
+    # Each fragment's round has the steps until then: one tick of the second fragment, two of the first.
+    learners = ScriptedLearners(at_right_angles(2, 256), lengths=(64, 192), embeddings=[(128, 192)])
+    ours = swarm(learners, is_radial=is_radial, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 3))
+    first_N, second_N = ours.models()[0]
+    assert lengths_of_blocks(first_N) == pytest.approx([2.0 * kept])
+    assert lengths_of_blocks(second_N) == pytest.approx([kept, math.sqrt(0.5), kept])
 
 
 def test_what_does_not_fit_a_cycle_is_refused() -> None:

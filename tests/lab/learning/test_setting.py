@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
+from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_blocks
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.learning.setting import OURS, SYSTEMS, Setting, run_trial
+from p2p_diloco.lab.learning.setting import OURS, SYSTEMS, Setting, make_algorithm, run_trial
 
 SMALL = Setting(
     name="row", size="micro", islands=2, ticks=16, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
@@ -47,6 +50,18 @@ def test_a_curve_shows_what_was_reached_on_the_way_and_changes_nothing(system: s
     assert [tick for tick, _ in watched.curve] == [4, 8, 12, 16]
     assert watched.curve[-1][1] < watched.curve[0][1] < 5.6
     assert watched.loss == run_trial(plain, 0, text).loss
+
+
+@pytest.mark.parametrize(("mean", "length"), [("radial", 1.0), ("plain", math.sqrt(0.5))])
+def test_the_mean_of_ours_is_the_one_that_the_setting_names(mean: Literal["plain", "radial"], length: float) -> None:
+    setting = replace(
+        SMALL, mean=mean, sync_every=1, fragments=1, delay=0, outer_rate=1.0, momentum=0.0,
+        contribution="float32", entry="float32",
+    )  # fmt: skip
+    learners = ScriptedLearners(at_right_angles(2, 64), lengths=(64,))
+    ours = make_algorithm(setting, learners, 0)  # type: ignore[arg-type]
+    learners.play(ours.border, range(1, 2))
+    assert lengths_of_blocks(ours.models()[0][0]) == pytest.approx([length])
 
 
 def test_an_algorithm_that_nobody_wrote_is_refused(text: str) -> None:
