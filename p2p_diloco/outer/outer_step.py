@@ -44,7 +44,7 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     Args:
         anchor_N: the span as all peers hold it; float32, shape (N,). Not changed.
         momentum_N: outer momentum, same shape; zeros before the first round. Not changed.
-        update_N: decoded update, the weighted mean, plain or radial, of `anchor - local`; a descent direction, so it is subtracted.
+        update_N: decoded update, a mean of `anchor - local`, plain or radial: a descent direction, to be subtracted.
         rule: outer learning rate and momentum, from the manifest.
     Returns:
         The next anchor and momentum, freshly allocated.

@@ -50,21 +50,6 @@ def decoded(scale_bits_B: np.ndarray, packed: np.ndarray) -> Vector:
     return frozen(out_N)
 
 
-def halves(values: list[float]) -> float:
-    while len(values) > 1:
-        values = [
-            one + other for one, other in zip(values[: len(values) // 2], values[len(values) // 2 :], strict=True)
-        ]
-    return values[0]
-
-
-def test_a_block_is_added_up_half_to_half() -> None:
-    rng = np.random.default_rng(7)
-    values_BK = rng.standard_normal((300, 64)) * np.exp2(rng.integers(-30, 30, (300, 64)))
-    sums = [LOOPS._sum_of_block(values_K.copy()) for values_K in values_BK]
-    assert sums == [halves(values_K.tolist()) for values_K in values_BK]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_contributing(seed: int) -> None:
     anchor_N, local_N = vector(seed), vector(seed + 100)

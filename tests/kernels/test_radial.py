@@ -1,0 +1,45 @@
+"""The compiled radial mean adds up as NumPy does, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from p2p_diloco.kernels.choice import numpy_alone, radial_kernels
+from p2p_diloco.kernels.radial import sum_of_block
+from p2p_diloco.outer.mean import weighted_mean
+from p2p_diloco.outer.radial import radial_mean
+
+
+def halves(values: list[float]) -> float:
+    while len(values) > 1:
+        values = [
+            one + other for one, other in zip(values[: len(values) // 2], values[len(values) // 2 :], strict=True)
+        ]
+    return values[0]
+
+
+def test_a_block_is_added_up_half_to_half() -> None:
+    rng = np.random.default_rng(7)
+    values_BK = rng.standard_normal((300, 64)) * np.exp2(rng.integers(-30, 30, (300, 64)))
+    sums = [sum_of_block(values_K.copy()) for values_K in values_BK]
+    assert sums == [halves(values_K.tolist()) for values_K in values_BK]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_vectors", [1, 2, 7])
+@pytest.mark.parametrize("elements", [64, 100, 64 * 1100 + 5])
+def test_the_loop_and_numpy_agree_in_every_bit(seed: int, num_vectors: int, elements: int) -> None:
+    assert radial_kernels() is not None
+    rng = np.random.default_rng(seed)
+    blocks = -(-elements // 64)
+    sizes = np.exp2(rng.integers(-60, 60, (num_vectors, blocks))) * (rng.random((num_vectors, blocks)) < 0.8)
+    values = rng.standard_normal((num_vectors, elements)) * np.repeat(sizes, 64, axis=1)[:, :elements]
+    vectors, weights = list(values.astype(np.float32)), list(rng.random(num_vectors) + 0.01)
+    is_radial_B = rng.random(blocks) < 0.6
+    compiled_N = radial_mean(vectors, weights, is_radial_B)
+    with numpy_alone():
+        numpy_N = radial_mean(vectors, weights, is_radial_B)
+    assert np.array_equal(compiled_N.view(np.uint32) << 1, numpy_N.view(np.uint32) << 1), "but for the signs of zeros"
+    plain_N, none_B = weighted_mean(vectors, weights), np.zeros(blocks, np.bool_)
+    assert np.array_equal(radial_mean(vectors, weights, none_B), plain_N)
