@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
+from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.mean import shares_of, weighted_mean
 from p2p_diloco.outer.radial import RADIAL_BLOCK, mark_radial, num_radial_blocks, radial_mean, sums_of_blocks
 from p2p_diloco.outer.vector import Vector
@@ -85,13 +86,16 @@ def check_formula(seed: int, num_vectors: int, elements: int) -> None:
     vectors, weights = draws(seed, num_vectors, elements), list(np.random.default_rng(seed).random(num_vectors) + 0.01)
     is_radial_B = np.random.default_rng(seed).random(num_radial_blocks(elements)) < 0.7
     mean_N, plain_N = radial_mean(vectors, weights, is_radial_B), weighted_mean(vectors, weights)
+    with numpy_alone():
+        assert np.array_equal(mean_N, radial_mean(vectors, weights, is_radial_B))
+    lengths_PB, lengths_of_mean = [lengths(vector_N) for vector_N in vectors], lengths(mean_N)
     shares = [float(share) for share in shares_of(weights, num_vectors)]
     for place, is_radial in enumerate(is_radial_B):
         here = slice(place * K, min((place + 1) * K, elements))
         if not is_radial:
             assert np.array_equal(mean_N[here], plain_N[here])
             continue
-        radii = [lengths(vector_N)[place] for vector_N in vectors]
+        radii = [lengths_B[place] for lengths_B in lengths_PB]
         radius = sum(share * length for share, length in zip(shares, radii, strict=True))
         units = [
             share / length * vector_N[here].astype(np.float64)
@@ -102,7 +106,7 @@ def check_formula(seed: int, num_vectors: int, elements: int) -> None:
         direction_K = sum(units, np.zeros(here.stop - here.start))
         stretch = radius / max(float(np.linalg.norm(direction_K)), math.hypot(*there)) if there else 0.0
         assert np.allclose(mean_N[here], direction_K * stretch, rtol=1e-5, atol=1e-30)
-        assert lengths(mean_N)[place] <= radius * (1.0 + 1e-6)
+        assert lengths_of_mean[place] <= radius * (1.0 + 1e-6)
 
 
 @settings(deadline=None)
@@ -175,6 +179,11 @@ def test_a_sum_has_one_order() -> None:
 def test_marks_of_another_span_are_refused() -> None:
     with pytest.raises(RoundError, match="2 blocks are marked"):
         radial_mean([block(1.0)], [1.0], np.ones(2, np.bool_))
+
+
+def test_vectors_of_two_lengths_are_refused() -> None:
+    with pytest.raises(RoundError, match=r"contributions of \[64, 128\] elements; expected one length"):
+        radial_mean([block(1.0), np.zeros(2 * K, np.float32)], [1.0, 1.0], ALL)
 
 
 def test_a_mean_that_is_not_finite_is_refused() -> None:
