@@ -128,7 +128,7 @@ def _mean_by_numpy(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlo
 
 
 def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vector:
-    direction_BK = np.zeros(vectors_BK[0].shape)
+    direction_BK = np.full(vectors_BK[0].shape, -0.0)  # to which anything may be added, and stay what it is
     radius_B, least_B = np.zeros(len(direction_BK)), np.zeros(len(direction_BK))
     for vector_BK, share in zip(vectors_BK, map(float, shares), strict=True):
         wide_BK = vector_BK.astype(np.float64)

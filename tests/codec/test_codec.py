@@ -61,3 +61,23 @@ def test_a_code_that_no_encoder_writes_is_not_added_up() -> None:
     wrong[-1] = 0x80
     with pytest.raises(FrameError, match="element 127 of 128 has the code -8"):
         codec.add_up([codec.encode(np.ones(128, np.float32)), wrong], [np.float32(0.5)] * 2, 128)
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("elements", [1, 64, 100, 4096, 3 * 4096 + 77])
+def test_slices_are_decoded_as_the_whole_is(name: str, elements: int) -> None:
+    codec = codec_named(name)
+    encoded = codec.encode(np.random.default_rng(elements).standard_normal(elements).astype(np.float32))
+    read, decoded_N = codec.reader(encoded, elements), codec.decode(encoded, elements)
+    for start in range(0, elements, 4096):
+        here = slice(start, min(start + 4096, elements))
+        assert np.array_equal(read(here), decoded_N[here])
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_a_reader_refuses_what_a_decoder_does(name: str) -> None:
+    codec = codec_named(name)
+    with pytest.raises(FrameError):
+        codec.reader(bytes(codec.encoded_bytes(4096) + 1), 4096)
+    with pytest.raises(FrameError):
+        codec.reader(b"\xff" * codec.encoded_bytes(4096), 4096)(slice(0, 4096))
