@@ -64,13 +64,12 @@ def replay(options: ReplayOptions) -> int:
 
 def replay_lines(result: TwinResult, pace: Pace, data_parallel: float | None) -> Sequence[str]:
     """Return the result for people."""
-    steps, share = pace.usual
     lines = [
         f"real {result.real_loss:.4f}, twin {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
         f"{result.equal_entries} of {result.entries} entries equal, byte for byte; {result.islands} starts of islands, "
         f"{result.tokens:,} tokens",
-        f"a round has {pace.round_steps:g} steps; {100 * share:.0f} % of the entries were absorbed {steps} steps after "
-        "the contribution",
+        f"a round has {pace.round_steps:g} steps; half of the entries were absorbed within {pace.late_at_most(0.5)} "
+        f"of the contribution, nine of ten within {pace.late_at_most(0.9)}",
     ]
     if data_parallel is not None:
         against = 100 * (result.real_loss / data_parallel - 1.0)

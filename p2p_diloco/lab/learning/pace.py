@@ -25,13 +25,14 @@ class Pace:
     round_steps: float
     late: dict[int, int]
 
-    @property
-    def usual(self) -> tuple[int, float]:
-        """How late most entries were, and which share of all that was; nothing where there are none."""
-        if not self.late:
-            return 0, 0.0
-        steps = max(self.late, key=lambda steps: self.late[steps])
-        return steps, self.late[steps] / sum(self.late.values())
+    def late_at_most(self, share: float) -> int:
+        """Return how many steps late that share of the entries was, or less; 0 where there are none."""
+        left = share * sum(self.late.values())
+        for steps, entries in self.late.items():
+            left -= entries
+            if left <= 0:
+                return steps
+        return 0
 
 
 def pace_of(recording: Recording) -> Pace:

@@ -33,11 +33,11 @@ def test_an_entry_is_as_late_as_the_steps_since_its_round_was_contributed_to() -
     pace = pace_of(recording(first, second))
     assert pace.late == {1: 3, 5: 1}
     assert pace.round_steps == 5.0
-    assert pace.usual == (1, 0.75)
+    assert [pace.late_at_most(share) for share in (0.0, 0.5, 0.75, 0.76, 1.0)] == [1, 1, 1, 5, 5]
 
 
 @pytest.mark.parametrize("lives", [[], [[contributed(1, 10)]], [[absorbed(1, 2)]]])
 def test_a_run_in_which_nothing_came_has_no_pace(lives: list[list[dict[str, Any]]]) -> None:
     pace = pace_of(recording(*lives))
     assert pace == Pace(round_steps=0.0, late={})
-    assert pace.usual == (0, 0.0)
+    assert pace.late_at_most(0.5) == 0
