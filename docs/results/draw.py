@@ -52,7 +52,7 @@ BESIDE: tuple[tuple[str, str, Scope], ...] = (
         for scope in (Scope(size="micro", ticks=1920, inner_rate=rate),)
         for name in ("outer", "parity")
     ),
-    *(("parity", f"--size small --inner-rate {rate:g}", Scope(size="small", inner_rate=rate)) for rate in (2e-3, 4e-3)),
+    *(("parity", f"--size small --inner-rate {rate:g}", Scope(size="small", inner_rate=rate)) for rate in (2e-3, 8e-3)),
     ("parity", "--steps 1152 --optimizer adamw", Scope(ticks=1152, optimizer="adamw")),
 )
 """What was asked in other circumstances than the usual ones: the experiment, its options, what they mean."""

@@ -15,10 +15,10 @@ from p2p_diloco.lab.learning.setting import OURS, Setting
 
 RATES: dict[OptimizerName, dict[str, float]] = {
     "adamw": {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4},
-    "muon": {"micro": 1.6e-2, "tiny": 8e-3, "small": 8e-3, "base": 4e-3},
+    "muon": {"micro": 1.6e-2, "tiny": 8e-3, "small": 4e-3, "base": 4e-3},
 }
 """Inner rates: `rate` chose those of micro and tiny, from data-parallel as from islands. In small with Muon it is the
-islands' best of two; data-parallel is better at 4e-3 (docs/lab-log.md). Nobody has tuned base, nor small with AdamW."""
+best of three for data-parallel and of two for islands (docs/lab-log.md). Nobody has tuned base, nor small with AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
