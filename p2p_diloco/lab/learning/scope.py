@@ -18,7 +18,7 @@ RATES: dict[OptimizerName, dict[str, float]] = {
     "muon": {"micro": 1.6e-2, "tiny": 8e-3, "small": 4e-3, "base": 4e-3},
 }
 """Inner rates: `rate` chose those of micro and tiny, from data-parallel as from islands. In small with Muon it is the
-best of three for data-parallel and of two for islands (docs/lab-log.md). Nobody has tuned base, nor small with AdamW."""
+best of three of data-parallel, of two of islands (docs/lab-log.md). Nobody has tuned base, nor small with AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
