@@ -68,8 +68,8 @@ def replay_lines(result: TwinResult, pace: Pace, data_parallel: float | None) ->
         f"real {result.real_loss:.4f}, twin {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
         f"{result.equal_entries} of {result.entries} entries equal, byte for byte; {result.islands} starts of islands, "
         f"{result.tokens:,} tokens",
-        f"a round has {pace.round_steps:g} steps; half of the entries were absorbed within {pace.late_at_most(0.5)} "
-        f"of the contribution, nine of ten within {pace.late_at_most(0.9)}",
+        f"a round has {pace.round_steps:g} steps; steps from a contribution to the entry: {pace.late_at_most(0.5)} or "
+        f"fewer for half of them, {pace.late_at_most(0.9)} or fewer for nine of ten",
     ]
     if data_parallel is not None:
         against = 100 * (result.real_loss / data_parallel - 1.0)

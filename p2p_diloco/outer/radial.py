@@ -75,7 +75,7 @@ def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B
         weights: one per vector, finite and not negative.
         is_radial_B: from `mark_radial`.
     Returns:
-        The mean, freshly allocated. No block is longer than the longest of that block.
+        The mean, freshly allocated. No block that is marked is longer than the mean of its lengths.
     Raises:
         RoundError: as `weighted_mean`; or marks of another number of blocks.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
@@ -88,7 +88,7 @@ def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B
 
 
 def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
-    """Return what `radial_mean` does of vectors that are never in memory as a whole.
+    """Return what `radial_mean` does of vectors that need not be in memory as a whole.
 
     Args:
         parts: give the elements of a slice, which begins at a block.

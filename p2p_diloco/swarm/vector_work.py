@@ -189,7 +189,7 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> N
 
 
 def _mean_of(parts: Sequence[Part], codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
-    """Return the mean of the decoded parts, without any of them in memory as a whole."""
+    """Return the mean of the decoded parts; none is in memory as a whole, but of codecs that have no slices."""
     weights = [part.weight for part in parts]
     if is_radial_B is not None:
         return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
