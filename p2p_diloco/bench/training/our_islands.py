@@ -74,6 +74,8 @@ class OurIsland:
                 return {"is_settled": is_settled, "missing": self._peer.missing_members(word["round"] + 1)}
             case "transmit":
                 return {"seconds": self._peer.run(self._transmit(word["round"], word["at"]))}
+            case "roster":
+                return {"missing": self._peer.missing_members(word["round"])}
             case "train":
                 return self._peer.run(self._train(word["at"], word["seconds"]))
             case "exchange":

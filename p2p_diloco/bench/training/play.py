@@ -207,6 +207,20 @@ class Islands:
             total = math.nan if None in taken else total
         return None if math.isnan(total) else total
 
+    def warm_up(self) -> None:
+        """Exchange a cycle that does not count, and another one while the roster of the next round lacks somebody.
+
+        Time jumped before the first, and who was not heard in time, busy with its steps, is off for a round.
+        """
+        missing = "nothing was tried"
+        for _ in range(MOST_GATHERING_CYCLES):
+            self.exchange(1)
+            answers = self._crew.ask({"do": "roster", "round": self._next}, PATIENCE_SECONDS)
+            missing = next((answer["missing"] for answer in answers if answer["missing"]), "")
+            if not missing:
+                return
+        raise NetworkError(f"in {MOST_GATHERING_CYCLES} cycles with the exchange {missing}")
+
     def train(self, seconds: float) -> Window:
         """Have all train without an exchange."""
         return _window(self.ask({"do": "train", "seconds": seconds}, seconds))
@@ -276,7 +290,7 @@ class _Stage:
     def _turns(self, system: str, islands: Islands) -> Iterator[Turn]:
         num_cycles = math.ceil(WINDOW_SECONDS / self.cycle_seconds)
         alone_seconds = num_cycles * self.cycle_seconds / 2
-        islands.exchange(1)  # what is done once does not count
+        islands.warm_up()
         before = islands.train(alone_seconds)
         for repeat in range(self.plan.repeats):
             exchanging = islands.exchange(num_cycles)

@@ -65,6 +65,8 @@ class TorchftIsland:
                 return {}
             case "train":
                 return self._train(word["at"], word["seconds"])
+            case "roster":
+                return {"missing": ""}  # the first exchange formed the group
             case "exchange":
                 return self._exchange(word["at"], word["num_cycles"])
         raise ValueError(f"nobody can {word['do']}")
