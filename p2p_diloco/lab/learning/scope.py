@@ -7,6 +7,7 @@ them, and some with Muon.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from p2p_diloco.island.inner_loop import OptimizerName
@@ -101,7 +102,13 @@ OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "decoupled-diloco-int4": (0.5, 0.5),
     },
 }
-"""The same in cycles of eight steps, found by hand (docs/lab-log.md); ours are the same in all cycles."""
+"""The same in cycles of eight steps, found by hand (docs/lab-log.md)."""
+OUTER_SHORTEST: dict[OptimizerName, dict[str, tuple[float, float]]] = {
+    "adamw": {OURS: (0.7, 0.3)},
+    "muon": {OURS: (1.0, 0.0), "decoupled-diloco-int4": (1.0, 0.0)},
+}
+"""And in cycles of four steps, where neither wants momentum. What a manifest has by default, 0.7 and 0.3, costs ours
+up to half a percent there (docs/results.md)."""
 DELAYED = 16
 """What part of a cycle an entry is late, at least a step, in all rows that go on meanwhile. Real processes on one
 machine have theirs a step late, in rounds of three steps as of seven (docs/lab-log.md)."""
@@ -116,10 +123,10 @@ def often(scope: Scope) -> tuple[Setting, ...]:
     real islands keep to.
     """
     steps = _short_cycle(scope)
-    if not steps:
-        return ()
-    lengths = (steps, STEPS_OF_A_ROUND) if steps == 2 * STEPS_OF_A_ROUND else (steps,)
-    return tuple(_in_short_rounds(scope, length) for length in lengths)
+    rows = (_in_short_rounds(scope, steps),) if steps else ()
+    if steps != 2 * STEPS_OF_A_ROUND:
+        return rows
+    return (*rows, _with_pair(_in_short_rounds(scope, STEPS_OF_A_ROUND), OUTER_SHORTEST[scope.optimizer][OURS]))
 
 
 def _in_short_rounds(scope: Scope, steps: int) -> Setting:
@@ -130,15 +137,29 @@ def _in_short_rounds(scope: Scope, steps: int) -> Setting:
 def others_often(scope: Scope) -> tuple[Setting, ...]:
     """Return what others do in cycles as short as ours; their delays stay the shares of a cycle that they are.
 
-    A share of eight steps is one step, in rounds of two: shorter than real islands keep to, which is kind to them.
+    A share of eight steps is one step, in rounds of two, and of four in rounds of one: shorter than real islands keep
+    to, which is kind to them. In the shortest cycles only who was best in those of eight steps.
     """
-    steps, pairs = _short_cycle(scope), OUTER_OFTEN[scope.optimizer]
-    rows = baselines(replace(scope, sync_every=steps)) if steps else ()
+    steps = _short_cycle(scope)
+    rows = _others_every(scope, steps, OUTER_OFTEN) if steps else ()
+    if steps != 2 * STEPS_OF_A_ROUND:
+        return rows
+    return (*rows, *_others_every(scope, STEPS_OF_A_ROUND, OUTER_SHORTEST))
+
+
+def _others_every(
+    scope: Scope, steps: int, tuned: Mapping[OptimizerName, Mapping[str, tuple[float, float]]]
+) -> tuple[Setting, ...]:
+    rows, pairs = baselines(replace(scope, sync_every=steps)), tuned[scope.optimizer]
     return tuple(
-        replace(row, name=f"{row.name}-every-{steps}", outer_rate=pairs[row.system][0], momentum=pairs[row.system][1])
+        _with_pair(replace(row, name=f"{row.name}-every-{steps}"), pairs[row.system])
         for row in rows
         if row.system in pairs
     )
+
+
+def _with_pair(setting: Setting, pair: tuple[float, float]) -> Setting:
+    return replace(setting, outer_rate=pair[0], momentum=pair[1])
 
 
 def _short_cycle(scope: Scope) -> int:
@@ -167,5 +188,4 @@ def baselines(scope: Scope) -> tuple[Setting, ...]:
 
 
 def _tuned(setting: Setting) -> Setting:
-    rate, momentum = OUTER[setting.inner].get(setting.system, (1.0, 0.0))
-    return replace(setting, outer_rate=rate, momentum=momentum)
+    return _with_pair(setting, OUTER[setting.inner].get(setting.system, (1.0, 0.0)))

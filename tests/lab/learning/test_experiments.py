@@ -29,6 +29,7 @@ def test_parity_compares_with_all_that_others_do() -> None:
         "p2p-diloco", "p2p-diloco-every-8", "p2p-diloco-every-4", "data-parallel", "textbook-diloco",
         "streaming-diloco", "decoupled-diloco", "decoupled-diloco-int4", "noloco", "delta-only-groups", "opendiloco",
         "textbook-diloco-every-8", "streaming-diloco-every-8", "decoupled-diloco-int4-every-8",
+        "decoupled-diloco-int4-every-4",
     ]  # fmt: skip
 
 
