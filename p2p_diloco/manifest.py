@@ -131,7 +131,7 @@ class OuterSection(Section):
     learning_rate: Positive = Field(0.7, description="of the outer step")
     momentum: Decay = Field(0.3, description="Nesterov; high values and delay do not mix")
     mean: Literal["radial", "plain"] = Field(
-        "plain", description="radial | plain: average lengths and directions apart, block by block; not of embeddings"
+        "plain", description="radial | plain: average lengths and directions apart, but of embedding and head"
     )
     merge: Literal["keep", "blend", "overwrite"] = Field(
         "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"

@@ -152,7 +152,7 @@ def make_bench() -> App:
         fragments
             parts of the model, exchanged in turn; rounds are shorter with several, and steps must fit into them
         spans
-            pieces of each part; without it two for each island, as `plan` has it
+            pieces of each part; without it as many as `plan` recommends
         cycle_seconds
             another length of a cycle; 0: four times its own transmission
         repeat
