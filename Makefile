@@ -92,7 +92,7 @@ results: $(STAMP)
 # What is measured; any of it may be given as nothing, such as:
 # make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_TRAINING= BENCH_TO=/tmp/figures
 # Averaging: PEERSxPARAMETERS:AGAINST:REPEAT, several. State: MEGABYTES:DONORS:REPEAT, several. Others: their flags.
-BENCH_AVERAGING ?= 4x10M:hivemind,gloo:5 2x1M:hivemind,gloo:5 4x1M:hivemind,gloo:5 8x10M:gloo:3 2x50M:hivemind:3
+BENCH_AVERAGING ?= 4x10M:hivemind,gloo:5 2x1M:hivemind,gloo:5 4x1M:hivemind,gloo:5 8x10M:gloo:3 2x50M:hivemind:3 8x50M:none:3
 BENCH_VECTORS ?= --parameters 1M
 BENCH_STATE ?= 800:3:3
 BENCH_TRAINING ?= --repeat 2 --against $(BENCH_TRAINERS)
