@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.scope import OUTER, OUTER_OFTEN, RATES, Scope, baselines, often, others_often
+from p2p_diloco.lab.learning.scope import (
+    OUTER,
+    OUTER_OFTEN,
+    OUTER_SHORTEST,
+    RATES,
+    Scope,
+    baselines,
+    often,
+    others_often,
+)
 from p2p_diloco.lab.learning.setting import OURS, SYSTEMS
 from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
@@ -48,8 +57,10 @@ def test_in_shorter_cycles_ours_has_the_rounds_that_plan_gives_and_else_the_same
     assert (setting.fragments, setting.delay) == (2, 1)
     assert (shortest.name, shortest.sync_every) == ("p2p-diloco-every-4", 4)
     assert (shortest.fragments, shortest.delay) == (1, 1)
-    for row in (setting, shortest):
-        assert scope.ours(name=row.name, sync_every=row.sync_every, fragments=row.fragments, delay=1) == row
+    pair = OUTER_SHORTEST["muon"][OURS]
+    assert scope.ours(name=setting.name, sync_every=8, fragments=2, delay=1) == setting
+    alike = scope.ours(name=shortest.name, sync_every=4, fragments=1, delay=1)
+    assert replace(alike, outer_rate=pair[0], momentum=pair[1]) == shortest
     (longer,) = often(Scope(size="micro", sync_every=128))
     assert (longer.sync_every, longer.fragments, longer.delay) == (32, 4, 2)
     assert often(Scope(sync_every=16)) == often(Scope(sync_every=40)) == ()
@@ -58,13 +69,14 @@ def test_in_shorter_cycles_ours_has_the_rounds_that_plan_gives_and_else_the_same
 def test_in_shorter_cycles_others_are_what_they_were() -> None:
     scope = Scope(size="micro")
     others = {row.system: row for row in baselines(scope)}
+    tuned = {8: OUTER_OFTEN["muon"], 4: {who: OUTER_SHORTEST["muon"][who] for who in ("decoupled-diloco-int4",)}}
     short = others_often(scope)
-    assert {row.system for row in short} == OUTER_OFTEN["muon"].keys()
+    assert [(row.system, row.sync_every) for row in short] == [(who, steps) for steps in tuned for who in tuned[steps]]
     for row in short:
-        assert (row.name, row.sync_every) == (f"{row.system}-every-8", 8)
-        pair, long = OUTER_OFTEN["muon"][row.system], others[row.system]
-        delay = row.delay if long.delay else 0
-        assert replace(long, name=row.name, sync_every=8, delay=delay, outer_rate=pair[0], momentum=pair[1]) == row
+        steps, pair, long = row.sync_every, tuned[row.sync_every][row.system], others[row.system]
+        name, delay = f"{row.system}-every-{steps}", 1 if long.delay else 0
+        assert replace(long, name=name, sync_every=steps, delay=delay, outer_rate=pair[0], momentum=pair[1]) == row
+    assert {row.sync_every for row in others_often(Scope(sync_every=128))} == {32}
     assert others_often(Scope(sync_every=16)) == ()
 
 
