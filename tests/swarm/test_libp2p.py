@@ -322,6 +322,7 @@ def test_a_stopped_daemon_holds_neither_dialling_nor_closing(tmp_path: Path) -> 
         async with two:
             async with one:
                 os.kill(one.daemon.pid, signal.SIGSTOP)
+                os.waitid(os.P_PID, one.daemon.pid, os.WSTOPPED | os.WNOWAIT)  # until then its threads may answer
                 with pytest.raises(PeerError, match="no answer by the deadline"):
                     await one.dial(two.peer, two.listen_addresses(), in_seconds(0.5))
                 begun = in_seconds(0)
