@@ -108,7 +108,7 @@ OUTER_SHORTEST: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "muon": {OURS: (1.0, 0.0), "decoupled-diloco-int4": (1.0, 0.0)},
 }
 """And in cycles of four steps, where neither wants momentum. What a manifest has by default, 0.7 and 0.3, costs ours
-up to half a percent there (docs/results.md)."""
+0.1 to 0.6 % there (docs/lab-log.md)."""
 DELAYED = 16
 """What part of a cycle an entry is late, at least a step, in all rows that go on meanwhile. Real processes on one
 machine have theirs a step late, in rounds of three steps as of seven (docs/lab-log.md)."""
