@@ -100,6 +100,11 @@ class CatchUp:
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
 
+    def left_out(self) -> frozenset[SpanId] | None:
+        """Return the spans that are being fetched, to which nothing can be contributed; None: to no span can be."""
+        lacks_some = self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
+        return frozenset(self._wanted) if self.is_complete() or not (self.is_adopting or lacks_some) else None
+
     # -- asking
 
     def ask_heads(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
@@ -273,8 +278,7 @@ class CatchUp:
     def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest) -> None:
         """Hear that a donor has no entry after our head; if it is ahead of us, our logs cannot be joined: transfer.
 
-        The next comparison raises what another donor lacks again, but not for ever: after a restart of many nobody may
-        have kept it, and among many donors the one that is known to be ahead is seldom the one that is asked.
+        The next comparison raises what another donor lacks again, but not for ever: nobody may have kept it.
         """
         asked = self._asked.get(span)
         head = self._chains.heads.get(span)
@@ -392,8 +396,5 @@ class CatchUp:
             self._first_asked.pop(span, None)
 
     def _drop(self, span: SpanId) -> None:
-        self._wanted.pop(span, None)
-        self._asked.pop(span, None)
-        self._transfers.pop(span, None)
-        self._servers.pop(span, None)
-        self._first_asked.pop(span, None)
+        for kept in (self._wanted, self._asked, self._transfers, self._servers, self._first_asked):
+            kept.pop(span, None)

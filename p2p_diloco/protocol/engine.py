@@ -172,10 +172,11 @@ class PeerEngine:
         if begun is not None:
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
             waits, said = self._repair.followers.wait_for(now)
-            contributes = self.serves_state and self.catch_up.is_complete() and not waits
+            left_out = self.catch_up.left_out()
+            contributes = self.serves_state and left_out is not None and not waits
             self._beacon.freeze(begun)
             self._repair.begin_round(begun)
-            actions += said + self._turns.turn(begun, contributes, now)
+            actions += said + self._turns.turn(begun, contributes, now, left_out or frozenset())
             if waits:
                 self._turns.waited()
         actions += self.exchange.tick(now)

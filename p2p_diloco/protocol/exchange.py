@@ -54,14 +54,20 @@ class Exchange:
         self.ration = Ration(rules=rules, me=membership.me.peer)
         self._is_awaited = False
         """The island was asked for its contribution to the round in progress, and has not answered."""
+        self._left_out: frozenset[SpanId] = frozenset()
         self.is_over = False
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
-    def begin(self, round_index: int, contributes: bool) -> list[Action]:
-        """Begin a round under the roster that governs it; ask the island for its contribution when it takes part."""
+    def begin(self, round_index: int, contributes: bool, left_out: frozenset[SpanId] = frozenset()) -> list[Action]:
+        """Begin a round under the roster that governs it; ask the island for its contribution when it takes part.
+
+        Args:
+            left_out: spans to which it has nothing to say, because it fetches what came before.
+        """
         self._gathered.clear()
         self.collection = self.finish = None
         self._is_awaited = False
+        self._left_out = left_out
         governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
         if governing is None or round_index < 0 or self.is_over:
@@ -74,7 +80,7 @@ class Exchange:
         listed = roster.member(me.peer)
         if contributes and me.trains and listed is not None and listed == me.member(listed.share):
             deadline = self._rules.clock.contribute_by(round_index)
-            spans = self.ration.choose(collection)
+            spans = self.ration.choose(collection, left_out)
             actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
             self._is_awaited = True
         for sender, messages in early.get(round_index, {}).items():
@@ -132,8 +138,8 @@ class Exchange:
         held_back = self._held_back(collection, contribution)
         for reducer in self._reducers(collection):
             spans, held = shares.get(reducer, []), held_back.get(reducer, {})
-            # Who gets nothing from a capped peer would wait for it until the deadline: an empty opening says so.
-            if spans or held or self.ration.bytes_per_second is not None:
+            # Who gets nothing of what it expects would wait for it until the deadline: an empty opening says so.
+            if spans or held or self._left_out or self.ration.bytes_per_second is not None:
                 opening, vectors = contribution_messages(
                     contribution, spans, collection.roster_digest, me.incarnation, held
                 )
@@ -152,14 +158,15 @@ class Exchange:
     ) -> dict[PeerId, dict[SpanId, Digest]]:
         """Return, by reducer, the spans of which nothing is sent, and where they stand: for those too we are there.
 
-        A span whose log has reached the round is not among them: there is nothing to agree on any more.
+        A span whose log has reached the round is not among them: there is nothing to agree on any more. Nor is one that
+        is left out: where it should stand is being asked.
         """
         held: dict[PeerId, dict[SpanId, Digest]] = {}
-        sent = {encoded.span for encoded in contribution.spans}
+        unsaid = {encoded.span for encoded in contribution.spans} | self._left_out
         for index in range(self._rules.num_spans[collection.fragment]):
             span = SpanId(collection.fragment, index)
             head, reducer = self._chains.heads.get(span), collection.grid.reducer(span, collection.row)
-            if span not in sent and head is not None and head.round < collection.round and reducer is not None:
+            if span not in unsaid and head is not None and head.round < collection.round and reducer is not None:
                 held.setdefault(reducer, {})[span] = head.digest
         return held
 

@@ -33,17 +33,18 @@ class Ration:
         self._offered: dict[SpanId, int] = {}
         self._turns: Counter[SpanId] = Counter()
 
-    def choose(self, collection: Collection) -> frozenset[SpanId] | None:
-        """Return the spans to contribute to the round of `collection`, perhaps none; None without a cap: all.
+    def choose(self, collection: Collection, left_out: frozenset[SpanId] = frozenset()) -> frozenset[SpanId] | None:
+        """Return the spans to contribute to the round of `collection`, perhaps none; None: all.
 
         Peers under caps begin at different spans, so that no span lacks all of them at once.
         """
-        if self.bytes_per_second is None:
-            return None
         rules, grid = self._rules, collection.grid
         num_spans = rules.num_spans[collection.fragment]
         first = int.from_bytes(self._me[:4], "little") % num_spans
         spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
+        spans = [span for span in spans if span not in left_out]
+        if self.bytes_per_second is None:
+            return frozenset(spans) if len(spans) < num_spans else None
         spans.sort(key=lambda span: (self._offered.get(span, -1), self._turns[span]))
         budget = contribution_budget(
             self.bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.actions import Action, RoundClosed
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.exchange import Exchange
@@ -32,13 +33,15 @@ class Turns:
             self._awake_since_cycle = self._rules.clock.cycle(current) + 1
         return current if current != self.round else None
 
-    def turn(self, current: int, contributes: bool, now: float) -> list[Action]:
+    def turn(
+        self, current: int, contributes: bool, now: float, left_out: frozenset[SpanId] = frozenset()
+    ) -> list[Action]:
         """Close the round in progress and begin `current`."""
         actions = self._close(self.round, now) if self.round is not None else []
         self._count_void_cycle(current)
         self.round = current
         self._included_in_round = 0
-        return actions + self._exchange.begin(current, contributes)
+        return actions + self._exchange.begin(current, contributes, left_out)
 
     def entry_absorbed(self, round_index: int, num_included: int) -> None:
         """Count an entry that was absorbed: the swarm goes on."""

@@ -167,6 +167,22 @@ def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing()
     ]
 
 
+def test_of_a_span_that_is_being_fetched_nothing_is_said_and_the_others_go_on() -> None:
+    rounds, _ = exchange(3)
+    rounds.begin(0, True)
+    fetched, *others = (span for span in SPANS if span not in owned(rounds))
+    (order,) = rounds.begin(0, True, frozenset({fetched, SpanId(1, 0)}))
+    assert isinstance(order, TakeSnapshot)
+    assert order.spans == frozenset(SPANS) - {fetched}
+    openings = sent_openings(rounds.contribute(contribution(spans=(*owned(rounds), *others)), 1.0))
+    assert openings.keys() == set(ids(3)) - {ANN}, "who gets nothing of what it expects is told, and waits for nothing"
+    assert {offer.index for opening in openings.values() for offer in opening.spans} == {span.index for span in others}
+
+    (order,) = rounds.begin(2, True, frozenset({SpanId(1, 0)}))
+    assert isinstance(order, TakeSnapshot)
+    assert order.spans is None, "of this fragment nothing is left out"
+
+
 def test_who_announces_vectors_and_never_sends_them_is_named_in_every_round() -> None:
     rounds, _ = exchange(2)
     for index in (0, 2):

@@ -108,6 +108,21 @@ def test_every_span_gets_its_turn_as_often_as_the_cap_allows() -> None:
     assert 0.2 * rounds < min(others) < 0.6 * rounds
 
 
+def test_what_is_left_out_takes_nothing_of_the_cap() -> None:
+    peer, rules = ids(4)[0], rules_of()
+    ration, collection = Ration(rules=rules, me=peer), collection_of(peer, 4, 16)
+    spans = frozenset(SpanId(0, index) for index in range(SPANS))
+    others = [span for span in sorted(spans) if collection.grid.reducer(span, collection.row) != peer]
+    left_out = frozenset(others[:2])
+    assert ration.choose(collection, left_out) == spans - left_out
+    ration.bytes_per_second = (handed_out(collection, peer) + 2 * PAYLOAD) / (USABLE_SHARE * rules.clock.round_seconds)
+    for _ in range(SPANS):
+        chosen = ration.choose(collection, left_out)
+        assert chosen is not None
+        assert not chosen & left_out
+        assert len(chosen & frozenset(others)) == 2
+
+
 def test_a_cap_that_does_not_cover_reducing_leaves_nothing_to_contribute() -> None:
     peer, rules = ids(4)[0], rules_of()
     ration = Ration(rules=rules, me=peer)
