@@ -1,7 +1,8 @@
 """Frames on a stream of bytes: u32 length, then that many bytes. Reads and writes both end in bounded time.
 
 A length of zero is the greeting, sent once by either end of a new stream. It proves that the other *process* reads,
-not only its daemon: a stopped peer's daemon goes on taking streams.
+not only its daemon: a stopped peer's daemon goes on taking streams. A length whose highest bit is set is none: it says
+how many bytes of bulk frames this end has read, for the other end's `FlightWindow`, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ STALL_SECONDS = 5.0
 """After its deadline a frame whose reader goes on may take longer; one that is not read for so long may not."""
 WRITE_BUFFER_BYTES = 256 * 1024
 """Bytes of one stream that may lie here for the daemon to take; with more, writing waits."""
+MOST_READ_BYTES = 2**31 - 1
 _LENGTH = struct.Struct(">I")
+_READING = 2**31
 _GREETING = _LENGTH.pack(0)
 _ONE_WRITE_BYTES = 64 * 1024
+
+
+def reading_of(num_bytes: int) -> bytes:
+    """Return what says that so many bytes of bulk frames were read; at most `MOST_READ_BYTES`."""
+    return _LENGTH.pack(_READING | min(num_bytes, MOST_READ_BYTES))
 
 
 async def greet(reader: ByteReader, writer: ByteWriter) -> None:
@@ -43,8 +51,10 @@ async def greet(reader: ByteReader, writer: ByteWriter) -> None:
 
 async def read_frame(
     reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
-) -> bytes | bytearray | memoryview | None:
+) -> bytes | bytearray | memoryview | int | None:
     """Return the next frame, or None when the stream ended between frames. Waits for a length as long as it takes.
+
+    On the control lane an int may come instead: how many bytes of bulk frames the sender has read.
 
     Args:
         pace: of the line, for frames that have to wait for it; their sender is not blamed for that time.
@@ -61,6 +71,8 @@ async def read_frame(
         return None
     except OSError as error:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
+    if length >= _READING and lane is Lane.CONTROL:
+        return int(length - _READING)
     longest = limits.frame_bytes(lane)
     if not 0 < length <= longest:
         raise FrameError(frame_too_long(sender, lane, length, longest))
@@ -131,9 +143,14 @@ def blame(receiver: PeerId, lane: Lane) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise PeerError(f"{name} did not read a {lane.value} frame by its deadline") from None
+        raise PeerError(not_read_in_time(receiver, lane)) from None
     except OSError as error:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
+
+
+def not_read_in_time(receiver: PeerId, lane: Lane) -> str:
+    """Say why a link is lost whose other end reads too slowly or not at all."""
+    return f"{short_peer_id(receiver)} did not read a {lane.value} frame by its deadline"
 
 
 def frame_prefix(frame: Frame) -> bytes:
@@ -151,7 +168,7 @@ async def drain(writer: ByteWriter, deadline: float, last: float) -> None:
         return  # the common case, without a timer
     loop = asyncio.get_running_loop()
     left = writer.transport.get_write_buffer_size()
-    until = deadline
+    until = max(deadline, min(loop.time() + STALL_SECONDS, last))  # who began late had no time to show that it reads
     while True:
         try:
             async with asyncio.timeout_at(until):

@@ -6,6 +6,7 @@ What is not read stays with the daemon, then with TCP, then with the sender: tha
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.framing import read_frame
@@ -24,10 +25,20 @@ class LaneReader:
 
     Args:
         pace: of the line, if it has a cap: bulk frames wait for it, control frames are counted.
+        was_read: told how many bytes of bulk frames the sender says that it has read.
     """
 
-    def __init__(self, sender: PeerId, stream: LaneStream, *, limits: TransportLimits, pace: Pace | None) -> None:
+    def __init__(
+        self,
+        sender: PeerId,
+        stream: LaneStream,
+        *,
+        limits: TransportLimits,
+        pace: Pace | None,
+        was_read: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
         self._sender, self._stream, self._limits, self._pace = sender, stream, limits, pace
+        self._was_read = was_read
         rate, cap = limits.control_bytes_per_second, limits.download_bytes_per_second
         if cap is not None:
             rate = min(rate, MOST_CONTROL_SHARE * cap)
@@ -36,16 +47,21 @@ class LaneReader:
     async def next_frame(self) -> bytes | bytearray | memoryview | None:
         """Return the next frame, or None at the end of the stream; see `read_frame` for the errors."""
         is_bulk = self._stream.lane is Lane.BULK
-        frame = await read_frame(
-            self._stream.reader,
-            sender=self._sender,
-            lane=self._stream.lane,
-            limits=self._limits,
-            pace=self._pace if is_bulk else None,
-        )
-        if frame is not None and not is_bulk:
-            await self._slow_down(len(frame) + FRAME_PREFIX_BYTES)
-        return frame
+        while True:
+            frame = await read_frame(
+                self._stream.reader,
+                sender=self._sender,
+                lane=self._stream.lane,
+                limits=self._limits,
+                pace=self._pace if is_bulk else None,
+            )
+            if isinstance(frame, int):
+                self._was_read(frame)
+                await self._slow_down(FRAME_PREFIX_BYTES)
+                continue
+            if frame is not None and not is_bulk:
+                await self._slow_down(len(frame) + FRAME_PREFIX_BYTES)
+            return frame
 
     async def _slow_down(self, num_bytes: int) -> None:
         """Count a control frame; wait only behind a sender that floods this lane."""

@@ -7,14 +7,26 @@ pass. A frame whose reader is slower than the cap gives its turn away, so that n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.transport.framing import STALL_SECONDS, WRITE_BUFFER_BYTES, blame, drain, frame_prefix, write_frame
+from p2p_diloco.transport.framing import (
+    STALL_SECONDS,
+    WRITE_BUFFER_BYTES,
+    blame,
+    drain,
+    frame_prefix,
+    not_read_in_time,
+    write_frame,
+)
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, LaneCounters, TransportLimits, whole
 from p2p_diloco.transport.outbox import PostedFrame
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
+
+EXPIRY_SECONDS = 1e-3
+"""After its deadline nobody wants a frame any more; at it, clocks may differ by a rounding."""
 
 
 class LaneWriter:
@@ -54,10 +66,34 @@ class LaneWriter:
                 await link.wakes[lane].wait()
                 continue
             link.writing.add(lane)
+            if lane is Lane.BULK and not await self._wait_for_room():
+                continue
             if self._pace is not None and lane is Lane.BULK:
                 await self._write_in_turn(self._pace)
             else:
                 await self._write_whole()
+
+    async def _wait_for_room(self) -> bool:
+        """Wait until the next frame may be under way; False when there is none any more, or the link is lost.
+
+        What is read no more is given up when its reader would itself have given up waiting for such a frame.
+        """
+        link, loop = self._link, asyncio.get_running_loop()
+        while not link.is_lost:
+            posted, oldest = link.outboxes[self._lane].first(loop.time()), link.flight.oldest
+            if posted is None:
+                return False
+            if oldest is None or link.flight.has_room(len(posted.frame) + FRAME_PREFIX_BYTES):
+                return True
+            given_up_at = max(oldest.at, oldest.deadline) + self._limits.longest_seconds(oldest.num_bytes)
+            if loop.time() >= given_up_at:
+                self._end_stream(link, link.streams[self._lane][0], not_read_in_time(link.peer, self._lane))
+                return False
+            link.landed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(posted.deadline + EXPIRY_SECONDS, given_up_at)):
+                    await link.landed.wait()
+        return False
 
     async def _write_whole(self) -> None:
         """Write the first frame that somebody still wants, if any."""
@@ -104,6 +140,9 @@ class LaneWriter:
         posted = self._link.outboxes[self._lane].take(asyncio.get_running_loop().time())
         if posted is not None:
             self._counters.frames_sent += 1
+            if self._lane is Lane.BULK:
+                now = asyncio.get_running_loop().time()
+                self._link.flight.send(len(posted.frame) + FRAME_PREFIX_BYTES, now, posted.deadline)
         return posted
 
     async def _write_paced(self, stream: LaneStream, posted: PostedFrame, pace: Pace) -> None:

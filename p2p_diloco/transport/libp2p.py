@@ -25,7 +25,7 @@ from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.lane_reader import LaneReader
 from p2p_diloco.transport.lane_writer import LaneWriter
-from p2p_diloco.transport.link import Frame, Lane, Transport, TransportLimits
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink, StreamPair
@@ -72,7 +72,7 @@ class Libp2pTransport(Transport):
             announce_maddrs=() if dial_out_only else tuple(announce_maddrs),
             map_port=map_port and not dial_out_only,
         )
-        self._protocols = {lane: f"/p2p-diloco/1/{run.hex()[:16]}/{lane.value}" for lane in Lane}
+        self._protocols = {lane: f"/p2p-diloco/2/{run.hex()[:16]}/{lane.value}" for lane in Lane}
         self._lanes = {protocol: lane for lane, protocol in self._protocols.items()}
         self._links: dict[PeerId, StreamLink] = {}
         self._dialling: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
@@ -216,7 +216,7 @@ class Libp2pTransport(Transport):
     def _explain_silence(self, peer: PeerId, error: PeerError) -> PeerError:
         name = short_peer_id(peer)
         if "protocols not supported" in str(error):
-            return NotInRun(f"{name} does not take part in run {self.run.hex()[:16]}")
+            return NotInRun(f"{name} does not take part in run {self.run.hex()[:16]}, or has another version of this")
         return PeerError(f"{name} answers but gives no link: {error}")
 
     def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
@@ -274,12 +274,14 @@ class Libp2pTransport(Transport):
             self._lose(link, "only one lane was opened")
 
     async def _read_stream(self, link: StreamLink, stream: LaneStream) -> None:
-        reader = LaneReader(link.peer, stream, limits=self.limits, pace=self.download)
+        reader = LaneReader(link.peer, stream, limits=self.limits, pace=self.download, was_read=link.hear_read)
         try:
             while frame := await reader.next_frame():
                 objection = self._hand_over(link.peer, stream.lane, frame)
                 if link.is_lost:
                     return  # the listener hung up meanwhile
+                if stream.lane is Lane.BULK:
+                    link.say_read(len(frame) + FRAME_PREFIX_BYTES)
                 if objection is not None:
                     self._lose(link, objection)
                     return
@@ -327,7 +329,7 @@ class Libp2pTransport(Transport):
         """Close one stream; without another in its lane the link is lost."""
         stream.writer.transport.abort()
         if stream in link.streams[stream.lane]:
-            link.streams[stream.lane].remove(stream)
+            link.remove(stream)
             if not link.streams[stream.lane]:
                 self._lose(link, reason)
 

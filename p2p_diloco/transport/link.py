@@ -109,6 +109,10 @@ class LaneCounters:
 
     frames_sent: int = 0
     bytes_sent: int = 0
+    bytes_read: int = 0
+    """Of the bytes sent, what the other ends have read, as far as they said; of bulk frames only."""
+    last_read_at: float = 0.0
+    """Loop time in which they said so last."""
     frames_received: int = 0
     bytes_received: int = 0
     frames_dropped: int = 0

@@ -44,13 +44,27 @@ class Outbox:
 
     def take(self, now: float) -> PostedFrame | None:
         """Remove and return the first frame whose deadline has not passed; those before it are dropped."""
+        posted = self.first(now)
+        if posted is not None:
+            self._remove_first()
+        return posted
+
+    def first(self, now: float) -> PostedFrame | None:
+        """Return the first frame whose deadline has not passed, and leave it; those before it are dropped."""
         while self._frames:
-            posted = self._frames.popleft()
-            self._add(-len(posted.frame))
-            if posted.deadline >= now:
-                return posted
+            if self._frames[0].deadline >= now:
+                return self._frames[0]
+            self._remove_first()
             self._counters.frames_dropped += 1
         return None
+
+    def _remove_first(self) -> None:
+        self._add(-len(self._frames.popleft().frame))
+
+    def count_read(self, num_bytes: int, now: float) -> None:
+        """Note that the other end has read so much of what was sent."""
+        self._counters.bytes_read += num_bytes
+        self._counters.last_read_at = now
 
     def clear(self) -> None:
         """Drop all that waits: the link is gone."""

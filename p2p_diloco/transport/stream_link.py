@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
-from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES
+from p2p_diloco.transport.flight_window import FlightWindow
+from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane
 from p2p_diloco.transport.outbox import Outbox
 
@@ -46,9 +48,16 @@ class StreamLink:
 
     Two peers that dial each other at once have two streams in each lane: both are read, the first one that lives
     is written, so that order is kept.
+
+    Attributes:
+        flight: what is under way of bulk frames.
+        landed: set when some of that has been read, or never will be.
     """
 
-    __slots__ = ("is_lost", "is_up", "outboxes", "peer", "streams", "wakes", "writers", "writing")
+    __slots__ = (
+        "_unsaid_bytes", "flight", "is_lost", "is_up", "landed", "outboxes", "peer", "streams", "wakes", "writers",
+        "writing",
+    )  # fmt: skip
 
     def __init__(self, peer: PeerId, outboxes: dict[Lane, Outbox]) -> None:
         self.peer = peer
@@ -59,6 +68,34 @@ class StreamLink:
         self.writing: set[Lane] = set()
         self.is_up = False
         self.is_lost = False
+        self.flight = FlightWindow()
+        self.landed = asyncio.Event()
+        self._unsaid_bytes = 0
+
+    def say_read(self, num_bytes: int) -> None:
+        """Tell the other end that so many bytes of its bulk frames were read; it waits for that before it sends more.
+
+        Who does not read what it is told is told later: nothing piles up.
+        """
+        self._unsaid_bytes += num_bytes
+        for stream in self.streams[Lane.CONTROL][:1]:
+            if stream.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
+                with contextlib.suppress(OSError):  # its own reader hears that it is lost
+                    stream.writer.write(reading_of(self._unsaid_bytes))
+                    self._unsaid_bytes = 0
+
+    def hear_read(self, num_bytes: int) -> None:
+        """Hear that the other end has read so many bytes of bulk frames: others may go."""
+        now = asyncio.get_running_loop().time()
+        self.outboxes[Lane.BULK].count_read(self.flight.read(num_bytes, now), now)
+        self.landed.set()
+
+    def remove(self, stream: LaneStream) -> None:
+        """Go on without a stream; what was under way on it is lost."""
+        self.streams[stream.lane].remove(stream)
+        if stream.lane is Lane.BULK:
+            self.flight.lose()
+            self.landed.set()
 
     def all_streams(self) -> list[LaneStream]:
         """Return the streams of both lanes."""

@@ -64,7 +64,7 @@ async def stranger(directory: Path) -> AsyncIterator[tuple[PeerId, DaemonClient]
 async def open_lane(client: DaemonClient, target: Libp2pTransport, lane: Lane) -> StreamPair:
     bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
     await client.connect(target.peer, bare, 5)
-    return await client.open_stream(target.peer, f"/p2p-diloco/1/{RUN.hex()[:16]}/{lane.value}", 5)
+    return await client.open_stream(target.peer, f"/p2p-diloco/2/{RUN.hex()[:16]}/{lane.value}", 5)
 
 
 async def open_link(client: DaemonClient, target: Libp2pTransport) -> dict[Lane, StreamPair]:
@@ -90,10 +90,11 @@ async def is_closed(reader: ByteReader, seconds: float = 5.0) -> bool:
 @pytest.mark.parametrize(
     ("bytes_sent", "reason"),
     [
-        (b"\xff\xff\xff\xff", "announced a control frame of 4294967295 bytes where 1 to 262144 are allowed"),
+        (b"\x7f\xff\xff\xff", "announced a control frame of 2147483647 bytes where 1 to 262144 are allowed"),
         (b"\x00\x00\x00\x00", "announced a control frame of 0 bytes where 1 to 262144 are allowed"),
         (b"\x00\x00\x00\x09abc", "sent 3 of 9 bytes of a control frame and was gone"),
         (b"\x00\x00", "closed the connection within a length of a control frame"),
+        (b"\xff\xff\xff\xff" * 9 + b"\x00\x00", "closed the connection within a length of a control frame"),
     ],
 )
 def test_a_stranger_who_breaks_the_framing_loses_its_link_and_is_named(

@@ -162,7 +162,8 @@ class FailureContract(ABC):
     def test_a_stopped_peer_costs_its_link_and_holds_nobody(self) -> None:
         async def scene(stage: Stage) -> None:
             remote = await stage.add_remote()
-            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+            hasty = TransportLimits(frame_seconds=2.0, slowest_bytes_per_second=1.0 * MIB)
+            (one, one_heard), (two, two_heard) = await stage.add(limits=hasty), await stage.add()
             two_heard.echo = two
             await link(one, two, two_heard)
             await one.dial(remote.peer, remote.addresses, in_seconds(10))

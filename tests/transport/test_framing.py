@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.transport.framing import greet, read_frame, write_frame
+from p2p_diloco.transport.framing import MOST_READ_BYTES, greet, read_frame, reading_of, write_frame
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
 from p2p_diloco.transport.virtual_time import run_virtual
 
@@ -88,6 +88,18 @@ def test_the_end_between_frames_is_no_error() -> None:
 def test_a_length_beyond_the_limit_is_refused_before_its_bytes_come() -> None:
     with pytest.raises(FrameError, match=r"12D3\.\..* announced a bulk frame of 4294967295 bytes where 1 to 100 are"):
         read(b"\xff\xff\xff\xff", ends=False)
+
+
+def test_on_the_control_lane_a_length_with_its_highest_bit_says_what_was_read() -> None:
+    async def main(said: bytes) -> object:
+        reader = stream(said + b"\x00\x00\x00\x02ok", ends=False)
+        first = await read_frame(reader, sender=PEER, lane=Lane.CONTROL, limits=LIMITS)
+        assert await read_frame(reader, sender=PEER, lane=Lane.CONTROL, limits=LIMITS) == b"ok"
+        return first
+
+    for num_bytes in (0, 1, 70_000, MOST_READ_BYTES):
+        assert run_virtual(main(reading_of(num_bytes))) == num_bytes
+    assert reading_of(2 * MOST_READ_BYTES) == reading_of(MOST_READ_BYTES)
 
 
 def test_an_empty_frame_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.framing import reading_of
 from p2p_diloco.transport.lane_reader import CONTROL_BURST_SECONDS, LaneReader
 from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
 from p2p_diloco.transport.pace import Pace
@@ -150,5 +151,19 @@ def test_who_floods_the_control_lane_is_read_no_faster_than_its_share(cap: float
         for _ in range(num_frames):
             await lane.next_frame()
         assert now() == pytest.approx(num_frames * 100 * KIB / share - CONTROL_BURST_SECONDS, rel=0.02)
+
+    run_virtual(main())
+
+
+def test_what_the_sender_has_read_is_told_and_is_no_frame() -> None:
+    async def main() -> None:
+        stream = LaneStream(Lane.CONTROL, (asyncio.StreamReader(), cast(asyncio.StreamWriter, NoWriter())))
+        heard: list[int] = []
+        lane = LaneReader(PEER, stream, limits=TransportLimits(), pace=None, was_read=heard.append)
+        reader = cast(asyncio.StreamReader, stream.reader)
+        reader.feed_data(reading_of(5) + reading_of(1000))
+        feed(reader, b"frame")
+        assert await lane.next_frame() == b"frame"
+        assert heard == [5, 1000]
 
     run_virtual(main())

@@ -252,3 +252,75 @@ def test_a_writer_that_is_stopped_while_others_have_the_turn_leaves_it_to_them()
         assert not pace.turn.locked()
 
     run_virtual(main())
+
+
+def test_no_more_is_under_way_than_the_window_has_room_for() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=None)
+        frame = bytes(100 * KIB)
+        for _ in range(4):
+            bench.post(frame)
+        async with bench.writing():
+            await asyncio.sleep(1.0)
+            assert bench.counters.bulk.frames_sent == 2
+            assert bench.link.outboxes[Lane.BULK].waiting_bytes == 2 * len(frame)
+            bench.link.hear_read(len(frame) + 4)
+            await bench.until_written(3 * (len(frame) + 4))
+            assert bench.counters.bulk.bytes_read == len(frame) + 4
+            bench.link.hear_read(2**31 - 1)
+            await bench.until_written(4 * (len(frame) + 4))
+        assert bench.counters.bulk.bytes_read == 3 * (len(frame) + 4), "it cannot have read more than was sent"
+
+    run_virtual(main())
+
+
+def test_a_frame_that_waits_for_room_past_its_deadline_is_dropped_and_the_next_one_goes() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=None)
+        first, late, next_one = bytes(300 * KIB), bytes(10 * KIB), bytes(20 * KIB)
+        bench.post(first)
+        bench.post(late, seconds=2.0)
+        bench.post(next_one)
+        async with bench.writing():
+            await asyncio.sleep(5.0)
+            assert bench.counters.bulk.frames_dropped == 1
+            assert bench.link.outboxes[Lane.BULK].waiting_bytes == len(next_one)
+            bench.link.hear_read(len(first) + 4)
+            await bench.until_written(len(first) + len(next_one) + 8)
+        assert bench.ended == []
+
+    run_virtual(main())
+
+
+def test_who_says_no_more_that_it_reads_loses_its_link_when_it_would_have_given_up_itself() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=None)
+        frame = bytes(300 * KIB)
+        bench.post(frame, seconds=3.0)
+        bench.post(frame)
+        async with bench.writing(), asyncio.timeout(100.0):
+            while not bench.ended:
+                await asyncio.sleep(0.1)
+        at, reason = bench.ended[0]
+        assert reason.endswith("did not read a bulk frame by its deadline")
+        assert at == pytest.approx(3.0 + LIMITS.longest_seconds(len(frame) + 4), abs=0.2)
+
+    run_virtual(main())
+
+
+def test_what_was_under_way_on_a_stream_that_is_gone_holds_nobody() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=None)
+        frame = bytes(300 * KIB)
+        bench.post(frame)
+        bench.post(frame)
+        async with bench.writing():
+            await asyncio.sleep(1.0)
+            gone = bench.link.streams[Lane.BULK][0]
+            other = LaneStream(Lane.BULK, (asyncio.StreamReader(), cast(asyncio.StreamWriter, FakeSocket())))
+            bench.link.streams[Lane.BULK].append(other)
+            bench.link.remove(gone)
+            await asyncio.sleep(1.0)
+        assert bytes(cast(Any, other.writer).written) == framed(frame)
+
+    run_virtual(main())

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane, LaneCounters
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
@@ -18,6 +19,8 @@ class FakeWriter:
     def __init__(self, eof_error: OSError | None = None) -> None:
         self.transport = self
         self.acts: list[str] = []
+        self.written = b""
+        self.buffered = 0
         self._eof_error = eof_error
 
     def is_closing(self) -> bool:
@@ -25,6 +28,14 @@ class FakeWriter:
 
     def set_write_buffer_limits(self, high: int) -> None:
         assert high > 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def write(self, chunk: bytes) -> None:
+        if self._eof_error is not None:
+            raise self._eof_error
+        self.written += chunk
 
     def write_eof(self) -> None:
         if self._eof_error is not None:
@@ -117,5 +128,32 @@ def test_a_link_runs_out_stream_by_stream() -> None:
         assert (link.is_running_out(), link.has_run_out()) == (True, False)
         link.streams[Lane.BULK][0].has_run_out = True
         assert (link.is_running_out(), link.has_run_out()) == (True, True)
+
+    run_virtual(main())
+
+
+def test_what_was_read_is_said_on_the_control_lane_and_later_to_who_does_not_read_that() -> None:
+    async def main() -> None:
+        link, writer = make_link(), FakeWriter()
+        link.say_read(7)
+        link.streams[Lane.CONTROL].append(make_stream(writer, Lane.CONTROL))
+        link.say_read(5)
+        assert writer.written == reading_of(12), "what could not be said before is said with the next"
+        writer.buffered = WRITE_BUFFER_BYTES + 1
+        for _ in range(1000):
+            link.say_read(3)
+        assert writer.written == reading_of(12)
+        writer.buffered = 0
+        link.say_read(3)
+        assert writer.written == reading_of(12) + reading_of(3003)
+
+    run_virtual(main())
+
+
+def test_on_a_connection_that_is_lost_nothing_is_said_and_nothing_breaks() -> None:
+    async def main() -> None:
+        link = make_link()
+        link.streams[Lane.CONTROL].append(make_stream(FakeWriter(BrokenPipeError()), Lane.CONTROL))
+        link.say_read(5)
 
     run_virtual(main())

@@ -1,0 +1,137 @@
+"""What is under way on a lane is bounded by what comes within a moment, and all is accounted for."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.transport.flight_window import (
+    AT_ONCE_SECONDS,
+    FEWEST_BYTES,
+    FIRST_BYTES,
+    MOMENT_SECONDS,
+    MOST_BYTES,
+    FlightWindow,
+)
+
+KIB = 1024
+
+
+def carry(window: FlightWindow, rate: float, frame_bytes: int, seconds: float, start: float = 0.0) -> tuple[float, int]:
+    """Send frames as fast as the window lets them go over a line of `rate` bytes per second.
+
+    Returns:
+        the longest time that a frame of the second half took, and how many bytes came in all.
+    """
+    line: deque[tuple[float, float, int]] = deque()
+    free, now, came, longest = start, start, 0, 0.0
+    while now < start + seconds:
+        while window.has_room(frame_bytes):
+            free = max(free, now) + frame_bytes / rate
+            window.send(frame_bytes, now, now + 60.0)
+            line.append((now, free, frame_bytes))
+        sent_at, now, num_bytes = line.popleft()
+        assert window.read(num_bytes, now) == num_bytes
+        came += num_bytes
+        if now > start + seconds / 2:
+            longest = max(longest, now - sent_at)
+    window.lose()
+    return longest, came
+
+
+def test_a_frame_goes_when_nothing_else_does_however_long_it_is() -> None:
+    window = FlightWindow()
+    assert window.has_room(10 * FIRST_BYTES)
+    window.send(10 * FIRST_BYTES, 0.0, 60.0)
+    assert not window.has_room(1)
+    assert window.read(10 * FIRST_BYTES, 0.1) == 10 * FIRST_BYTES
+    assert window.has_room(10 * FIRST_BYTES)
+
+
+@pytest.mark.parametrize("rate", [20e3, 100e3, 1e6])
+def test_on_a_thin_line_frames_take_a_moment_and_the_line_is_used(rate: float) -> None:
+    frame_bytes = 16 * KIB
+    longest, came = carry(FlightWindow(), rate, frame_bytes, 120.0)
+    assert longest <= max(MOMENT_SECONDS, 1.25 * FEWEST_BYTES / rate)
+    assert came >= 0.95 * rate * 120.0
+
+
+def test_on_a_wide_line_the_window_opens_and_no_further_than_it_may() -> None:
+    window = FlightWindow()
+    carry(window, 1e9, 256 * KIB, 2.0)
+    assert window.window_bytes == MOST_BYTES
+
+
+def test_a_line_that_turns_thin_is_noticed_by_what_was_under_way() -> None:
+    window = FlightWindow()
+    carry(window, 50e6, 64 * KIB, 10.0)
+    wide = window.window_bytes
+    longest, _ = carry(window, 200e3, 64 * KIB, 2 * wide / 200e3 + 60.0, start=100.0)
+    assert longest <= 1.5 * MOMENT_SECONDS
+    assert window.window_bytes == pytest.approx(200e3 * MOMENT_SECONDS, rel=0.35)
+
+
+def test_what_never_fills_the_window_does_not_open_it() -> None:
+    window = FlightWindow()
+    for second in range(1000):
+        window.send(FIRST_BYTES // 4, float(second), 1e9)
+        window.read(FIRST_BYTES // 4, second + 0.01)
+    assert window.window_bytes == FIRST_BYTES
+
+
+def test_the_first_that_comes_late_of_a_flood_tells_the_rate() -> None:
+    window = FlightWindow()
+    for _ in range(16):
+        window.send(FIRST_BYTES // 16, 0.0, 60.0)
+    for number in range(1, 17):
+        window.read(FIRST_BYTES // 16, 0.3 * number)
+        expected = FIRST_BYTES if number < 4 else max(FIRST_BYTES / 16 / 0.3, FEWEST_BYTES)
+        assert window.window_bytes == pytest.approx(expected)
+
+
+def test_what_comes_neither_at_once_nor_late_changes_nothing() -> None:
+    window = FlightWindow()
+    window.send(FIRST_BYTES, 0.0, 60.0)
+    window.read(FIRST_BYTES, (AT_ONCE_SECONDS + MOMENT_SECONDS) / 2)
+    assert window.window_bytes == FIRST_BYTES
+
+
+def test_a_stream_that_is_lost_takes_what_was_under_way_with_it() -> None:
+    window = FlightWindow()
+    window.send(1000, 0.0, 60.0)
+    window.lose()
+    assert (window.bytes_under_way, window.oldest) == (0, None)
+    window.send(500, 1.0, 60.0)
+    assert window.read(1000, 1.1) == 500, "of which half was sent on the stream that is gone: nobody can tell"
+    assert (window.bytes_under_way, window.oldest) == (0, None)
+
+
+Step = tuple[bool, int, float]
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2**31), st.floats(0.0, 100.0)), max_size=60)
+
+
+@given(STEPS)
+def test_whatever_the_other_end_says_the_books_are_right(steps: list[Step]) -> None:
+    window, now = FlightWindow(), 0.0
+    under_way: deque[int] = deque()
+    for sends, num_bytes, seconds in steps:
+        now += seconds
+        if sends:
+            under_way.append(max(num_bytes, 1))
+            window.send(under_way[-1], now, now + 10.0)
+        else:
+            left = min(num_bytes, sum(under_way))
+            assert window.read(num_bytes, now) == left
+            while left:
+                part = min(left, under_way[0])
+                left -= part
+                under_way[0] -= part
+                if not under_way[0]:
+                    under_way.popleft()
+        assert window.bytes_under_way == sum(under_way)
+        assert (window.oldest is None) == (not under_way)
+        assert FEWEST_BYTES <= window.window_bytes <= MOST_BYTES
+        assert window.has_room(1) == (not under_way or sum(under_way) + 1 <= window.window_bytes)
