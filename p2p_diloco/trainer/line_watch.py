@@ -27,7 +27,7 @@ class LineWatch:
         limits: of the transport.
         counters: of the transport; they grow while it works.
         waiting_bytes: of vectors to a peer whose write has not begun.
-        seconds: of a clock that nobody sets.
+        seconds: of the clock of the transport's loop, which nobody sets.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class LineWatch:
         Args:
             now: swarm seconds, about once a second.
         """
-        bulk = self._counters.bulk
-        sent = wire_bytes(bulk.bytes_sent, num_frames=bulk.frames_sent)
-        self._rate.look(self._seconds(), engine.rules.clock.round_at(now), sent, is_waiting=self._is_full(engine))
+        bulk, is_full = self._counters.bulk, self._is_full(engine)
+        round_index = engine.rules.clock.round_at(now)
+        self._rate.look(
+            self._seconds(), round_index, wire_bytes(bulk.bytes_read), bulk.last_read_at, is_waiting=is_full
+        )
         up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
         known = [USABLE_SHARE * up] if up is not None else []
-        shown = self._rate.bytes_per_second()
-        known += [shown] if shown is not None else []
+        known += [self.shown] if self.shown is not None else []
         averages = engine.me.trains and engine.me.can_be_dialled and engine.book.in_force is not None
         if not averages or not (known or down):
             return FULL_SHARE
@@ -68,6 +69,20 @@ class LineWatch:
             upload=min(known, default=None),
             download=USABLE_SHARE * down if down is not None else None,
         )
+
+    @property
+    def shown(self) -> float | None:
+        """What the line carries upwards, in bytes per second for vectors; None while it has not been full lately.
+
+        Nor where its cap is what fills it: of the line itself that shows nothing.
+        """
+        shown, cap = self._rate.bytes_per_second(), self.limits.upload_bytes_per_second
+        return None if shown is not None and cap is not None and shown >= USABLE_SHARE * cap else shown
+
+    def upload_bytes_per_second(self) -> float | None:
+        """Return what may be sent: the cap, or what the line has shown where that is less; None: nothing is known."""
+        known = (self.limits.upload_bytes_per_second, self.shown)
+        return min((rate for rate in known if rate is not None), default=None)
 
     def _is_full(self, engine: PeerEngine) -> bool:
         """Tell whether vectors wait for this line: to most members at once, and to two at least; one may not read."""

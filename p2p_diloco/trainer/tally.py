@@ -11,6 +11,7 @@ from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
+from p2p_diloco.rate import format_rate
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch
@@ -54,6 +55,7 @@ class Tally:
         self._entries = 0
         self._included = 0
         self._could_be_included = 0
+        self._shown: float | None = None
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
         """Pass an event on."""
@@ -81,12 +83,26 @@ class Tally:
     def say(self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float) -> None:
         """Pass on how things stand, and what is to be said of the line; the rules hear what it carries."""
         if self.line is not None:
-            self._hear_of_line(engine, self.line.share(engine, now))
+            self._hear_of_share(engine, self.line.share(engine, now))
+            self._hear_of_line(engine, self.line)
             for notice in self.line.notices(engine, now):
                 self.report(notice.topic, notice.text, **notice.figures)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
 
-    def _hear_of_line(self, engine: PeerEngine, share: int) -> None:
+    def _hear_of_line(self, engine: PeerEngine, line: LineWatch) -> None:
+        """Let what is contributed follow the line: what would come late is not sent, and other spans have its time."""
+        engine.exchange.ration.bytes_per_second = line.upload_bytes_per_second()
+        if (line.shown is None) == (self._shown is None):
+            return
+        self._shown = line.shown
+        if self._shown is None:
+            self.report("line", "nothing has waited for this peer's line lately: it contributes all that it has again")
+        else:
+            rate = format_rate(8 * self._shown)
+            text = f"vectors wait for this peer's line, which carries about {rate} up; it contributes what fits"
+            self.report("line", text, upload_shown=8 * self._shown)
+
+    def _hear_of_share(self, engine: PeerEngine, share: int) -> None:
         if share == engine.membership.share:
             return
         engine.membership.share = share

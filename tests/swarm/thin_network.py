@@ -22,10 +22,10 @@ class ThinNetwork:
     here: tuple[str, ...]
     there: tuple[str, ...]
 
-    def set_rate(self, bytes_per_second: float) -> None:
-        """Give both directions this rate."""
-        for side, device in ((self.here, "thin0"), (self.there, "thin1")):
-            rate = f"{int(8 * bytes_per_second)}bit"
+    def set_rate(self, bytes_per_second: float, *, back: float | None = None) -> None:
+        """Give both directions this rate, or the one from there to here another."""
+        for side, device, wanted in ((self.here, "thin0", None), (self.there, "thin1", back)):
+            rate = f"{int(8 * (wanted or bytes_per_second))}bit"
             tbf = ["tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", f"{QUEUE_MILLISECONDS}ms"]
             _run(*side, "tc", "qdisc", "replace", "dev", device, "root", *tbf)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2p_diloco.trainer.line_rate import REMEMBERED_ROUNDS, WINDOW_SECONDS, LineRate
+from p2p_diloco.trainer.line_rate import JUDGED_ROUNDS, REMEMBERED_ROUNDS, WINDOW_SECONDS, LineRate
 
 
 def look_on(
@@ -17,11 +17,12 @@ def look_on(
     sent: float = 0.0,
     round_index: int = 0,
 ) -> float:
-    """Let seconds pass, each with what was sent in it and whether more waited at its end; return all that was sent."""
-    line.look(start, round_index, sent, is_waiting=seconds[0][1])
+    """Let seconds pass, each with what was read in it and whether more waited at its end; return all that was read."""
+    read_at = start
+    line.look(start, round_index, sent, read_at, is_waiting=seconds[0][1])
     for number, (more, is_waiting) in enumerate(seconds, 1):
-        sent += more
-        line.look(start + number, round_index, sent, is_waiting=is_waiting)
+        sent, read_at = sent + more, start + number if more else read_at
+        line.look(start + number, round_index, sent, read_at, is_waiting=is_waiting)
     return sent
 
 
@@ -48,7 +49,24 @@ def test_one_who_does_not_read_makes_no_thin_line_of_it() -> None:
     """The others had theirs at once: that is what the line carries at least."""
     line = LineRate()
     look_on(line, [(30e6, True), *[(0.0, True)] * 10])
-    assert line.bytes_per_second() == pytest.approx(30e6 / WINDOW_SECONDS)
+    assert line.bytes_per_second() == pytest.approx(30e6 / (WINDOW_SECONDS / 2))
+
+
+def test_long_vectors_that_come_one_by_one_show_the_rate_at_which_they_come() -> None:
+    """One every 1.4 seconds: windows of three seconds see two or three, and all of them the same rate."""
+    line, seconds = LineRate(), 1.4
+    for now in range(60):
+        come = int(now / seconds)
+        line.look(float(now), now // 10, 1e6 * come, come * seconds, is_waiting=True)
+    assert line.bytes_per_second() == pytest.approx(1e6 / seconds)
+
+
+def test_a_burst_after_a_pause_is_not_spread_over_the_pause() -> None:
+    line = LineRate()
+    line.look(0.0, 0, 5e6, 0.0, is_waiting=False)
+    for second in range(1, 8):
+        line.look(100.0 + second, 1, 5e6 + 1e6 * second, 100.0 + second, is_waiting=True)
+    assert line.bytes_per_second() == pytest.approx(1e6)
 
 
 def test_after_many_rounds_in_which_it_was_not_full_it_is_forgotten() -> None:
@@ -61,10 +79,19 @@ def test_after_many_rounds_in_which_it_was_not_full_it_is_forgotten() -> None:
     assert line.bytes_per_second() is None
 
 
+def test_a_line_that_turns_thin_or_wide_shows_it_in_a_few_full_rounds() -> None:
+    line, sent = LineRate(), 0.0
+    for round_index, rate in enumerate([8e6] * 3 + [1e6] * (1 + JUDGED_ROUNDS) + [3e6]):
+        sent = look_on(line, [(rate, True)] * 8, start=8.0 * round_index, sent=sent, round_index=round_index)
+        if round_index == 3 + JUDGED_ROUNDS:
+            assert line.bytes_per_second() == pytest.approx(1e6)
+    assert line.bytes_per_second() == pytest.approx(3e6)
+
+
 def test_looks_that_come_late_take_the_time_that_was() -> None:
     line = LineRate()
     for number in range(5):
-        line.look(2.0 * number, 0, 2e6 * number, is_waiting=True)
+        line.look(2.0 * number, 0, 2e6 * number, 2.0 * number, is_waiting=True)
     assert line.bytes_per_second() == pytest.approx(1e6)
 
 
@@ -72,5 +99,5 @@ def test_what_was_not_looked_at_for_long_says_nothing() -> None:
     """The machine slept: what waited before and after need not have waited all the while."""
     line = LineRate()
     for number in range(5):
-        line.look(40.0 * number, number, 2e6 * number, is_waiting=True)
+        line.look(40.0 * number, number, 2e6 * number, 40.0 * number, is_waiting=True)
     assert line.bytes_per_second() is None

@@ -123,20 +123,43 @@ def test_of_two_members_one_that_does_not_read_makes_no_line_thin() -> None:
     assert shown(2, 1, 0.01 * needed(2)) == FULL_SHARE
 
 
+@pytest.mark.parametrize(
+    ("line", "cap", "known"), [(0.99, 1.0, 1.0), (0.5, 1.0, 0.5), (0.5, None, 0.5), (9.0, 1.0, 1.0)]
+)
+def test_what_may_be_sent_is_the_cap_or_what_the_line_has_shown_below_it(
+    line: float, cap: float | None, known: float
+) -> None:
+    rate = needed(4)
+    limits = TransportLimits(upload_bytes_per_second=cap * rate if cap is not None else None)
+    watched, _ = full_line(4, 3, line * rate, limits)
+    assert watched.upload_bytes_per_second() == pytest.approx(known * rate, rel=0.01)
+    assert (watched.shown is None) == (known == cap)
+
+
+def test_of_a_line_that_was_never_full_nothing_is_known() -> None:
+    assert watch().upload_bytes_per_second() is None
+
+
 def test_a_line_that_carries_nothing_has_the_least_share() -> None:
     assert shown(4, 3, 0.0) == 1
 
 
 def shown(members: int, num_waiting: int, rate: float) -> int:
+    return full_line(members, num_waiting, rate, TransportLimits())[1]
+
+
+def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimits) -> tuple[LineWatch, int]:
+    """Let ten seconds pass in which vectors to some wait; return the watch and the share that it says."""
     waiting = {peer_id(number) for number in range(1, 1 + num_waiting)}
     now = [0.0]
-    line = LineWatch(TransportLimits(), TransportCounters(), lambda peer: int(peer in waiting), lambda: now[0])
+    line = LineWatch(limits, TransportCounters(), lambda peer: int(peer in waiting), lambda: now[0])
     state = engine(members)
     for _ in range(10):
         now[0] += 1.0
         found = line.share(state, PLAN.rules.clock.begin(0) + now[0])
-        line._counters.bulk.bytes_sent += int(rate / wire_bytes(1))
-    return found
+        line._counters.bulk.bytes_read += int(rate / wire_bytes(1))
+        line._counters.bulk.last_read_at = now[0]
+    return line, found
 
 
 def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -156,8 +157,7 @@ def test_the_line_is_said_as_an_event_and_in_the_status() -> None:
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (0.0, 0.0)
     notice = Notice(topic="traffic", text="much", figures={"up_bytes": 7})
-    said = {"notices": lambda engine, now: [notice], "rates": lambda now: (1.0, 2.0), "share": lambda engine, now: 2}
-    count.line = cast(Any, SimpleNamespace(**said, limits=TransportLimits()))
+    count.line = line_that_says(2, notices=[notice])
     count.say(peer, node, small_manifest(), 1000, NOW)
     share, event = watcher.events
     assert (event.topic, event.text, event.figures) == ("traffic", "much", {"up_bytes": 7})
@@ -174,9 +174,32 @@ def test_a_share_is_said_when_it_changes(before: int, after: int, words: str) ->
     count, watcher = tally()
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
     peer.membership.share = before
-    said = {"notices": lambda engine, now: [], "rates": lambda now: (1.0, 2.0), "share": lambda engine, now: after}
-    count.line = cast(Any, SimpleNamespace(**said, limits=TransportLimits()))
+    count.line = line_that_says(after)
     for _ in range(2):
         count.say(peer, node, small_manifest(), 1000, NOW)
     (event,) = watcher.events
     assert words in event.text
+
+
+def line_that_says(share: int, *, notices: Sequence[Notice] = (), shown: float | None = None) -> Any:
+    return SimpleNamespace(
+        limits=TransportLimits(),
+        notices=lambda engine, now: notices,
+        rates=lambda now: (1.0, 2.0),
+        share=lambda engine, now: share,
+        shown=shown,
+        upload_bytes_per_second=lambda: shown,
+    )
+
+
+def test_what_a_line_has_shown_is_said_once_and_rations_what_is_contributed() -> None:
+    count, watcher = tally()
+    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
+    for shown in (None, 2.5e5, 2.6e5, None, None):
+        count.line = line_that_says(peer.membership.share, shown=shown)
+        count.say(peer, node, small_manifest(), 1000, NOW)
+        assert peer.exchange.ration.bytes_per_second == shown
+    full, empty = watcher.events
+    assert "carries about 2 Mbit/s up; it contributes what fits" in full.text
+    assert full.figures == {"upload_shown": 2e6}
+    assert "all that it has again" in empty.text
