@@ -79,7 +79,8 @@ disasters: $(STAMP)
 KEPT := docs/results/outcomes.jsonl
 learning: $(STAMP)
 	for islands in 4 8 16; do $(BIN)/p2p-diloco experiment parity --size micro --islands $$islands --seeds 4 --keep $(KEPT) || exit 1; done
-	for name in mixed loss bits sync outer merge; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
+	for name in mixed loss bits sync outer short merge fragments schedule residual void churn topics radial; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
+	for islands in 2 8 16; do $(BIN)/p2p-diloco experiment radial --size micro --islands $$islands --seeds 2 --keep $(KEPT) || exit 1; done
 	for seeds in 1 8; do $(BIN)/p2p-diloco experiment parity --seeds $$seeds --keep $(KEPT) || exit 1; done
 	$(BIN)/p2p-diloco experiment loss --rows 25%-lost,none-lost --keep $(KEPT)
 	$(BIN)/p2p-diloco experiment parity --size small --rows p2p-diloco-every-4,p2p-diloco-every-8,data-parallel --seeds 1 --keep $(KEPT)

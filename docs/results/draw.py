@@ -39,7 +39,7 @@ OPTIMIZERS: tuple[OptimizerName, ...] = ("muon", "adamw")
 """The first is what `experiment` has inside where nothing is said."""
 BESIDE: tuple[tuple[str, str, Scope], ...] = (
     ("tune", "--size micro --islands 8 --optimizer adamw", Scope(size="micro", islands=8, optimizer="adamw")),
-    ("radial", "--size micro --islands 8", Scope(size="micro", islands=8)),
+    *(("radial", f"--size micro --islands {islands}", Scope(size="micro", islands=islands)) for islands in (2, 8, 16)),
     ("outer", "--size micro --sync-every 8", Scope(size="micro", sync_every=8)),
     *(
         (name, f"--size micro{words} --inner-rate {rate:g}", Scope(size="micro", sync_every=steps, inner_rate=rate))

@@ -11,7 +11,7 @@ from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.lab.learning.scope import DELAYED, Scope, baselines, often, others_often
 from p2p_diloco.lab.learning.setting import CURVE_POINTS, OURS, Setting
 
-FEW, MANY = 2, 8
+FEW, MANY = 4, 8
 """Seeds: where the answer is seen at a glance, and where it is a figure to quote."""
 
 
@@ -293,7 +293,7 @@ def _topics(scope: Scope) -> Experiment:
             scope.ours(name="mixed-text"),
             replace(baselines(scope)[1], name="textbook-by-topic", by_topic=True),
         ),
-        seeds=4,
+        seeds=FEW,
     )
 
 
