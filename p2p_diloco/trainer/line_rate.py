@@ -9,29 +9,29 @@ from collections import deque
 from typing import NamedTuple
 
 WINDOW_SECONDS = 3.0
-"""Long enough for a few vectors to come on a line that is worth a share."""
+"""A line is full for at least so long before it counts, and looks are no further apart."""
 REMEMBERED_ROUNDS = 16
 """How long a line counts as thin that was full; then what is sent shows whether it still is."""
 JUDGED_ROUNDS = 4
 """Of those in which it was full, the last ones say what it carries: a line may turn thin."""
 
 
-class _Sample(NamedTuple):
+class _Reading(NamedTuple):
     at: float
-    bytes_read: float
-    read_at: float
-    is_waiting: bool
+    num_bytes: float
 
 
 class LineRate:
-    """Looks at what others have read, about once a second. Rates are of vectors, by the best window of a full line.
+    """Looks at what others have read, about once a second. Rates are of vectors, by the best stretch of a full line.
 
     Not at what was sent: daemons and systems take megabytes before a line has carried them. Peers that do not read make
-    vectors wait as a thin line does; but then what others get within a window counts.
+    vectors wait as a thin line does; but then what others get in such a stretch counts.
     """
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque()
+        self._looked_at = self._read_at = float("-inf")
+        self._full_since: float | None = None
+        self._readings: deque[_Reading] = deque()
         self._best: dict[int, float] = {}
 
     def look(self, now: float, round_index: int, bytes_read: float, read_at: float, *, is_waiting: bool) -> None:
@@ -42,21 +42,32 @@ class LineRate:
             round_index: the current round.
             bytes_read: by others so far, as they count on the wire.
             read_at: seconds of the same clock; when they said so last. Vectors are long and come one by one: what came
-                since the last one of the window before took as long as lies between the two, not between the looks.
+                after one of them took as long as lies between it and the last one, not between looks.
             is_waiting: whether something is to be sent and is not.
         """
-        if self._samples and now - self._samples[-1].at > WINDOW_SECONDS:
-            self._samples.clear()  # the machine slept, or was too busy to look: nobody knows what waited meanwhile
-        self._samples.append(_Sample(now, bytes_read, read_at, is_waiting))
-        while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW_SECONDS:
-            self._samples.popleft()
-        first = self._samples[0]
-        if now - first.at >= WINDOW_SECONDS and all(sample.is_waiting for sample in self._samples):
-            began = max(first.read_at, first.at - WINDOW_SECONDS / 2)  # before, nothing may have been sent at all
-            seconds = max(read_at - began, WINDOW_SECONDS / 2)
-            self._best[round_index] = max((bytes_read - first.bytes_read) / seconds, self._best.get(round_index, 0.0))
+        slept = now - self._looked_at > WINDOW_SECONDS  # or was too busy to look: who knows what waited meanwhile
+        self._looked_at = now
+        if not is_waiting or slept:
+            self._full_since = None
+            self._readings.clear()
+        elif self._full_since is None:
+            self._full_since = now
+        if self._full_since is not None and read_at > max(self._full_since, self._read_at):
+            self._readings.append(_Reading(read_at, bytes_read))
+            self._judge(round_index)
+        self._read_at = max(read_at, self._read_at)
         full_in = [seen for seen in sorted(self._best) if seen > round_index - REMEMBERED_ROUNDS][-JUDGED_ROUNDS:]
         self._best = {seen: self._best[seen] for seen in full_in}
+
+    def _judge(self, round_index: int) -> None:
+        """Take the rate of the shortest stretch up to now that is long enough, if any is."""
+        last = self._readings[-1]
+        while len(self._readings) > 1 and self._readings[1].at <= last.at - WINDOW_SECONDS:
+            self._readings.popleft()
+        first = self._readings[0]
+        if last.at - first.at >= WINDOW_SECONDS:
+            rate = (last.num_bytes - first.num_bytes) / (last.at - first.at)
+            self._best[round_index] = max(rate, self._best.get(round_index, 0.0))
 
     def bytes_per_second(self) -> float | None:
         """Return what the line carries; None while it has not been full lately."""

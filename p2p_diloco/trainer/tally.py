@@ -19,6 +19,9 @@ from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.watch.event_log import Figure, PeerEvent
 from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
 
+NEWS = 1.5
+"""By so much must a line's rate have changed to be said again."""
+
 
 class PeerObserver(Protocol):
     """Who watches this peer: the command line, a test, the demo."""
@@ -92,7 +95,10 @@ class Tally:
     def _hear_of_line(self, engine: PeerEngine, line: LineWatch) -> None:
         """Let what is contributed follow the line: what would come late is not sent, and other spans have its time."""
         engine.exchange.ration.bytes_per_second = line.upload_bytes_per_second()
-        if (line.shown is None) == (self._shown is None):
+        if line.shown is not None and self._shown is not None:
+            if 1.0 / NEWS <= line.shown / self._shown <= NEWS:
+                return
+        elif line.shown is self._shown:
             return
         self._shown = line.shown
         if self._shown is None:

@@ -4,7 +4,7 @@ The queues of a line lie out of sight: the daemon and the system take a megabyte
 carries only in many seconds. A vector that waits there comes late whatever its deadline, and so does all that follows
 it, heartbeats and clocks included. So who is written to says what it has read, and no more is under way than comes
 within a moment: a window that grows while what fills it comes at once, and shrinks when that takes longer (by delay and
-not by loss, as LEDBAT, RFC 6817).
+not by loss, as TCP Vegas).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ FEWEST_BYTES = 64 * KIB
 MOST_BYTES = 64 * MIB
 MOMENT_SECONDS = 1.0
 """Longer than a peer is silent that trains with all of its cores, and short beside a round of half a minute."""
-AT_ONCE_SECONDS = 0.25
-"""What comes within this shows that the line would carry more. Between the two the window stays: no to and fro."""
+AT_ONCE_SECONDS = 0.5
+"""What comes within this shows that the line would carry more: longer than the way to any place on Earth and back, but
+by a satellite far out, whose links keep the first window. Between the two the window stays: no to and fro."""
 
 
 class Sent(NamedTuple):
@@ -45,15 +46,17 @@ class FlightWindow:
     Attributes:
         window_bytes: what may be under way; a longer frame goes when nothing else does.
         bytes_under_way: what is.
+        last_read_at: seconds; when the other end said last that it had read something.
     """
 
-    __slots__ = ("_frames", "_read_of_first", "bytes_under_way", "window_bytes")
+    __slots__ = ("_frames", "_read_of_first", "bytes_under_way", "last_read_at", "window_bytes")
 
     def __init__(self) -> None:
         self.window_bytes = float(FIRST_BYTES)
         self.bytes_under_way = 0
         self._frames: deque[Sent] = deque()
         self._read_of_first = 0
+        self.last_read_at = float("-inf")
 
     @property
     def oldest(self) -> Sent | None:
@@ -76,6 +79,8 @@ class FlightWindow:
             how many of them were under way: it may say more than it was sent.
         """
         known = min(num_bytes, self.bytes_under_way)
+        if known:
+            self.last_read_at = now
         self.bytes_under_way -= known
         self._read_of_first += known
         while self._frames and self._frames[0].num_bytes <= self._read_of_first:

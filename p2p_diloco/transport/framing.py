@@ -2,7 +2,7 @@
 
 A length of zero is the greeting, sent once by either end of a new stream. It proves that the other *process* reads,
 not only its daemon: a stopped peer's daemon goes on taking streams. A length whose highest bit is set is none: it says
-how many bytes of bulk frames this end has read, for the other end's `FlightWindow`, and nothing follows it.
+how many bytes of bulk frames this end has read in all, for the other end's `FlightWindow`, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ STALL_SECONDS = 5.0
 """After its deadline a frame whose reader goes on may take longer; one that is not read for so long may not."""
 WRITE_BUFFER_BYTES = 256 * 1024
 """Bytes of one stream that may lie here for the daemon to take; with more, writing waits."""
-MOST_READ_BYTES = 2**31 - 1
+READ_MODULUS = 2**31
 _LENGTH = struct.Struct(">I")
-_READING = 2**31
 _GREETING = _LENGTH.pack(0)
 _ONE_WRITE_BYTES = 64 * 1024
 
 
 def reading_of(num_bytes: int) -> bytes:
-    """Return what says that so many bytes of bulk frames were read; at most `MOST_READ_BYTES`."""
-    return _LENGTH.pack(_READING | min(num_bytes, MOST_READ_BYTES))
+    """Return what says that so many bytes of bulk frames were read in all, modulo `READ_MODULUS`."""
+    return _LENGTH.pack(READ_MODULUS | num_bytes)
 
 
 async def greet(reader: ByteReader, writer: ByteWriter) -> None:
@@ -54,7 +53,7 @@ async def read_frame(
 ) -> bytes | bytearray | memoryview | int | None:
     """Return the next frame, or None when the stream ended between frames. Waits for a length as long as it takes.
 
-    On the control lane an int may come instead: how many bytes of bulk frames the sender has read.
+    On the control lane an int may come instead: how many bytes of bulk frames the sender has read in all.
 
     Args:
         pace: of the line, for frames that have to wait for it; their sender is not blamed for that time.
@@ -71,8 +70,8 @@ async def read_frame(
         return None
     except OSError as error:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
-    if length >= _READING and lane is Lane.CONTROL:
-        return int(length - _READING)
+    if length >= READ_MODULUS and lane is Lane.CONTROL:
+        return int(length - READ_MODULUS)
     longest = limits.frame_bytes(lane)
     if not 0 < length <= longest:
         raise FrameError(frame_too_long(sender, lane, length, longest))

@@ -12,7 +12,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.framing import read_frame
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits
 from p2p_diloco.transport.pace import Pace
-from p2p_diloco.transport.rate_limit import TokenBucket
+from p2p_diloco.transport.rate_limit import WIRE_BYTES_PER_FRAME, TokenBucket
 from p2p_diloco.transport.stream_link import LaneStream
 
 CONTROL_BURST_SECONDS = 8.0
@@ -25,7 +25,7 @@ class LaneReader:
 
     Args:
         pace: of the line, if it has a cap: bulk frames wait for it, control frames are counted.
-        was_read: told how many bytes of bulk frames the sender says that it has read.
+        was_read: told how many bytes of bulk frames the sender says that it has read in all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LaneReader:
             )
             if isinstance(frame, int):
                 self._was_read(frame)
-                await self._slow_down(FRAME_PREFIX_BYTES)
+                await self._slow_down(WIRE_BYTES_PER_FRAME)
                 continue
             if frame is not None and not is_bulk:
                 await self._slow_down(len(frame) + FRAME_PREFIX_BYTES)

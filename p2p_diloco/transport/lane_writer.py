@@ -85,7 +85,8 @@ class LaneWriter:
                 return False
             if oldest is None or link.flight.has_room(len(posted.frame) + FRAME_PREFIX_BYTES):
                 return True
-            given_up_at = max(oldest.at, oldest.deadline) + self._limits.longest_seconds(oldest.num_bytes)
+            last = max(oldest.at, oldest.deadline, link.flight.last_read_at)
+            given_up_at = last + self._limits.longest_seconds(link.flight.bytes_under_way)
             if loop.time() >= given_up_at:
                 self._end_stream(link, link.streams[self._lane][0], not_read_in_time(link.peer, self._lane))
                 return False
@@ -137,13 +138,18 @@ class LaneWriter:
             pace.turn.release()
 
     def _take(self) -> PostedFrame | None:
-        posted = self._link.outboxes[self._lane].take(asyncio.get_running_loop().time())
-        if posted is not None:
-            self._counters.frames_sent += 1
-            if self._lane is Lane.BULK:
-                now = asyncio.get_running_loop().time()
-                self._link.flight.send(len(posted.frame) + FRAME_PREFIX_BYTES, now, posted.deadline)
-        return posted
+        """Return the first frame that somebody still wants; None without one, or without room for it after all."""
+        outbox, flight, now = self._link.outboxes[self._lane], self._link.flight, asyncio.get_running_loop().time()
+        posted = outbox.first(now)
+        if posted is None:
+            return None
+        if self._lane is Lane.BULK:
+            num_bytes = len(posted.frame) + FRAME_PREFIX_BYTES
+            if not flight.has_room(num_bytes):
+                return None
+            flight.send(num_bytes, now, posted.deadline)
+        self._counters.frames_sent += 1
+        return outbox.take(now)
 
     async def _write_paced(self, stream: LaneStream, posted: PostedFrame, pace: Pace) -> None:
         """Write a frame piece by piece, with the turn; what the cap makes it wait is not the other end's fault."""

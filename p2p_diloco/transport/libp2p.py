@@ -249,7 +249,7 @@ class Libp2pTransport(Transport):
         if link is None:
             link = self._links[peer] = self._new_link(peer)
         stream = LaneStream(lane, pair)
-        link.streams[lane].append(stream)
+        link.add(stream)
         if link.is_up:
             self._start_reading(link, stream)
         elif all(link.streams.values()):

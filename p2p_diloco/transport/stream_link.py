@@ -8,11 +8,12 @@ import contextlib
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
 from p2p_diloco.transport.flight_window import FlightWindow
-from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES, reading_of
+from p2p_diloco.transport.framing import READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane
 from p2p_diloco.transport.outbox import Outbox
 
 StreamPair = tuple[ByteReader, ByteWriter]
+SAY_AGAIN_SECONDS = 0.25
 
 
 class LaneStream:
@@ -55,8 +56,8 @@ class StreamLink:
     """
 
     __slots__ = (
-        "_unsaid_bytes", "flight", "is_lost", "is_up", "landed", "outboxes", "peer", "streams", "wakes", "writers",
-        "writing",
+        "_heard_read", "_own_read", "_says_later", "flight", "is_lost", "is_up", "landed", "outboxes", "peer",
+        "streams", "wakes", "writers", "writing",
     )  # fmt: skip
 
     def __init__(self, peer: PeerId, outboxes: dict[Lane, Outbox]) -> None:
@@ -70,31 +71,52 @@ class StreamLink:
         self.is_lost = False
         self.flight = FlightWindow()
         self.landed = asyncio.Event()
-        self._unsaid_bytes = 0
+        self._own_read = self._heard_read = 0
+        self._says_later = False
 
-    def say_read(self, num_bytes: int) -> None:
-        """Tell the other end that so many bytes of its bulk frames were read; it waits for that before it sends more.
-
-        Who does not read what it is told is told later: nothing piles up.
-        """
-        self._unsaid_bytes += num_bytes
-        for stream in self.streams[Lane.CONTROL][:1]:
-            if stream.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
-                with contextlib.suppress(OSError):  # its own reader hears that it is lost
-                    stream.writer.write(reading_of(self._unsaid_bytes))
-                    self._unsaid_bytes = 0
-
-    def hear_read(self, num_bytes: int) -> None:
-        """Hear that the other end has read so many bytes of bulk frames: others may go."""
-        now = asyncio.get_running_loop().time()
-        self.outboxes[Lane.BULK].count_read(self.flight.read(num_bytes, now), now)
-        self.landed.set()
+    def add(self, stream: LaneStream) -> None:
+        """Take one more stream; what was read is said on it again, for the other end may know nothing of before."""
+        self.streams[stream.lane].append(stream)
+        if self.is_up:
+            self._say()
 
     def remove(self, stream: LaneStream) -> None:
-        """Go on without a stream; what was under way on it is lost."""
-        self.streams[stream.lane].remove(stream)
-        if stream.lane is Lane.BULK:
+        """Go on without a stream; what was under way on it is lost, and what was said on it is said again."""
+        if stream in self.streams[Lane.BULK][:1]:
             self.flight.lose()
+            self.landed.set()
+        self.streams[stream.lane].remove(stream)
+        self._say()
+
+    def say_read(self, num_bytes: int) -> None:
+        """Tell the other end that so many bytes more of its bulk frames were read; it waits for that to send others.
+
+        What is said is how many there were in all, so that it does no harm if something of it is lost.
+        """
+        self._own_read = (self._own_read + num_bytes) % READ_MODULUS
+        self._say()
+
+    def _say(self) -> None:
+        """Say it on the stream that was opened last; later where that is full of what nobody reads."""
+        for stream in self.streams[Lane.CONTROL][-1:]:
+            if stream.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
+                with contextlib.suppress(OSError):  # its own reader hears that it is lost
+                    stream.writer.write(reading_of(self._own_read))
+            elif not self._says_later:
+                self._says_later = True
+                asyncio.get_running_loop().call_later(SAY_AGAIN_SECONDS, self._say_later)
+
+    def _say_later(self) -> None:
+        self._says_later = False
+        self._say()
+
+    def hear_read(self, total: int) -> None:
+        """Hear how many bytes of bulk frames the other end has read in all: others may go."""
+        num_bytes, self._heard_read = (total - self._heard_read) % READ_MODULUS, total
+        now = asyncio.get_running_loop().time()
+        known = self.flight.read(num_bytes, now)
+        if known:
+            self.outboxes[Lane.BULK].count_read(known, now)
             self.landed.set()
 
     def all_streams(self) -> list[LaneStream]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2p_diloco.trainer.line_rate import JUDGED_ROUNDS, REMEMBERED_ROUNDS, WINDOW_SECONDS, LineRate
+from p2p_diloco.trainer.line_rate import JUDGED_ROUNDS, REMEMBERED_ROUNDS, LineRate
 
 
 def look_on(
@@ -46,19 +46,29 @@ def test_a_line_that_is_full_for_less_than_a_window_says_nothing() -> None:
 
 
 def test_one_who_does_not_read_makes_no_thin_line_of_it() -> None:
-    """The others had theirs at once: that is what the line carries at least."""
+    """The others had theirs at once, and that nothing comes any more is no rate at which a line carries anything."""
     line = LineRate()
     look_on(line, [(30e6, True), *[(0.0, True)] * 10])
-    assert line.bytes_per_second() == pytest.approx(30e6 / (WINDOW_SECONDS / 2))
+    assert line.bytes_per_second() is None
 
 
-def test_long_vectors_that_come_one_by_one_show_the_rate_at_which_they_come() -> None:
-    """One every 1.4 seconds: windows of three seconds see two or three, and all of them the same rate."""
-    line, seconds = LineRate(), 1.4
-    for now in range(60):
-        come = int(now / seconds)
-        line.look(float(now), now // 10, 1e6 * come, come * seconds, is_waiting=True)
-    assert line.bytes_per_second() == pytest.approx(1e6 / seconds)
+def test_an_outage_is_no_thin_line() -> None:
+    line = LineRate()
+    look_on(line, [(1e6, True)] * 5 + [(0.0, True)] * 5 + [(1e6, True)] * 5)
+    assert line.bytes_per_second() == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.4, 3.3, 32.0])
+@pytest.mark.parametrize("links", [1, 3])
+def test_long_vectors_that_come_one_by_one_show_the_rate_at_which_they_come(seconds: float, links: int) -> None:
+    line, looks = LineRate(), 0
+    for now in range(200):
+        come = int(now / seconds) // links * links  # those that share the line all come when it has carried as many
+        line.look(float(now), now // 60, 1e6 * come, come * seconds, is_waiting=True)
+        looks += line.bytes_per_second() is not None
+        if line.bytes_per_second() is not None:
+            assert line.bytes_per_second() == pytest.approx(1e6 / seconds)
+    assert looks > 0
 
 
 def test_a_burst_after_a_pause_is_not_spread_over_the_pause() -> None:

@@ -140,8 +140,12 @@ def test_of_a_line_that_was_never_full_nothing_is_known() -> None:
     assert watch().upload_bytes_per_second() is None
 
 
-def test_a_line_that_carries_nothing_has_the_least_share() -> None:
-    assert shown(4, 3, 0.0) == 1
+def test_a_line_that_carries_next_to_nothing_has_the_least_share() -> None:
+    assert shown(4, 3, 10.0) == 1
+
+
+def test_that_nothing_comes_is_no_rate() -> None:
+    assert shown(4, 3, 0.0) == FULL_SHARE
 
 
 def shown(members: int, num_waiting: int, rate: float) -> int:
@@ -158,7 +162,8 @@ def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimi
         now[0] += 1.0
         found = line.share(state, PLAN.rules.clock.begin(0) + now[0])
         line._counters.bulk.bytes_read += int(rate / wire_bytes(1))
-        line._counters.bulk.last_read_at = now[0]
+        if rate > 0.0:
+            line._counters.bulk.last_read_at = now[0]
     return line, found
 
 

@@ -195,11 +195,12 @@ def line_that_says(share: int, *, notices: Sequence[Notice] = (), shown: float |
 def test_what_a_line_has_shown_is_said_once_and_rations_what_is_contributed() -> None:
     count, watcher = tally()
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
-    for shown in (None, 2.5e5, 2.6e5, None, None):
+    for shown in (None, 2.5e5, 2.6e5, 1.25e5, None, None):
         count.line = line_that_says(peer.membership.share, shown=shown)
         count.say(peer, node, small_manifest(), 1000, NOW)
         assert peer.exchange.ration.bytes_per_second == shown
-    full, empty = watcher.events
+    full, fuller, empty = watcher.events
+    assert fuller.figures == {"upload_shown": 1e6}
     assert "carries about 2 Mbit/s up; it contributes what fits" in full.text
     assert full.figures == {"upload_shown": 2e6}
     assert "all that it has again" in empty.text

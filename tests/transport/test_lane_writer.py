@@ -267,7 +267,7 @@ def test_no_more_is_under_way_than_the_window_has_room_for() -> None:
             bench.link.hear_read(len(frame) + 4)
             await bench.until_written(3 * (len(frame) + 4))
             assert bench.counters.bulk.bytes_read == len(frame) + 4
-            bench.link.hear_read(2**31 - 1)
+            bench.link.hear_read(2**31 - 1)  # in all, and it cannot be
             await bench.until_written(4 * (len(frame) + 4))
         assert bench.counters.bulk.bytes_read == 3 * (len(frame) + 4), "it cannot have read more than was sent"
 
@@ -305,6 +305,41 @@ def test_who_says_no_more_that_it_reads_loses_its_link_when_it_would_have_given_
         assert reason.endswith("did not read a bulk frame by its deadline")
         assert at == pytest.approx(3.0 + LIMITS.longest_seconds(len(frame) + 4), abs=0.2)
 
+
+def test_who_says_that_it_reads_is_waited_for() -> None:
+    async def main() -> None:
+        bench, frame = Bench("one", pace=None), bytes(60 * KIB)
+        for _ in range(6):
+            bench.post(frame, seconds=3.0)
+        bench.post(frame, seconds=900.0)
+        async with bench.writing():
+            for number in range(1, 5):
+                await asyncio.sleep(0.9 * LIMITS.longest_seconds(0))
+                bench.link.hear_read(number * (len(frame) + 4))
+            assert bench.ended == []
+            await bench.until_written(5 * (len(frame) + 4))
+        assert bench.counters.bulk.frames_dropped == 2, "what waited behind was dropped at its own deadline"
+
+    run_virtual(main())
+
+
+def test_under_a_cap_a_frame_that_takes_the_place_of_an_expired_one_needs_room_too() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        bench, other = Bench("one", pace=pace), Bench("two", pace=pace)
+        bench.post(bytes(200 * KIB))
+        async with bench.writing(), other.writing():
+            await bench.until_written(200 * KIB + 4)
+            other.post(bytes(500 * KIB))
+            await asyncio.sleep(0.5)
+            bench.post(bytes(20 * KIB), seconds=1.0)
+            bench.post(bytes(300 * KIB))
+            await asyncio.sleep(30.0)
+            assert bench.counters.bulk.frames_sent == 1, "there was room for the one that expired"
+            bench.link.hear_read(200 * KIB + 4)
+            await bench.until_written(500 * KIB + 8)
+
+    run_virtual(main())
     run_virtual(main())
 
 

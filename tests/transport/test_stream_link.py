@@ -6,10 +6,10 @@ import asyncio
 from typing import Any, cast
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.transport.framing import WRITE_BUFFER_BYTES, reading_of
+from p2p_diloco.transport.framing import READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane, LaneCounters
 from p2p_diloco.transport.outbox import Outbox
-from p2p_diloco.transport.stream_link import LaneStream, StreamLink
+from p2p_diloco.transport.stream_link import SAY_AGAIN_SECONDS, LaneStream, StreamLink
 from p2p_diloco.transport.virtual_time import run_virtual
 
 
@@ -132,20 +132,76 @@ def test_a_link_runs_out_stream_by_stream() -> None:
     run_virtual(main())
 
 
-def test_what_was_read_is_said_on_the_control_lane_and_later_to_who_does_not_read_that() -> None:
+def test_what_was_read_in_all_is_said_on_the_control_lane_and_later_to_who_does_not_read_that() -> None:
     async def main() -> None:
         link, writer = make_link(), FakeWriter()
         link.say_read(7)
-        link.streams[Lane.CONTROL].append(make_stream(writer, Lane.CONTROL))
+        link.add(make_stream(writer, Lane.CONTROL))
         link.say_read(5)
-        assert writer.written == reading_of(12), "what could not be said before is said with the next"
+        assert writer.written == reading_of(12)
         writer.buffered = WRITE_BUFFER_BYTES + 1
         for _ in range(1000):
             link.say_read(3)
-        assert writer.written == reading_of(12)
+        await asyncio.sleep(10.0)
+        assert writer.written == reading_of(12), "nothing piles up"
         writer.buffered = 0
-        link.say_read(3)
-        assert writer.written == reading_of(12) + reading_of(3003)
+        await asyncio.sleep(2 * SAY_AGAIN_SECONDS)
+        assert writer.written == reading_of(12) + reading_of(3012)
+        link.say_read(READ_MODULUS - 3000)
+        assert writer.written.endswith(reading_of(12)), "the count begins anew where its digits end"
+
+    run_virtual(main())
+
+
+def test_what_was_read_is_said_again_on_another_stream() -> None:
+    async def main() -> None:
+        link, first, second = make_link(), FakeWriter(), FakeWriter()
+        old, new = make_stream(first, Lane.CONTROL), make_stream(second, Lane.CONTROL)
+        link.add(old)
+        link.is_up = True
+        link.say_read(7)
+        link.add(new)
+        assert second.written == reading_of(7), "the other end may know nothing of what was before"
+        link.say_read(5)
+        assert (first.written, second.written) == (reading_of(7), reading_of(7) + reading_of(12))
+        link.remove(new)
+        assert first.written == reading_of(7) + reading_of(12), "what was said on the other may be lost with it"
+
+    run_virtual(main())
+
+
+def test_what_is_heard_counts_once_whatever_was_lost_between() -> None:
+    async def main() -> None:
+        link = make_link()
+        for num_bytes in (100, 200, 300):
+            link.flight.send(num_bytes, 0.0, 60.0)
+        link.hear_read(100)
+        assert link.flight.bytes_under_way == 500
+        link.hear_read(100)
+        assert link.flight.bytes_under_way == 500
+        link.hear_read(600)
+        assert link.flight.bytes_under_way == 0
+        link.flight.send(50, 0.0, 60.0)
+        link.hear_read(0)
+        assert link.flight.bytes_under_way == 0, "the other end counts from the beginning: no telling what it has read"
+        link.flight.send(50, 0.0, 60.0)
+        link.hear_read(20)
+        assert link.flight.bytes_under_way == 30
+
+    run_virtual(main())
+
+
+def test_a_bulk_stream_that_is_only_read_takes_nothing_with_it() -> None:
+    async def main() -> None:
+        link = make_link()
+        written, other = make_stream(FakeWriter()), make_stream(FakeWriter())
+        link.add(written)
+        link.add(other)
+        link.flight.send(100, 0.0, 60.0)
+        link.remove(other)
+        assert link.flight.bytes_under_way == 100
+        link.remove(written)
+        assert link.flight.bytes_under_way == 0
 
     run_virtual(main())
 
