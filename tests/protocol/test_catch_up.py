@@ -300,21 +300,6 @@ def test_an_entry_that_waits_has_its_parent_fetched() -> None:
     assert send.to == B
 
 
-def test_who_fetches_an_entry_leaves_its_span_out_and_has_something_to_say_to_others() -> None:
-    fetch, chains = catch_up()
-    assert fetch.left_out() is None, "without a head there is nothing to build on"
-    chains.set_head(SPAN, head_of())
-    assert fetch.left_out() == frozenset()
-    fetch.want_entry(SPAN, B)
-    assert fetch.left_out() == frozenset({SPAN})
-    fetch.want_transfer(SPAN, B)
-    assert fetch.left_out() == frozenset({SPAN})
-    fetch.adopt()
-    assert fetch.left_out() is None, "what is here is of a branch that is given up"
-    fetch.adopted(0)
-    assert fetch.left_out() == frozenset()
-
-
 def test_equally_long_logs_move_to_the_later_round() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())

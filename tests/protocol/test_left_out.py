@@ -1,0 +1,21 @@
+"""Who fetches something of some spans leaves them out of its contribution, and only them."""
+
+from __future__ import annotations
+
+from fetching import B, catch_up
+from made import SPAN, head_of
+
+
+def test_who_fetches_an_entry_leaves_its_span_out_and_has_something_to_say_to_others() -> None:
+    fetch, chains = catch_up()
+    assert fetch.left_out() is None, "without a head there is nothing to build on"
+    chains.set_head(SPAN, head_of())
+    assert fetch.left_out() == frozenset()
+    fetch.want_entry(SPAN, B)
+    assert fetch.left_out() == frozenset({SPAN})
+    fetch.want_transfer(SPAN, B)
+    assert fetch.left_out() == frozenset({SPAN})
+    fetch.adopt()
+    assert fetch.left_out() is None, "what is here is of a branch that is given up"
+    fetch.adopted(0)
+    assert fetch.left_out() == frozenset()
