@@ -3,7 +3,7 @@
 # make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
 # make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
 # make caps       caps on a line, kept over minutes on loopback and between two networks: prints the rates; what a thin
-#                 line averages; ten minutes
+#                 line averages, with and without a cap; fifteen minutes
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
@@ -58,7 +58,7 @@ repair: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" $(REPAIR_TESTS) $(TEST_FLAGS)
 
 caps: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_caps.py tests/swarm/test_shares.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_caps.py tests/swarm/test_shares.py tests/swarm/test_measured_share.py $(TEST_FLAGS)
 
 grid: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
