@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
@@ -115,11 +115,14 @@ async def write_frame(
     lane: Lane,
     deadline: float,
     limits: TransportLimits,
+    last_read_at: Callable[[], float] = lambda: float("-inf"),
 ) -> None:
     """Write one frame by `deadline` (loop time), or as long as the other end goes on reading: its line may be thin.
 
     It must have read all of it when it would itself have given up waiting for such a frame.
 
+    Args:
+        last_read_at: when the other end said last that it reads: what it reads lies with daemons already.
     Raises:
         PeerError: the stream broke, or the other end does not read; what was written so far spoils the stream.
     """
@@ -132,7 +135,7 @@ async def write_frame(
         else:
             writer.write(frame_prefix(frame))
             writer.write(frame)
-        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)))
+        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)), last_read_at)
 
 
 @contextlib.contextmanager
@@ -157,7 +160,9 @@ def frame_prefix(frame: Frame) -> bytes:
     return _LENGTH.pack(len(frame))
 
 
-async def drain(writer: ByteWriter, deadline: float, last: float) -> None:
+async def drain(
+    writer: ByteWriter, deadline: float, last: float, last_read_at: Callable[[], float] = lambda: float("-inf")
+) -> None:
     """Wait until there is room again.
 
     Raises:
@@ -166,7 +171,7 @@ async def drain(writer: ByteWriter, deadline: float, last: float) -> None:
     if writer.has_room():
         return  # the common case, without a timer
     loop = asyncio.get_running_loop()
-    left = writer.transport.get_write_buffer_size()
+    left, read_at = writer.transport.get_write_buffer_size(), last_read_at()
     until = max(deadline, min(loop.time() + STALL_SECONDS, last))  # who began late had no time to show that it reads
     while True:
         try:
@@ -174,6 +179,7 @@ async def drain(writer: ByteWriter, deadline: float, last: float) -> None:
                 return await writer.drain()
         except TimeoutError:
             now_left = writer.transport.get_write_buffer_size()
-            if now_left >= left or loop.time() >= last:
+            if (now_left >= left and last_read_at() <= read_at) or loop.time() >= last:
                 raise
+            read_at = last_read_at()
             left, until = now_left, min(loop.time() + STALL_SECONDS, last)

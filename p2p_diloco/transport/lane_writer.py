@@ -112,6 +112,7 @@ class LaneWriter:
                 lane=self._lane,
                 deadline=posted.deadline,
                 limits=self._limits,
+                last_read_at=self._last_read_at,
             )
         except PeerError as error:
             self._end_stream(self._link, stream, str(error))
@@ -127,6 +128,9 @@ class LaneWriter:
             self._end_stream(self._link, stream, str(error))
         finally:
             self._end_turn(pace)
+
+    def _last_read_at(self) -> float:
+        return self._link.flight.last_read_at
 
     async def _take_turn(self, pace: Pace) -> None:
         await pace.turn.acquire()
@@ -179,7 +183,7 @@ class LaneWriter:
         # Where the cap has used up all the time until the deadline, the reader has a moment to show that it reads.
         first = deadline if loop.time() < deadline else min(loop.time() + STALL_SECONDS, began + patience)
         self._end_turn(pace)
-        await drain(stream.writer, first, began + patience)
+        await drain(stream.writer, first, began + patience, self._last_read_at)
         waited = max(loop.time() - began, 0.0)
         await self._take_turn(pace)
         return waited

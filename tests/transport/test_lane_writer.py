@@ -306,6 +306,29 @@ def test_who_says_no_more_that_it_reads_loses_its_link_when_it_would_have_given_
         assert at == pytest.approx(3.0 + LIMITS.longest_seconds(len(frame) + 4), abs=0.2)
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_a_buffer_that_nobody_empties_is_waited_for_while_the_other_end_says_that_it_reads(says: bool) -> None:
+    """What it reads lies with the daemons, which take no more meanwhile."""
+
+    async def main() -> None:
+        bench = Bench("one", pace=None, reads=lambda: 0.0)
+        bench.link.flight.window_bytes = 1e6
+        bench.post(bytes(10 * KIB))
+        bench.post(bytes(10 * KIB))
+        bench.post(bytes(300 * KIB), seconds=2.0)
+        async with bench.writing():
+            for number in range(1, 3):
+                await asyncio.sleep(4.0)
+                if says:
+                    bench.link.hear_read(number * (10 * KIB + 4))
+            await asyncio.sleep(1.0)
+            assert (bench.ended == []) == says
+            await asyncio.sleep(11.0)
+            assert len(bench.ended) == 1
+
+    run_virtual(main())
+
+
 def test_who_says_that_it_reads_is_waited_for() -> None:
     async def main() -> None:
         bench, frame = Bench("one", pace=None), bytes(60 * KIB)
