@@ -28,7 +28,7 @@ ROUND_SECONDS = 4.0
 THIN = 0.25e6
 """Bytes per second; the run asks twice that of each member."""
 WIDE = 12.5e6
-SETTLING_ROUNDS, JUDGED_ROUNDS = 3, 10
+SETTLING_ROUNDS, JUDGED_ROUNDS = 6, 8
 
 
 def test_what_a_thin_line_has_shown_is_what_its_peer_sends() -> None:
