@@ -216,7 +216,8 @@ class Libp2pTransport(Transport):
     def _explain_silence(self, peer: PeerId, error: PeerError) -> PeerError:
         name = short_peer_id(peer)
         if "protocols not supported" in str(error):
-            return NotInRun(f"{name} does not take part in run {self.run.hex()[:16]}, or has another version of this")
+            run = self.run.hex()[:16]
+            return NotInRun(f"{name} does not take part in run {run}, or is of another version: update the older one")
         return PeerError(f"{name} answers but gives no link: {error}")
 
     def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
