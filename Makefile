@@ -83,6 +83,8 @@ learning: $(STAMP)
 	for islands in 2 8 16; do $(BIN)/p2p-diloco experiment radial --size micro --islands $$islands --seeds 2 --keep $(KEPT) || exit 1; done
 	for seeds in 1 8; do $(BIN)/p2p-diloco experiment parity --seeds $$seeds --keep $(KEPT) || exit 1; done
 	$(BIN)/p2p-diloco experiment loss --rows 25%-lost,none-lost --keep $(KEPT)
+	$(BIN)/p2p-diloco experiment mixed --rows half-slow,all-fast --keep $(KEPT)
+	$(BIN)/p2p-diloco experiment bits --rows int4,float32 --keep $(KEPT)
 	$(BIN)/p2p-diloco experiment parity --size small --rows p2p-diloco-every-4,p2p-diloco-every-8,data-parallel --seeds 1 --keep $(KEPT)
 	for name in parity bits loss merge mixed; do $(BIN)/p2p-diloco experiment $$name --size micro --optimizer adamw --keep $(KEPT) || exit 1; done
 

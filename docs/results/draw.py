@@ -3,7 +3,7 @@
     make results
 
 Nothing is trained here: trials that are not kept are left out, and rows without any trial do not appear, nor tables of
-fewer than three rows. Trials are found by the text they were played with, the source of one Python's standard library:
+fewer than two rows. Trials are found by the text they were played with, the source of one Python's standard library:
 with another Python none is found, and nothing is written.
 """
 
@@ -34,7 +34,7 @@ from p2p_diloco.lab.learning.wall_clock import tick_seconds, ticks_to_loss
 HERE = Path(__file__).parent
 RATES = (20, 100, 1000)
 MOST_SEEDS = 32
-FEWEST_ROWS = 3
+FEWEST_ROWS = 2
 OPTIMIZERS: tuple[OptimizerName, ...] = ("muon", "adamw")
 """The first is what `experiment` has inside where nothing is said."""
 BESIDE: tuple[tuple[str, str, Scope], ...] = (
