@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 WINDOW_SECONDS = 3.0
 """A line is full for at least so long before it counts, and looks are no further apart."""
-REMEMBERED_ROUNDS = 16
-"""How long a line counts as thin that was full; then what is sent shows whether it still is."""
+REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
+"""How long a line counts as thin that was full; then all is sent again, which shows whether it still is.
+
+If so it counts as thin twice as long from then on: while it is tried, entries of what its peer averages come late.
+"""
+TRIED_ROUNDS = 4
+"""So long what is averaged stays as it was when a line is tried."""
 JUDGED_ROUNDS = 4
 """Of those in which it was full, the last ones say what it carries: a line may turn thin."""
 
@@ -33,6 +38,10 @@ class LineRate:
         self._full_since: float | None = None
         self._readings: deque[_Reading] = deque()
         self._best: dict[int, float] = {}
+        self._round = 0
+        self._remembered = REMEMBERED_ROUNDS
+        self._tried_at: int | None = None
+        self._before: float | None = None
 
     def look(self, now: float, round_index: int, bytes_read: float, read_at: float, *, is_waiting: bool) -> None:
         """Take a look.
@@ -56,8 +65,20 @@ class LineRate:
             self._readings.append(_Reading(read_at, bytes_read))
             self._judge(round_index)
         self._read_at = max(read_at, self._read_at)
-        full_in = [seen for seen in sorted(self._best) if seen > round_index - REMEMBERED_ROUNDS][-JUDGED_ROUNDS:]
+        self._round = round_index
+        self._remember()
+
+    def _remember(self) -> None:
+        """Forget what was long ago; try the line less often the more often that showed it to be thin still."""
+        known = self.bytes_per_second()
+        full_in = [seen for seen in sorted(self._best) if seen > self._round - self._remembered][-JUDGED_ROUNDS:]
         self._best = {seen: self._best[seen] for seen in full_in}
+        if known is not None and not full_in:
+            self._tried_at, self._before = self._round, known
+        elif self._tried_at is not None and full_in:
+            self._tried_at, self._remembered = None, min(2 * self._remembered, MOST_REMEMBERED_ROUNDS)
+        elif self._tried_at is not None and self._round >= self._tried_at + REMEMBERED_ROUNDS:
+            self._tried_at, self._remembered = None, REMEMBERED_ROUNDS
 
     def _judge(self, round_index: int) -> None:
         """Take the rate of the shortest stretch up to now that is long enough, if any is."""
@@ -72,3 +93,11 @@ class LineRate:
     def bytes_per_second(self) -> float | None:
         """Return what the line carries; None while it has not been full lately."""
         return max(self._best.values(), default=None)
+
+    def bytes_per_second_to_share(self) -> float | None:
+        """Return by what the share of averaging goes: the same, but that a line is tried for some rounds first.
+
+        Entries that come late are late for all, contributions only for this peer.
+        """
+        is_tried = self._tried_at is not None and self._round < self._tried_at + TRIED_ROUNDS
+        return self._before if is_tried else self.bytes_per_second()

@@ -59,7 +59,8 @@ class LineWatch:
         )
         up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
         known = [USABLE_SHARE * up] if up is not None else []
-        known += [self.shown] if self.shown is not None else []
+        shown = self._beneath_cap(self._rate.bytes_per_second_to_share())
+        known += [shown] if shown is not None else []
         averages = engine.me.trains and engine.me.can_be_dialled and engine.book.in_force is not None
         if not averages or not (known or down):
             return FULL_SHARE
@@ -76,7 +77,10 @@ class LineWatch:
 
         Nor where its cap is what fills it: of the line itself that shows nothing.
         """
-        shown, cap = self._rate.bytes_per_second(), self.limits.upload_bytes_per_second
+        return self._beneath_cap(self._rate.bytes_per_second())
+
+    def _beneath_cap(self, shown: float | None) -> float | None:
+        cap = self.limits.upload_bytes_per_second
         return None if shown is not None and cap is not None and shown >= USABLE_SHARE * cap else shown
 
     def upload_bytes_per_second(self) -> float | None:

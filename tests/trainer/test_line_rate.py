@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
-from p2p_diloco.trainer.line_rate import JUDGED_ROUNDS, REMEMBERED_ROUNDS, LineRate
+from p2p_diloco.trainer.line_rate import (
+    JUDGED_ROUNDS,
+    MOST_REMEMBERED_ROUNDS,
+    REMEMBERED_ROUNDS,
+    TRIED_ROUNDS,
+    LineRate,
+)
 
 
 def look_on(
@@ -87,6 +94,46 @@ def test_after_many_rounds_in_which_it_was_not_full_it_is_forgotten() -> None:
         assert line.bytes_per_second() == pytest.approx(1e6)
     look_on(line, [(1e3, False)] * 5, start=1e5, sent=sent, round_index=3 + REMEMBERED_ROUNDS)
     assert line.bytes_per_second() is None
+
+
+def play(line: LineRate, begin: int, rounds: int, thin: bool) -> list[int]:
+    """Let rounds pass on a line that fills whenever all is sent, if it is thin; return when that was tried anew."""
+    tried = []
+    for index in range(begin, begin + rounds):
+        is_full = thin and line.bytes_per_second() is None
+        look_on(
+            line, [(1e6 if is_full else 1e3, is_full)] * 5, start=100.0 * index, sent=1e9 * index, round_index=index
+        )
+        tried += [index] if is_full else []
+    return tried
+
+
+def test_a_line_that_stays_thin_is_tried_ever_less_often() -> None:
+    tried = play(LineRate(), 0, 400, thin=True)
+    assert [later - before for before, later in pairwise(tried)] == [
+        17,
+        33,
+        *[65] * 5,
+    ]  # it is forgotten in the last round before
+    assert (REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS) == (16, 64)
+
+
+def test_a_line_that_was_wide_for_long_and_turns_thin_is_tried_soon_again() -> None:
+    line = LineRate()
+    play(line, 0, 60, thin=True)
+    play(line, 60, 200, thin=False)
+    tried = play(line, 260, 60, thin=True)
+    assert [later - before for before, later in pairwise(tried)] == [17, 33]
+
+
+def test_the_share_of_averaging_follows_when_a_line_was_tried_for_some_rounds() -> None:
+    line = LineRate()
+    play(line, 0, 1, thin=True)
+    play(line, 1, REMEMBERED_ROUNDS, thin=False)
+    assert line.bytes_per_second() is None
+    assert line.bytes_per_second_to_share() == pytest.approx(1e6)
+    play(line, 1 + REMEMBERED_ROUNDS, TRIED_ROUNDS, thin=False)
+    assert line.bytes_per_second_to_share() is None
 
 
 def test_a_line_that_turns_thin_or_wide_shows_it_in_a_few_full_rounds() -> None:
