@@ -63,11 +63,11 @@ def _measure(plan: FootprintPlan, parameters: int, say: Callable[[str], None]) -
     size = shape_of(parameters).num_parameters
     orders = orders_of(plan, parameters)
     patience = plan.patience_seconds(parameters)
-    say(f"{size:,} parameters: training alone")
     with _scratch_folder() as root, Crew(ALONE, orders[:1], root, command=WORKER) as crew:
+        say(f"{size:,} parameters: training alone")
         alone = _train_alone(crew, patience)
-    say(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
     with _scratch_folder() as root, Crew(PEER, orders, root, command=WORKER) as crew:
+        say(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
         peers, ends = _train_together(crew, patience)
     return SizeFigures(
         parameters=size,
