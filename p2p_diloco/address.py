@@ -54,6 +54,11 @@ def parse_host_address(text: str) -> str:
     return address
 
 
+def port_of(address: str) -> int:
+    """Return the port of an address that `parse_host_address` let through."""
+    return int(address.split("/")[4])
+
+
 def _parsed(text: str) -> tuple[str, list[tuple[str, str | None]]]:
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise ConfigError(f"an address has {len(text)} characters; expected at most {MAX_ADDRESS_CHARACTERS}")

@@ -18,6 +18,8 @@ from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
 MANIFEST_FORMAT: Literal[1] = 1
 MAX_MANIFEST_BYTES = 64 * 1024
+LATEST_CLOCK_START = 1e11
+"""Thousands of years from now; Unix milliseconds are later, and peers would wait for round 0 for ever."""
 
 # What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
 _STATEMENT_PREFIX = b"p2p-diloco manifest 1\n"
@@ -165,7 +167,9 @@ class CodecSection(Section):
 class RoundsSection(Section):
     """The clock. One round exchanges one fragment; `fragments` rounds are a cycle."""
 
-    clock_start: Annotated[float, Field(ge=0)] = Field(description="when round 0 begins, in Unix seconds")
+    clock_start: Annotated[float, Field(ge=0, le=LATEST_CLOCK_START)] = Field(
+        description="when round 0 begins, in Unix seconds"
+    )
     round_seconds: Annotated[float, Field(ge=0.05, le=7 * 86400)] = Field(
         5.0, description="length of a round; slow links want more"
     )

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from p2p_diloco.address import parse_host_address, parse_peer_address
+from p2p_diloco.address import parse_host_address, parse_peer_address, port_of
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.rate import format_rate, parse_rate
@@ -133,16 +133,24 @@ class PeerSettings(BaseModel):
         port = default_port if self.port is None else self.port
         return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{port}",)
 
-    def announced_addresses(self, listening_port: int) -> tuple[str, ...]:
+    def announced_addresses(self, default_port: int) -> tuple[str, ...]:
         """Return the addresses to tell others, without peer id; none means: those listened on, as they are.
 
         Args:
-            listening_port: the port really bound, for `public_name`.
+            default_port: as for `listen_addresses`.
+        Raises:
+            ConfigError: there is a public name, and no port that is known before one is bound.
         """
         if self.announce_maddrs or self.public_name is None:
             return self.announce_maddrs
+        ports = dict.fromkeys(port_of(address) for address in self.listen_addresses(default_port))
+        if 0 in ports:
+            raise ConfigError(
+                f"public_name {self.public_name} needs a port that is known beforehand, and this peer would listen on "
+                f"any that is free; name one, such as --port {BOOTSTRAP_PORT}"
+            )
         kind = f"ip{ipaddress.ip_address(self.public_name).version}" if _is_ip(self.public_name) else "dns4"
-        return (f"/{kind}/{self.public_name}/tcp/{listening_port}",)
+        return tuple(f"/{kind}/{self.public_name}/tcp/{port}" for port in ports)
 
 
 def bytes_per_second(cap: float | None) -> float | None:

@@ -123,6 +123,11 @@ def test_every_change_is_another_run(values: dict[str, Any]) -> None:
     assert changed(**values).digest() != MANIFEST.digest()
 
 
+def test_a_clock_in_milliseconds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="less than or equal to"):
+        changed(**{"rounds.clock_start": 1_700_000_000_000.0})
+
+
 def test_every_field_explains_itself() -> None:
     for section in sections(RunManifest):
         assert section.__doc__

@@ -203,6 +203,19 @@ def test_a_public_name_becomes_an_address(name: str, address: str) -> None:
     assert PeerSettings(public_name=name).announced_addresses(7) == (address,)
 
 
+def test_a_public_name_goes_with_the_ports_that_are_listened_on() -> None:
+    hosts = ("/ip4/0.0.0.0/tcp/4000", "/ip6/::/tcp/4000", "/ip4/0.0.0.0/tcp/5000")
+    settings = PeerSettings(public_name="example.org", host_maddrs=hosts)
+    assert settings.announced_addresses(7) == ("/dns4/example.org/tcp/4000", "/dns4/example.org/tcp/5000")
+    assert PeerSettings(public_name="example.org", port=9).announced_addresses(7) == ("/dns4/example.org/tcp/9",)
+
+
+@pytest.mark.parametrize("settings", [{}, {"port": 0}, {"host_maddrs": ("/ip4/0.0.0.0/tcp/0",)}])
+def test_a_public_name_needs_a_port_that_is_known(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="name one, such as --port 31337"):
+        PeerSettings(public_name="example.org", **settings).announced_addresses(0)
+
+
 def test_whole_addresses_win_over_the_public_name() -> None:
     settings = PeerSettings(public_name="example.org", announce_maddrs=("/ip4/203.0.113.7/tcp/1",))
     assert settings.announced_addresses(7) == ("/ip4/203.0.113.7/tcp/1",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
-from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.invite import Invite, format_invite
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
@@ -17,9 +17,11 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
+from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import PeerObserver, Tally
+from p2p_diloco.trainer.waiting import result_before
 from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
@@ -69,6 +71,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     """
     settings = plan.settings
     run = _run_of(plan)
+    _check_founder(plan)
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,7 +91,9 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             )
             known = _known_addresses(plan, folder, transport.peer)
             records: list[bytes] = []
-            signed = await _manifest(plan, run, folder, transport, known, records, tally)
+            signed = await _manifest(plan, run, folder, transport, known, records, tally, stop)
+            if signed is None:
+                return PeerResult(state_digest="", anchor_loss=None)
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with Libp2pDirectory(transport, initial_peers=initial) as directory:
                 tally.addresses = transport.listen_addresses()
@@ -115,6 +120,17 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     return PeerResult(state_digest=tally.state_digest, anchor_loss=tally.anchor_loss)
 
 
+def _check_founder(plan: PeerPlan) -> None:
+    """Refuse before anybody is invited what nobody could join."""
+    if plan.signed_manifest is not None:
+        plan_run(plan.signed_manifest.manifest)
+    if plan.organiser_key is not None and plan.settings.dial_out_only and not plan.settings.initial_peers:
+        raise ConfigError(
+            "others join through the peer that founds a run, and none can reach one that only dials out; "
+            "leave --dial-out-only out"
+        )
+
+
 def _run_of(plan: PeerPlan) -> Digest:
     if plan.signed_manifest is not None:
         return plan.signed_manifest.manifest.digest()
@@ -127,13 +143,12 @@ def _run_of(plan: PeerPlan) -> Digest:
 async def _transport(plan: PeerPlan, run: Digest, key: SigningKey) -> AsyncIterator[Libp2pTransport]:
     settings = plan.settings
     default_port = 0 if plan.trains else BOOTSTRAP_PORT
-    port = default_port if settings.port is None else settings.port
     transport = Libp2pTransport(
         peer=key.peer,
         run=run,
         identity_path=settings.identity_file,
         host_maddrs=settings.listen_addresses(default_port) or ("/ip4/0.0.0.0/tcp/0",),
-        announce_maddrs=settings.announced_addresses(port),
+        announce_maddrs=settings.announced_addresses(default_port),
         dial_out_only=settings.dial_out_only,
         limits=TransportLimits(
             upload_bytes_per_second=bytes_per_second(settings.max_upload),
@@ -162,8 +177,9 @@ async def _manifest(
     known: dict[PeerId, tuple[str, ...]],
     records: list[bytes],
     tally: Tally,
-) -> SignedManifest:
-    """Return the verified manifest: given, kept from an earlier start, or from the swarm."""
+    stop: StopRequest,
+) -> SignedManifest | None:
+    """Return the verified manifest: given, kept from an earlier start, or from the swarm; None: told to go before."""
     if plan.signed_manifest is not None:
         plan.signed_manifest.verify(run)
         return plan.signed_manifest
@@ -180,9 +196,12 @@ async def _manifest(
     tally.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
-    fetched = await fetch_manifest(
-        transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run)
-    )
+    tally.report("asking", f"asking {len(known)} peers what the run is: {', '.join(map(short_peer_id, known))}")
+    asking = fetch_manifest(transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
+    fetched = await result_before(asking, stop.wait_for_leave())
+    if fetched is None:
+        tally.report("asking", "nobody had answered; nothing was joined")
+        return None
     records += fetched.records
     signed = decode_signed_manifest(fetched.manifest)
     manifest = signed.verify(run)

@@ -199,6 +199,20 @@ def test_bootstraps_that_do_not_answer_are_said(tmp_path: Path, monkeypatch: pyt
     play(tmp_path, monkeypatch, scene)
 
 
+def test_who_is_told_to_go_while_nobody_answers_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher, stop = Watcher(), StopRequest()
+
+    async def scene(stage: PeerStage) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        loop.call_later(1.0, stop.leave)
+        result = await run_peer(stage.joiner("ada", INVITE), watcher, stop)
+        assert (result.state_digest, loop.time() - asked_at) == ("", pytest.approx(1.0))
+
+    play(tmp_path, monkeypatch, scene)
+    assert watcher.texts("asking")[-1] == "nobody had answered; nothing was joined"
+
+
 def test_an_invite_without_bootstraps_needs_initial_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         with pytest.raises(ConfigError, match="add one with --initial-peers"):
@@ -211,6 +225,29 @@ def test_a_plan_without_invite_or_manifest_is_refused(tmp_path: Path, monkeypatc
     async def scene(stage: PeerStage) -> None:
         with pytest.raises(ConfigError, match=r"give an invite, or a run\.toml"):
             await run_peer(PeerPlan(settings=stage.settings("ada")), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_run_that_cannot_work_is_refused_before_anybody_is_invited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Watcher()
+
+    async def scene(stage: PeerStage) -> None:
+        signed = small_manifest({"rounds.fragments": 1000}).sign(ORGANISER)
+        with pytest.raises(ConfigError, match="1000 fragments"):
+            await run_peer(replace(stage.founder(), signed_manifest=signed), watcher, StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+    assert not watcher.invites
+
+
+def test_a_founder_that_nobody_can_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        hidden = stage.settings("boot", dial_out_only=True)
+        with pytest.raises(ConfigError, match="leave --dial-out-only out"):
+            await run_peer(replace(stage.founder(), settings=hidden), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2p_diloco.errors import NetworkError
-from p2p_diloco.trainer.waiting import first_error, wait_for_first
+from p2p_diloco.trainer.waiting import first_error, result_before, wait_for_first
 from p2p_diloco.transport.virtual_time import run_virtual
 
 
@@ -36,6 +36,21 @@ def test_an_error_is_not_swallowed() -> None:
 
     with pytest.raises(NetworkError, match="gone"):
         run_virtual(wait_for_first(asyncio.sleep(10.0), fail()))
+
+
+@pytest.mark.parametrize(("seconds", "result"), [(1.0, "done"), (100.0, None)])
+def test_work_is_waited_for_until_the_end_comes(seconds: float, result: str | None) -> None:
+    ended: list[float] = []
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(seconds)
+            return "done"
+        finally:
+            ended.append(asyncio.get_running_loop().time())
+
+    assert run_virtual(result_before(work(), asyncio.sleep(2.0))) == result
+    assert ended == [pytest.approx(min(seconds, 2.0), abs=0.01)]
 
 
 def test_the_first_error_of_a_tree_is_found() -> None:
