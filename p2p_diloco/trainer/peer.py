@@ -196,7 +196,7 @@ async def _manifest(
     tally.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
-    tally.report("asking", f"asking {len(known)} peers what the run is: {', '.join(map(short_peer_id, known))}")
+    tally.report("asking", f"asking {', '.join(map(short_peer_id, known))} what the run is")
     asking = fetch_manifest(transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
     fetched = await result_before(asking, stop.wait_for_leave())
     if fetched is None:
