@@ -7,6 +7,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from p2p_diloco.address import parse_peer_address
@@ -94,10 +95,11 @@ class RunFolder:
         Raises:
             StateError: the count is broken. Nobody would hear a peer that begins to count anew.
         """
-        raw = self.read(INCARNATION_FILE)
-        if raw is not None and not raw.isdigit():
+        path, raw = self.path / INCARNATION_FILE, self.read(INCARNATION_FILE)
+        if raw is not None and not raw.strip().isdigit():
+            # Seconds since 1970 are more than any count of starts that began at one, or at such seconds.
             raise StateError(
-                f"{self.path / INCARNATION_FILE} is broken; write into it how often this peer was started, or more"
+                f"{path} is broken; put a greater number there than it held: date +%s > {quote(str(path))}"
             )
         incarnation = int(raw) + 1 if raw is not None else self.first_incarnation
         self.write(INCARNATION_FILE, str(incarnation).encode())
