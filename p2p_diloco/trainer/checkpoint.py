@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ _KINDS = ("anchor", "momentum")
 class CheckpointFolder:
     """The checkpoints of one peer in one run, the latest `keep` of them.
 
-    A file that cannot be believed is set aside under the name `refused-…`, so that it takes no sound one's place.
+    A file that cannot be believed is set aside under the name `refused-…`, so that it takes no sound one's place. One
+    that cannot be read just now may be sound, so nothing is moved for it.
 
     Args:
         elements: of each span, from the manifest.
@@ -56,15 +57,27 @@ class CheckpointFolder:
             self._path(old).unlink(missing_ok=True)
 
     def load_newest(self) -> tuple[dict[SpanId, SpanState] | None, tuple[str, ...]]:
-        """Return the newest checkpoint that can be believed, or None, and a sentence for each that was refused."""
-        refused: list[str] = []
-        for number in reversed(self._numbers()):
+        """Return the newest checkpoint that can be believed, or None, and a sentence for each that was refused.
+
+        Raises:
+            UnreadableCheckpoint: one that is newer than any that can be believed cannot be read; all are left as they
+                are, for to go on from an older one would in time push it out.
+            StateError: those refused cannot be set aside.
+        """
+        states: dict[SpanId, SpanState] | None = None
+        refused: dict[Path, str] = {}
+        for path in reversed(self.paths()):
             try:
-                return load_checkpoint(self._path(number), self._run, self._elements), tuple(refused)
+                states = load_checkpoint(path, self._run, self._elements)
+            except UnreadableCheckpoint:
+                raise
             except StateError as error:
-                refused.append(str(error))
-                self._set_aside(self._path(number))
-        return None, tuple(refused)
+                refused[path] = str(error)
+            if states is not None:
+                break
+        if refused:
+            self._set_aside(list(refused))
+        return states, tuple(refused.values())
 
     def load_span(self, span: SpanId) -> Iterator[SpanState]:
         """Yield a span as each checkpoint holds it, the oldest first; what cannot be believed is passed over."""
@@ -85,16 +98,30 @@ class CheckpointFolder:
             matches = [_FILE_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise UnreadableCheckpoint(
+                f"cannot read the folder of checkpoints {self._folder}: {error.strerror}; let this user read it, or "
+                "choose another place with --state-directory"
+            ) from None
         return sorted(int(match[1]) for match in matches if match is not None)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"checkpoint-{number:09d}.safetensors"
 
-    def _set_aside(self, path: Path) -> None:
-        for old in self._folder.glob(f"{_SET_ASIDE}*"):
-            if old.is_file():
-                old.unlink(missing_ok=True)  # one is enough to look at
-        path.rename(path.with_name(_SET_ASIDE + path.name))
+    def _set_aside(self, refused: Sequence[Path]) -> None:
+        """Keep the first of `refused`, the newest, under another name; one is enough to look at."""
+        newest, *others = refused
+        try:
+            for old in [*self._folder.glob(f"{_SET_ASIDE}*"), *others]:
+                if old.is_file():
+                    old.unlink(missing_ok=True)
+                elif old in others:
+                    old.rename(old.with_name(_SET_ASIDE + old.name))
+            newest.rename(newest.with_name(_SET_ASIDE + newest.name))
+        except OSError as error:
+            raise StateError(
+                f"cannot set the broken checkpoint {newest} aside: {error.strerror}; let this user write to its folder"
+            ) from None
 
 
 def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState]) -> None:
@@ -139,12 +166,13 @@ def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> 
     """Read the spans that `elements` names; None when there is no checkpoint.
 
     Raises:
+        UnreadableCheckpoint: the system does not let it be read, which says nothing about what it holds.
         StateError: it is broken, of another run, does not fit the manifest, or its bytes are not those that were
             written; it is left as it is.
     """
-    if not path.exists():
-        return None
     try:
+        # By hand first: safetensors calls a file that may not be opened "not found".
+        path.open("rb").close()
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}
             if metadata.get("run", run.hex()) != run.hex():
@@ -153,8 +181,27 @@ def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> 
             return {span: _read_span(file, span, heads, contents, count) for span, count in elements.items()}
     except _ForeignCheckpointError:
         raise StateError(f"the checkpoint {path} belongs to another run and is not taken") from None
-    except (SafetensorError, StateError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
+    except FileNotFoundError:
+        return None
+    except (
+        SafetensorError,
+        StateError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        IsADirectoryError,
+    ) as error:
         raise StateError(f"the checkpoint {path} is broken ({error}) and is not taken") from None
+    except OSError as error:
+        raise UnreadableCheckpoint(
+            f"cannot read the checkpoint {path}: {error.strerror or error}; it is left as it is: let this user read it "
+            "and see that its disk is well, or move it away to begin without it, then start again"
+        ) from None
+
+
+class UnreadableCheckpoint(StateError):
+    """The system does not let a checkpoint be read, for now; it may be sound, so it is neither replaced nor moved."""
 
 
 class _ForeignCheckpointError(Exception):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.trainer import checkpoint
-from p2p_diloco.trainer.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
+from p2p_diloco.trainer.checkpoint import CheckpointFolder, UnreadableCheckpoint, load_checkpoint, save_checkpoint
+
+Patch = pytest.MonkeyPatch
 
 PLAN = small_plan()
 RUN = PLAN.rules.run
@@ -208,7 +211,7 @@ def test_a_safetensors_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> 
         load_checkpoint(tmp_path / "c", RUN, ELEMENTS)
 
 
-def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: Patch) -> None:
     path = saved(tmp_path / "c")
     before = path.read_bytes()
 
@@ -265,6 +268,18 @@ def at_height(height: int) -> dict[SpanId, SpanState]:
     return {span: replace(state, head=replace(state.head, height=height)) for span, state in states.items()}
 
 
+def refuse_to_open(monkeypatch: Patch, refused: Path, number: int) -> None:
+    """Have the system open any file but `refused`: the tests may run as root, which may read everything."""
+    really_open = Path.open
+
+    def open_unless_refused(path: Path, *choices: Any, **named: Any) -> Any:
+        if path == refused:
+            raise OSError(number, os.strerror(number), str(path))
+        return really_open(path, *choices, **named)
+
+    monkeypatch.setattr(Path, "open", open_unless_refused)
+
+
 def newest_height(folder: CheckpointFolder) -> int:
     states, _ = folder.load_newest()
     assert states is not None
@@ -297,7 +312,69 @@ def test_what_cannot_be_believed_is_set_aside_and_the_next_older_one_taken(tmp_p
     assert states[SPAN].head.height == 0
     assert [text.split(" is ")[0] for text in refused] == [f"the checkpoint {torn}", f"the checkpoint {flipped}"]
     assert folder.paths() == (tmp_path / "checkpoint-000000000.safetensors",)
-    assert [path.name for path in tmp_path.glob("refused-*")] == [f"refused-{flipped.name}"], "the last one only"
+    assert [path.name for path in tmp_path.glob("refused-*")] == [f"refused-{torn.name}"], "the newest one only"
+
+
+def test_when_all_are_broken_the_newest_is_the_one_to_look_at(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    for _ in range(2):
+        for height in range(3):
+            folder.save(at_height(height))
+            folder.paths()[-1].write_bytes(b"torn %d" % height)
+        states, refused = folder.load_newest()
+        assert (states, len(refused)) == (None, 3)
+        (kept,) = tmp_path.iterdir()
+        assert (kept.name, kept.read_bytes()) == ("refused-checkpoint-000000002.safetensors", b"torn 2")
+
+
+def test_a_file_that_may_not_be_read_now_costs_no_file_and_says_what_to_do(tmp_path: Path, monkeypatch: Patch) -> None:
+    folder = folder_in(tmp_path)
+    for height in range(3):
+        folder.save(at_height(height))
+    oldest, locked, torn = folder.paths()
+    torn.write_bytes(b"torn")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        refuse_to_open(patch, locked, errno.EACCES)
+        with pytest.raises(UnreadableCheckpoint, match="Permission denied; it is left as it is: let this user") as told:
+            folder.load_newest()
+        assert str(locked) in str(told.value)
+        assert [state.head.height for state in folder.load_span(SPAN)] == [0], "whoever only looks passes it over"
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert newest_height(folder) == 1
+    assert folder.paths() == (oldest, locked)
+
+
+def test_a_disk_that_cannot_read_what_it_holds_is_no_reason_to_call_it_broken(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    path = saved(tmp_path / "c")
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "safe_open", fail)
+    with pytest.raises(UnreadableCheckpoint, match=r"cannot read the checkpoint .*: Input/output error; "):
+        load_checkpoint(path, RUN, ELEMENTS)
+
+
+def test_a_folder_that_cannot_be_read_is_no_folder_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnreadableCheckpoint, match=r"cannot read the folder of checkpoints .*; let this user read it"):
+        folder_in(tmp_path / "file").load_newest()
+
+
+def test_a_broken_one_that_cannot_be_set_aside_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
+    folder = folder_in(tmp_path)
+    folder.save(at_height(1))
+    folder.paths()[0].write_bytes(b"torn")
+
+    def fail(*_: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(StateError, match=r"cannot set the broken checkpoint .* aside: Permission denied; let"):
+        folder.load_newest()
 
 
 def test_checkpoints_of_another_run_are_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -309,7 +386,7 @@ def test_checkpoints_of_another_run_are_refused_with_a_sentence(tmp_path: Path) 
     assert "belongs to another run and is not taken" in sentence
 
 
-def test_a_write_that_fails_costs_no_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_costs_no_older_one(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = folder_in(tmp_path, keep=1)
     folder.save(at_height(1))
 

@@ -276,6 +276,24 @@ def test_a_broken_checkpoint_is_set_aside_and_the_older_one_leads_on(tmp_path: P
     run_stage(monkeypatch, scene)
 
 
+def test_a_checkpoint_that_cannot_be_read_now_ends_the_peer_before_it_begins_anew(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scene() -> None:
+        stage = SessionStage(tmp_path)
+        await stage.play("ada", Watcher(), StopRequest(), founds=True, until_round=6)
+        kept = {path: path.read_bytes() for path in stage.run_folder("ada").path.glob("*checkpoint-*")}
+        monkeypatch.setattr(checkpoint, "safe_open", fail)
+        with pytest.raises(StateError, match="it is left as it is"):
+            await stage.play("ada", Watcher(), StopRequest(), until_round=9)
+        assert {path: path.read_bytes() for path in stage.run_folder("ada").path.glob("*checkpoint-*")} == kept != {}
+
+    run_stage(monkeypatch, scene)
+
+
 def test_all_are_killed_at_once_and_no_entry_that_was_on_a_disk_is_lost(tmp_path: Path, monkeypatch: Patch) -> None:
     """Their checkpoints are of different times; one has lost its entries as well."""
 
