@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 from p2p_diloco.cli.bench_commands import make_bench
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay, make_simulate
+from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.invite import SCHEME
 from p2p_diloco.settings import split_arguments
@@ -39,15 +40,31 @@ KeyFlag = Annotated[Path | None, Parameter(help="organiser's key; organiser.key 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (this process's own if none is given) and return its exit code."""
     try:
-        return run_command(sys.argv[1:] if arguments is None else arguments)
+        return _run_and_flush(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:
-        # Whoever read our output has read enough; the interpreter must not try to flush it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # whoever read our output has read enough
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return 0  # the same: rich answers a broken pipe with an exit code of 1
     except Exception as error:
         return _report(error)
+    finally:
+        flush_or_discard(sys.stdout)
+
+
+def _run_and_flush(arguments: Sequence[str]) -> int:
+    """Run one command line, and write all of its output while it can still be said that this fails."""
+    code = run_command(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # and the code stays: whoever needs no more of the output may need that
+    except OSError as error:
+        raise StateError(f"cannot write the output: {error.strerror}; free some space or send it elsewhere") from None
+    return code
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -261,4 +278,4 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
 
 
 def _print_error(text: str) -> None:
-    print(f"p2p-diloco: error: {text}", file=sys.stderr)
+    print_to_stderr(f"p2p-diloco: error: {text}")

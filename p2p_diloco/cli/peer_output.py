@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.live import Live
 
+from p2p_diloco.cli.lost_stream import discard, print_to_stderr
 from p2p_diloco.errors import StateError
 from p2p_diloco.watch.event_log import PeerEvent, append_event
 from p2p_diloco.watch.status_file import PeerStatus, write_status
@@ -22,10 +25,19 @@ _QUIET_TOPICS = frozenset({"round", "evaluation"})
 _QUIET_SECONDS = 30.0
 
 
+class _OutputConsole(Console):
+    """A console whose reader may go: the base class would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Say so to the caller."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class PeerOutput:
     """Observes one peer. Enter before it runs, so that the terminal is put right whatever happens.
 
-    A disk that fills up while the peer runs is said once; training goes on.
+    A disk that fills up while the peer runs is said once; training goes on. So it does when the output itself is lost,
+    as to `| head -1`: that is said once on standard error, and nothing is printed any more.
     """
 
     def __init__(
@@ -46,7 +58,7 @@ class PeerOutput:
         """
         self._folder = folder
         self._stream = stream or sys.stdout
-        self._console = Console(file=self._stream, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self._console = _OutputConsole(file=self._stream, soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._waiting: list[str] | None = [] if announces_invite else None
         self._now_seconds = now_seconds
@@ -56,14 +68,14 @@ class PeerOutput:
 
     def __enter__(self) -> Self:
         if self._live is not None:
-            self._live.start()
+            self._show(self._live.start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            self._show(self._live.stop)
         self._release()
 
     def listening(self, invite: str) -> None:
@@ -74,8 +86,8 @@ class PeerOutput:
     def status(self, status: PeerStatus) -> None:
         """Keep and show a status."""
         self._keep(lambda: write_status(self._folder, status))
-        if self._live is not None:
-            self._live.update(status_table(status), refresh=True)
+        if (live := self._live) is not None:
+            self._show(lambda: live.update(status_table(status), refresh=True))
             return
         said, now = (status.round, status.phase), self._now_seconds()
         if said != self._said or now - self._said_at >= _QUIET_SECONDS:
@@ -97,8 +109,23 @@ class PeerOutput:
             self._print_now(line)
 
     def _print_now(self, line: str) -> None:
-        self._console.print(line)
-        self._stream.flush()
+        self._show(lambda: self._console.print(line))
+
+    def _show(self, show: Callable[[], None]) -> None:
+        if self._console.quiet:
+            return
+        try:
+            show()
+            self._stream.flush()
+        except OSError as error:
+            self._console.quiet = True  # for good: a stream gives no way to take back what it could not write
+            discard(self._stream)
+            if self._live is not None:
+                self._live.stop()  # it has taken standard error
+            print_to_stderr(
+                f"p2p-diloco: the output cannot be written any more ({error.strerror or error}); the peer goes on "
+                "without it; p2p-diloco status shows how it does"
+            )
 
     def _release(self) -> None:
         waiting, self._waiting = self._waiting, None

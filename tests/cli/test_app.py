@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -156,6 +160,55 @@ def test_our_own_bugs_show_where_they_are(monkeypatch: pytest.MonkeyPatch, capsy
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     raising(KeyboardInterrupt(), monkeypatch)
     assert main(["status"]) == 130
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
+    """Standard output is a pipe whose reader has gone, as that of `| head -1` has."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        yield stream
+
+
+def test_a_reader_that_has_read_enough_of_the_help_is_no_failure(unread: TextIO) -> None:
+    real = os.dup(1)
+    try:
+        assert main(["--help"]) == 0
+    finally:
+        os.dup2(real, 1)
+        os.close(real)
+    unread.close()
+
+
+def printing(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(folder: Path, *, as_json: bool) -> int:
+        print("a line that waits to be written")
+        return code
+
+    monkeypatch.setattr(status, "show_status", show)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_reader_that_has_gone_before_the_end_changes_no_exit_code(
+    code: int, unread: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing(code, monkeypatch)
+    assert main(["status"]) == code
+    unread.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only some systems have a device that is full")
+def test_output_that_a_disk_has_no_room_for_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    printing(0, monkeypatch)
+    with Path("/dev/full").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["status"]) == 4
+    sentence = "cannot write the output: No space left on device; free some space or send it elsewhere"
+    assert capsys.readouterr().err == f"p2p-diloco: error: {sentence}\n"
 
 
 def test_flags_may_have_underscores_and_an_invite_may_come_last(capsys: Captured) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
+
+import pytest
 
 from p2p_diloco.cli.peer_output import PeerOutput
 from p2p_diloco.watch.event_log import PeerEvent, read_events
@@ -97,6 +100,50 @@ def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: P
     assert len(said(stream)) == 1
     assert said(stream)[0].startswith("cannot write")
     assert said(stream)[0].endswith("training goes on")
+
+
+class Refusing(io.StringIO):
+    """A stream that fails from one of its lines on, and counts what it is asked for."""
+
+    def __init__(self, error: OSError, *, after: int, is_terminal: bool = False) -> None:
+        super().__init__()
+        self.error, self.room, self.num_refused, self.is_terminal = error, after, 0, is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        self.room -= 1
+        if self.room < 0:
+            self.num_refused += 1
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["lines", "table"])
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.ENOSPC, "No space left on device")],
+    ids=["reader gone", "disk full"],
+)
+def test_output_that_is_lost_is_said_once_and_the_peer_goes_on(
+    tmp_path: Path, error: OSError, is_terminal: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Refusing(error, after=1, is_terminal=is_terminal)
+    with output(tmp_path, stream, announces=True) as shown:
+        shown.listening(INVITE)
+        for round_index in range(3):
+            shown.event(event("ready"))
+            shown.status(PeerStatus(round=round_index))
+    assert stream.num_refused == 1
+    assert len(read_events(tmp_path)) == 3
+    assert read_status(tmp_path) == PeerStatus(round=2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"p2p-diloco: the output cannot be written any more ({error.strerror}); the peer goes on without it; "
+        "p2p-diloco status shows how it does\n"
+    )
 
 
 def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch: object) -> None:
