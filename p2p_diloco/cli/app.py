@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 from p2p_diloco.cli.bench_commands import make_bench
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay, make_simulate
+from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.invite import SCHEME
@@ -39,8 +40,14 @@ KeyFlag = Annotated[Path | None, Parameter(help="organiser's key; organiser.key 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (this process's own if none is given) and return its exit code."""
+    if arguments is None:
+        return end_despite_last_step(_exit_code_of(sys.argv[1:]))
+    return _exit_code_of(arguments)
+
+
+def _exit_code_of(arguments: Sequence[str]) -> int:
     try:
-        return _run_and_flush(sys.argv[1:] if arguments is None else arguments)
+        return _run_and_flush(arguments)
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -46,13 +47,20 @@ class SettingsFlags:
         return {name: value for name, value in values.items() if value is not None}
 
 
+def _check_pause(_: Any, seconds: float) -> None:
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise ValueError(f"{seconds:g} is no number of seconds; expected 0 (never measure) or more, such as 30")
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFlags:
     """How long a peer runs and how often it measures."""
 
     until_round: Annotated[int | None, Parameter(help="stop after this round, all peers with the same bytes")] = None
-    evaluate_seconds: Annotated[float, Parameter(help="between two measurements of the held-out loss")] = 30.0
+    evaluate_seconds: Annotated[
+        float, Parameter(help="between two measurements of the held-out loss; 0: never", validator=_check_pause)
+    ] = 30.0
     with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
 
 

@@ -93,8 +93,9 @@ class IslandThread:
             self._has_command.notify()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end of the thread; False when it did not come in time."""
-        self._thread.join(timeout_seconds)
+        """Wait for the end of the thread; False when it did not come in time. One that never began has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def span_state(self, span: SpanId) -> SpanState | None:

@@ -49,6 +49,7 @@ from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign
 from p2p_diloco.transport.link import SilentListener, Transport
 
 STATUS_SECONDS = 1.0
+LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +161,14 @@ class PeerSession:
             self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
             self._worker.close()
             self._writer.shutdown(wait=False)
-            if isinstance(self._replica, IslandThread):
-                self._replica.stop()
-            else:
-                self._replica.close()
             if self._watch is not None:
                 self._watch.close()
+            if isinstance(self._replica, IslandThread):
+                self._replica.stop()
+                # A thread that is in torch when the interpreter ends aborts the process.
+                await asyncio.to_thread(self._replica.join, LAST_STEP_SECONDS)
+            else:
+                self._replica.close()
 
     def _make_island(self, corpus: Corpus) -> IslandThread:
         plan = self._plan

@@ -99,6 +99,13 @@ def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: C
     assert "unknown variable P2P_DILOCO_PROT in the environment; did you mean P2P_DILOCO_PORT?" in sentence
 
 
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf"])
+def test_a_pause_that_is_none_is_refused_and_what_zero_means_is_said(seconds: str, capsys: Captured) -> None:
+    code, sentence = failed(["join", INVITE, "--evaluate-seconds", seconds], capsys)
+    assert code == 2
+    assert f"{seconds} is no number of seconds; expected 0 (never measure) or more, such as 30" in sentence
+
+
 def test_a_run_file_without_its_key_says_where_it_should_be(run_file: Path, capsys: Captured) -> None:
     (run_file.parent / "organiser.key").unlink()
     code, sentence = failed(["bootstrap", str(run_file)], capsys)

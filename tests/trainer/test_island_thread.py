@@ -397,3 +397,9 @@ def test_a_thread_that_never_started_does_not_end(corpus: Corpus, tmp_path: Path
     assert not thread.join(0.0)
     thread.stop()
     assert thread.join(PATIENCE_SECONDS)
+
+
+def test_a_thread_that_never_began_need_not_be_waited_for(corpus: Corpus) -> None:
+    thread = island_at_start(corpus).thread
+    thread.stop()
+    assert thread.join(0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from session_stage import SessionStage, Watcher, run_stage
+from session_stage import LoopIsland, SessionStage, Watcher, run_stage
 from small_run import peer_key
 
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
@@ -17,6 +17,7 @@ from p2p_diloco.ids import format_peer_id
 from p2p_diloco.island.data import BatchStream
 from p2p_diloco.trainer import checkpoint
 from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.session import LAST_STEP_SECONDS
 from p2p_diloco.trainer.stop import StopRequest
 
 Patch = pytest.MonkeyPatch
@@ -274,6 +275,22 @@ def test_a_broken_checkpoint_is_set_aside_and_the_older_one_leads_on(tmp_path: P
         assert (folder / f"refused-{checkpoints[-1].name}").read_bytes() == b"torn"
 
     run_stage(monkeypatch, scene)
+
+
+def test_the_last_step_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
+    waited: list[tuple[bool, float]] = []
+
+    def join(island: LoopIsland, timeout_seconds: float) -> bool:
+        waited.append((island._stopping, timeout_seconds))
+        return False
+
+    monkeypatch.setattr(LoopIsland, "join", join)
+
+    async def scene() -> None:
+        await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), founds=True, until_round=4)
+
+    run_stage(monkeypatch, scene)
+    assert waited == [(True, LAST_STEP_SECONDS)]
 
 
 def test_a_checkpoint_that_cannot_be_read_now_ends_the_peer_before_it_begins_anew(

@@ -1,0 +1,100 @@
+"""A step that takes long neither holds a process up nor changes its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, cast
+
+import pytest
+
+from p2p_diloco.cli import app
+from p2p_diloco.cli.last_step import LONG_AT_WORK, end_despite_last_step
+from p2p_diloco.swarm.vector_worker import VectorWorker
+from p2p_diloco.trainer.island_thread import IslandThread
+
+Begin = Callable[[str], None]
+
+
+class Ended(BaseException):
+    """The process would have ended here."""
+
+
+@pytest.fixture(autouse=True)
+def never_really_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> NoReturn:
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+
+
+@pytest.fixture
+def busy() -> Iterator[Begin]:
+    """Start threads that are at work until the test is over, or until they are told."""
+    told, threads = threading.Event(), []
+
+    def begin(name: str) -> None:
+        threads.append(threading.Thread(target=told.wait, name=name, daemon=True))
+        threads[-1].start()
+
+    yield begin
+    told.set()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("name", sorted(LONG_AT_WORK))
+@pytest.mark.parametrize("code", [0, 4])
+def test_a_step_in_progress_is_left_with_the_exit_code_kept(name: str, code: int, busy: Begin) -> None:
+    busy(name)
+    with pytest.raises(Ended) as ended:
+        end_despite_last_step(code)
+    assert ended.value.args == (code,)
+
+
+def test_other_threads_are_the_interpreter_s_to_end(busy: Begin) -> None:
+    busy("parent")
+    assert end_despite_last_step(3) == 3
+
+
+class Writer(threading.Thread):
+    """At work until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.awaited = threading.Event()
+        super().__init__(target=self.awaited.wait, name="entries", daemon=False)
+
+    def join(self, timeout: float | None = None) -> None:
+        self.awaited.set()
+        super().join(timeout)
+
+
+def test_what_is_being_written_is_waited_for(busy: Begin) -> None:
+    writer = Writer()
+    writer.start()
+    busy("training")
+    with pytest.raises(Ended):
+        end_despite_last_step(0)
+    assert not writer.is_alive()
+
+
+def test_a_process_s_own_command_line_ends_so_and_no_other(monkeypatch: pytest.MonkeyPatch, busy: Begin) -> None:
+    busy("training")
+    assert app.main(["--version"]) == 0
+    monkeypatch.setattr("sys.argv", ["p2p-diloco", "no-such-command"])
+    with pytest.raises(Ended) as ended:
+        app.main()
+    assert ended.value.args == (2,)
+
+
+def test_the_threads_have_the_names_that_they_are_known_by() -> None:
+    nothing = cast(Any, None)
+    island = IslandThread(island=nothing, now=nothing, in_loop=nothing, died=nothing)
+    loop = asyncio.new_event_loop()
+    worker = VectorWorker(loop)
+    worker.close()
+    assert worker.join(30.0)
+    loop.close()
+    assert {island._thread.name, worker._thread.name} == LONG_AT_WORK
