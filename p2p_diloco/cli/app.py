@@ -21,6 +21,7 @@ from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, setting
 from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay, make_simulate
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
+from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.invite import SCHEME
 from p2p_diloco.settings import split_arguments
@@ -93,7 +94,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def make_app(around: Surroundings) -> App:
     """Return all commands, for a command line with these surroundings."""
-    app = App(name="p2p-diloco", help=_HELP, version=_version, help_format="plaintext")
+    app = App(name="p2p-diloco", help=_HELP, version=_version, help_format="plaintext", config=Refusals(around))
 
     @app.command
     def new(

@@ -1,0 +1,57 @@
+"""What a command line may say and nobody would heed: refused, for a word that does nothing costs somebody a night."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Union, get_args, get_origin
+
+from cyclopts import App, ArgumentCollection
+
+from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.errors import ConfigError
+
+HEED_SURROUNDINGS = ("new", "bootstrap", "join", "status")
+_OWN_WORDS = "demo"
+"""Refuses them itself, and says more."""
+
+
+class Refusals:
+    """Looks at what was typed before the parser makes values of it; called by cyclopts as a `config`."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Refuse what this command would leave unheard.
+
+        Raises:
+            ConfigError: an `@file` or a dotted override that the command does not take, or a count that is not whole.
+        """
+        if commands and commands[0] not in (*HEED_SURROUNDINGS, _OWN_WORDS):
+            self._refuse_surroundings(" ".join(commands))
+        for argument in arguments:
+            if int in _kinds(argument.hint):
+                for token in argument.tokens:
+                    _refuse_fraction(token.keyword or argument.name, token.value)
+
+    def _refuse_surroundings(self, command: str) -> None:
+        given = [f"--{key}" for key in self._around.overrides] + [f"@{path}" for path in self._around.files]
+        if given:
+            raise ConfigError(
+                f"{command} takes no {given[0]}; leave it out: only {', '.join(HEED_SURROUNDINGS[:-1])} and "
+                f"{HEED_SURROUNDINGS[-1]} take files and dotted overrides"
+            )
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _refuse_fraction(name: str, text: str) -> None:
+    """The parser would round it."""
+    try:
+        is_whole = float(text).is_integer()
+    except ValueError:
+        return  # other bases too; what is no number at all, the parser says
+    if not is_whole:
+        raise ConfigError(f"{name} is {text}; expected a whole number")
