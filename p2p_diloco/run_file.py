@@ -86,6 +86,15 @@ def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> Run
     return manifest_of(_overridden(_with_canonical_names(read_toml(path), str(path)), overrides or {}), str(path))
 
 
+def values_by_key(document: Mapping[str, Any], source: str) -> Document:
+    """Return the values of a nested document by dotted key, so that layers of them can be put together key by key.
+
+    Raises:
+        ConfigError: a key that means something else here, or a name and its alias.
+    """
+    return dict(_leaves(_with_canonical_names(document, source)))
+
+
 def write_run_toml(path: Path, manifest: RunManifest) -> None:
     """Write `manifest` with comments to a new file at `path`.
 

@@ -11,7 +11,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.outer.fragments import suited_spans
-from p2p_diloco.run_file import draft_manifest, write_run_toml
+from p2p_diloco.run_file import draft_manifest, values_by_key, write_run_toml
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
 
@@ -33,10 +33,7 @@ def make_run(
     if path.exists():
         raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
     key_path = key_path or path.with_name(KEY_FILE)
-    values: Document = {}
-    for file in around.files:
-        values |= read_toml(file)
-    values |= around.overrides
+    values = _values_of(around)
     is_new_key = not key_path.exists()
     # The values are checked before a key is made, so that a typo leaves nothing behind.
     draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=name or path.stem, values=values)
@@ -49,6 +46,14 @@ def make_run(
     print(f"{'wrote' if is_new_key else 'uses'} {key_path}; it signs the run, so keep it secret and keep a copy")
     print(f"next: p2p-diloco bootstrap {path}")
     return 0
+
+
+def _values_of(around: Surroundings) -> Document:
+    """Return what differs from the defaults, by dotted key: a later file wins over an earlier one, a flag over both."""
+    values: Document = {}
+    for file in around.files:
+        values |= values_by_key(read_toml(file), str(file))
+    return values | values_by_key(around.overrides, "the command line")
 
 
 def _spans_for(manifest: RunManifest, islands: int) -> int:

@@ -48,6 +48,15 @@ def test_values_come_from_a_file_and_from_overrides(tmp_path: Path) -> None:
     assert manifest.rounds.round_seconds == 7.5
 
 
+def test_files_are_put_together_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text("outer_lr = 0.8\n[rounds]\nfragments = 2\nround_seconds = 9.0\n")
+    (tmp_path / "two.toml").write_text("[rounds]\nround_seconds = 7.5\n[outer]\nlearning_rate = 0.6\n")
+    assert main(["new", "@one.toml", "@two.toml", "--rounds.planned_cycles", "8"]) == 0
+    manifest = read_run_toml(tmp_path / "run.toml")
+    assert (manifest.rounds.fragments, manifest.rounds.round_seconds, manifest.rounds.planned_cycles) == (2, 7.5, 8)
+    assert manifest.outer.learning_rate == 0.6, "a later file wins, by whichever name"
+
+
 def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--outer.momentm", "0.7"]) == 2
     assert "unknown key outer.momentm" in capsys.readouterr().err
