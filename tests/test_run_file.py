@@ -21,6 +21,7 @@ from p2p_diloco.run_file import (
     format_run_toml,
     manifest_of,
     read_run_toml,
+    values_by_key,
     write_run_toml,
 )
 from p2p_diloco.signing import SigningKey
@@ -179,3 +180,10 @@ def test_an_unknown_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path: P
 def test_an_override_of_a_value_as_if_it_were_a_section_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot set name\.first: name is a value, not a section"):
         drafted(**{"name.first": "x"})
+
+
+def test_values_by_key_have_our_names_and_no_sections() -> None:
+    values = values_by_key({"outer_lr": 0.8, "rounds": {"fragments": 2}}, "base.toml")
+    assert values == {"outer.learning_rate": 0.8, "rounds.fragments": 2}
+    with pytest.raises(ConfigError, match=r"sync_every in base\.toml counts inner steps"):
+        values_by_key({"sync_every": 8}, "base.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
 
 KEY_FILE = "organiser.key"
+_OF_ONE_RUN = frozenset({"organiser", "created"})
+_CLOCK_START = "rounds.clock_start"
 
 
 def make_run(
@@ -24,6 +27,7 @@ def make_run(
     """Write a new run to `path`; an organiser's key that is there already signs this run too.
 
     Args:
+        name: for people; None: as the files say, or else that of `path`.
         islands: expected at a time; None: as many as average in one group.
 
     Raises:
@@ -33,26 +37,39 @@ def make_run(
     if path.exists():
         raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
     key_path = key_path or path.with_name(KEY_FILE)
-    values = _values_of(around)
+    values = _values_of(around) | ({} if name is None else {"name": name})
     is_new_key = not key_path.exists()
     # The values are checked before a key is made, so that a typo leaves nothing behind.
-    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=name or path.stem, values=values)
+    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=path.stem, values=values)
     if islands is not None:
         values = {"rounds.spans_per_fragment": _spans_for(draft, islands)} | values
     key = create_key_file(key_path) if is_new_key else read_key_file(key_path)
-    manifest = draft_manifest(organiser=key.peer, now_seconds=time.time(), name=name or path.stem, values=values)
+    manifest = draft_manifest(organiser=key.peer, now_seconds=time.time(), name=path.stem, values=values)
     write_run_toml(path, manifest)
     print(f"wrote {path}; edit it before the first peer joins")
     print(f"{'wrote' if is_new_key else 'uses'} {key_path}; it signs the run, so keep it secret and keep a copy")
-    print(f"next: p2p-diloco bootstrap {path}")
+    print(f"next: {_next_command(path, key_path)}")
     return 0
 
 
+def _next_command(path: Path, key_path: Path) -> str:
+    words = ["p2p-diloco", "bootstrap", str(path)]
+    if key_path != path.with_name(KEY_FILE):
+        words += ["--organiser-key", str(key_path)]
+    return shlex.join(words)
+
+
 def _values_of(around: Surroundings) -> Document:
-    """Return what differs from the defaults, by dotted key: a later file wins over an earlier one, a flag over both."""
+    """Return what differs from the defaults, by dotted key: a later file wins over an earlier one, a flag over both.
+
+    A file may be another run's: what only that run can be, its organiser and when it began, does not come along.
+    """
     values: Document = {}
     for file in around.files:
-        values |= values_by_key(read_toml(file), str(file))
+        layer = values_by_key(read_toml(file), str(file))
+        if _OF_ONE_RUN & layer.keys():
+            layer = {key: value for key, value in layer.items() if key not in {*_OF_ONE_RUN, _CLOCK_START}}
+        values |= layer
     return values | values_by_key(around.overrides, "the command line")
 
 

@@ -48,6 +48,19 @@ def test_values_come_from_a_file_and_from_overrides(tmp_path: Path) -> None:
     assert manifest.rounds.round_seconds == 7.5
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["k.toml", "--organiser-key", "keys/my.key"], "bootstrap k.toml --organiser-key keys/my.key"),
+        (["k.toml", "--organiser-key", "./organiser.key"], "bootstrap k.toml"),
+        (["my runs/k.toml"], "bootstrap 'my runs/k.toml'"),
+    ],
+)
+def test_the_next_command_works_as_it_stands(words: list[str], command: str, capsys: Captured) -> None:
+    assert main(["new", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: p2p-diloco {command}"
+
+
 def test_files_are_put_together_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text("outer_lr = 0.8\n[rounds]\nfragments = 2\nround_seconds = 9.0\n")
     (tmp_path / "two.toml").write_text("[rounds]\nround_seconds = 7.5\n[outer]\nlearning_rate = 0.6\n")
@@ -55,6 +68,29 @@ def test_files_are_put_together_key_by_key(tmp_path: Path) -> None:
     manifest = read_run_toml(tmp_path / "run.toml")
     assert (manifest.rounds.fragments, manifest.rounds.round_seconds, manifest.rounds.planned_cycles) == (2, 7.5, 8)
     assert manifest.outer.learning_rate == 0.6, "a later file wins, by whichever name"
+
+
+def test_another_run_may_be_the_template_and_stays_another_run(tmp_path: Path) -> None:
+    old = ["new", "old.toml", "--outer.momentum", "0.4", "--rounds.clock_start", "7", "--inner.batch", "2"]
+    assert main(old) == 0
+    other = (tmp_path / "old.toml").read_text().replace("created = ", "created = 7  # ")
+    (tmp_path / "old.toml").write_text(other)
+    assert main(["new", "next/new.toml", "--name", "night", "@old.toml", "--inner.batch", "3"]) == 0
+    manifest = read_run_toml(tmp_path / "next" / "new.toml")
+    assert manifest.name == "night"
+    assert (manifest.outer.momentum, manifest.inner.batch) == (0.4, 3)
+    assert manifest.organiser == format_peer_id(read_key_file(tmp_path / "next" / "organiser.key").peer)
+    assert manifest.created > 7
+    assert manifest.rounds.clock_start == manifest.created
+
+
+def test_a_file_of_values_may_say_when_rounds_begin_and_a_flag_may_always(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('name = "base"\n[rounds]\nclock_start = 7.0\n')
+    assert main(["new", "one.toml", "@base.toml"]) == 0
+    one = read_run_toml(tmp_path / "one.toml")
+    assert (one.name, one.rounds.clock_start) == ("base", 7.0)
+    assert main(["new", "two.toml", "@one.toml", "--rounds.clock_start", "8"]) == 0
+    assert read_run_toml(tmp_path / "two.toml").rounds.clock_start == 8.0
 
 
 def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
