@@ -80,9 +80,7 @@ def run_named_experiment(options: ExperimentOptions) -> int:
         experiment = experiment.only([name.strip() for name in options.rows.split(",")])
     device = str(choose_device(options.device))
     check_target(options.json)
-    keep = Path(options.keep) if options.keep is not None else None
-    if keep is not None and not keep.parent.is_dir():
-        raise ConfigError(f"there is no folder {keep.parent} for --keep")
+    keep = _file_to_keep(options)
     quiet = options.json == STANDARD_OUTPUT
     progress = _Progress(sys.stderr)
     table = run_experiment(experiment, text=options.data, keep=keep, device=device, heard=progress.heard)
@@ -91,6 +89,17 @@ def run_named_experiment(options: ExperimentOptions) -> int:
     if not quiet:
         print("\n".join(table.lines()))
     return 0
+
+
+def _file_to_keep(options: ExperimentOptions) -> Path | None:
+    if options.keep is None:
+        return None
+    keep = Path(options.keep)
+    if not keep.parent.is_dir():
+        raise ConfigError(f"there is no folder {keep.parent} for --keep")
+    if options.json not in (None, STANDARD_OUTPUT) and Path(str(options.json)).resolve() == keep.resolve():
+        raise ConfigError(f"--keep and --json both name {keep}; figures would overwrite the outcomes: name two files")
+    return keep
 
 
 def _check(options: ExperimentOptions, size: str) -> None:

@@ -14,13 +14,23 @@ STANDARD_OUTPUT = "-"
 
 
 def check_target(target: str | None) -> None:
-    """See that figures can be written there later.
+    """See that figures can be written there later; what is there already stays as it is.
 
     Raises:
-        ConfigError: the folder is not there.
+        ConfigError: the folder is not there, or the name is that of a folder.
+        StateError: the file cannot be written.
     """
-    if target not in (None, STANDARD_OUTPUT) and not Path(str(target)).parent.is_dir():
-        raise ConfigError(f"there is no folder {Path(str(target)).parent} for --json")
+    if target is None or target == STANDARD_OUTPUT:
+        return
+    path = Path(target)
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{target} is a folder; name a file with --json")
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent} for --json")
+        _try_to_write(path)
+    except OSError as error:
+        raise _unwritable(target, error) from None
 
 
 def write_figures(target: str | None, document: Mapping[str, Any]) -> None:
@@ -38,4 +48,18 @@ def write_figures(target: str | None, document: Mapping[str, Any]) -> None:
     try:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StateError(f"cannot write {target}: {error.strerror}; name another file with --json") from None
+        raise _unwritable(target, error) from None
+
+
+def _try_to_write(path: Path) -> None:
+    """Open `path` for writing as `write_figures` will; leave no empty file behind if it was not there."""
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        return  # whoever reads a pipe would take its closing for the end
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
+
+
+def _unwritable(target: str, error: OSError) -> StateError:
+    return StateError(f"cannot write {target}: {error.strerror}; name another file with --json")

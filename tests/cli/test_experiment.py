@@ -48,6 +48,7 @@ def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Capt
         (["parity", "--inner-rate", "0"], "--inner-rate is 0; expected more than 0 and less than 1"),
         (["parity", "--device", "tpu"], "device 'tpu' is not known"),
         (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
+        (["parity", "--keep", "a.json", "--json", "./a.json"], "--keep and --json both name a.json"),
     ],
 )
 def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,33 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_done(tmp_path: Path
         check_target(missing)
     for words in (["swarm", "--seeds", "100000"], ["scale", "--peers", "2048"], ["split", "--peers", "2048"]):
         assert main(["simulate", *words, "--json", missing]) == 2
+
+
+def test_a_folder_is_no_file_and_is_said_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "--parameters", "1M", "--islands", "2", "--uplink", "20mbit"]
+    for words in (["bench", "vectors"], plan, ["simulate", "swarm", "--seeds", "100000"]):
+        assert main([*words, "--json", "."]) == 2
+        assert ". is a folder; name a file with --json" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: str = "r") -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StateError, match=r"cannot write .*: Permission denied; name another file with --json"):
+        check_target(str(tmp_path / "figures.json"))
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a reader
+    for name in ("old.json", "new.json", "pipe"):
+        check_target(str(tmp_path / name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.json", "pipe"]
+    assert (tmp_path / "old.json").read_text() == "{}"
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
