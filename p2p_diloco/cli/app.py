@@ -28,6 +28,7 @@ from p2p_diloco.settings import split_arguments
 
 STOPPED = 130
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
 _HELP = """Train one language model on many machines that never wait for each other.
 
 A flag wins over the environment (P2P_DILOCO_PORT=31337), the environment over a file (@peer.toml), a file over the
@@ -279,6 +280,12 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
         return StateError(
             f"cannot write {error.filename or 'to the disk'}: {error.strerror}; free some space, or choose another "
             "place with --state-directory"
+        )
+    # Without a name it is no file: a bug of ours, perhaps, that needs its traceback.
+    if isinstance(error, OSError) and error.errno in _PERMISSION_ERRORS and error.filename is not None:
+        return ConfigError(
+            f"permission denied: {os.fsdecode(error.filename)}; let this user read and write there, or name another "
+            "file or folder"
         )
     if isinstance(error, BaseExceptionGroup):
         return next((known for inner in error.exceptions if (known := _known_error(inner)) is not None), None)

@@ -143,6 +143,8 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         (NetworkError("port 31337 is taken"), 3, "port 31337 is taken"),
         (ExceptionGroup("tasks", [ValueError("x"), StateError("cannot write a")]), 4, "cannot write a"),
         (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 4, "cannot write a.bin: No space left on device"),
+        (OSError(errno.EACCES, "Permission denied", "priv/run.toml"), 2, "permission denied: priv/run.toml; let this"),
+        (OSError(errno.EPERM, "Operation not permitted", b"priv"), 2, "permission denied: priv; let this user read"),
         (OSError(errno.EROFS, "Read-only file system"), 4, "cannot write to the disk: Read-only file system"),
     ],
 )
@@ -162,6 +164,14 @@ def test_our_own_bugs_show_where_they_are(monkeypatch: pytest.MonkeyPatch, capsy
     assert errors.splitlines()[-1] == (
         "p2p-diloco: error: something that should not happen: ZeroDivisionError: division by zero; please report it"
     )
+
+
+def test_a_permission_that_no_file_lacks_shows_where_it_was_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    raising(PermissionError(errno.EPERM, "Operation not permitted"), monkeypatch)
+    assert main(["status"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
