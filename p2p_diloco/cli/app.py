@@ -88,7 +88,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         command, bound, *_ = app.parse_args(_joined_dash(_invite_first(rest)), print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise ConfigError(_sentence(str(error))) from None
+        raise ConfigError(_sentence(str(error), list(app))) from None
     code = command(*bound.args, **bound.kwargs)
     return code if isinstance(code, int) else 0
 
@@ -256,9 +256,13 @@ def _version() -> str:
         return "not installed; run from its source folder"
 
 
-def _sentence(text: str) -> str:
-    """Put a parser's complaint the way that ours read."""
-    line = " ".join(text.split()).rstrip(".")
+def _sentence(text: str, commands: Sequence[str]) -> str:
+    """Put a parser's complaint the way that ours read, with all `commands` where it lists the first few."""
+    line = " ".join(text.split())
+    before, cut, _ = line.partition("Available commands: ")
+    if cut and line.endswith("..."):
+        line = f"{before}{cut}{', '.join(name for name in commands if not name.startswith('-'))}"
+    line = line.rstrip(".")
     return f"{line[:1].lower()}{line[1:]}; see p2p-diloco --help"
 
 
