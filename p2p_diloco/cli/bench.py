@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from p2p_diloco.bench.machine import describe_machine
 from p2p_diloco.bench.vectors import PARTS, StepFigures, measure_vectors
@@ -13,6 +13,9 @@ from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.manifest import DenseCodecName
+
+CODECS: tuple[str, ...] = get_args(DenseCodecName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,10 @@ def bench_vectors(options: VectorsOptions) -> int:
     elements = count_named(options.parameters)
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    if options.codec not in CODECS:
+        raise ConfigError(
+            f"--codec is {options.codec!r}; expected one of {', '.join(CODECS)}, for entries are encoded with it too"
+        )
     check_target(options.json)
     machine = describe_machine()
     steps = measure_vectors(codec_name=options.codec, elements=elements, repeats=options.repeat)

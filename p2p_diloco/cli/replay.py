@@ -43,9 +43,11 @@ def replay(options: ReplayOptions) -> int:
     """Replay, print, and return the exit code, 0.
 
     Raises:
-        ConfigError: a folder is no peer's, or the text is another one.
+        ConfigError: there is no folder, or one is no peer's, or the text is another one.
         StateError: the recording is not whole.
     """
+    if not options.folders:
+        raise ConfigError("replay needs the state directories of the run's peers: p2p-diloco replay <folder> <folder>")
     check_target(options.json)
     recording = read_recording(dict(_peer_of(folder) for folder in options.folders))
     corpus = open_run_text(recording.plan.manifest.data, options.data)

@@ -40,3 +40,8 @@ def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_folder_that_is_no_peers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path)]) == 2
     assert "is no state directory of a peer" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_folder_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay"]) == 2
+    assert "replay needs the state directories of the run's peers" in capsys.readouterr().err

@@ -60,6 +60,11 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     runs = {peer: _run_folder(folder) for peer, folder in folders.items()}
     files = [path / MANIFEST_FILE for path in runs.values()]  # who founds keeps none
     manifests = {file.read_bytes() for file in files if file.is_file()}
+    if not manifests:
+        raise StateError(
+            "none of the folders holds the manifest, for whoever founds a run keeps none; add the state directory of "
+            "a peer that joined with the invite"
+        )
     if len(manifests) != 1:
         raise StateError(f"the folders hold manifests of {len(manifests)} runs; expected several peers of one")
     plan = plan_run(decode_signed_manifest(manifests.pop()).manifest)

@@ -34,6 +34,15 @@ def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
         read_recording(stage.folders())
 
 
+def test_a_founder_alone_is_told_whose_folder_is_missing(tmp_path: Path) -> None:
+    stage = record(tmp_path)
+    peer, folder = next(iter(stage.folders().items()))
+    for manifest in folder.rglob(MANIFEST_FILE):
+        manifest.unlink()
+    with pytest.raises(StateError, match="add the state directory of a peer that joined with the invite"):
+        read_recording({peer: folder})
+
+
 def test_a_run_of_several_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = record(tmp_path)
 
