@@ -14,12 +14,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from p2p_diloco.errors import ConfigError, FrameError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
+from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
 MANIFEST_FORMAT: Literal[1] = 1
 MAX_MANIFEST_BYTES = 64 * 1024
 LATEST_CLOCK_START = 1e11
 """Thousands of years from now; Unix milliseconds are later, and peers would wait for round 0 for ever."""
+SHORTEST_ROUND, LONGEST_ROUND = 0.05, 7 * 86400.0
+"""Seconds."""
 
 # What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
 _STATEMENT_PREFIX = b"p2p-diloco manifest 1\n"
@@ -170,11 +173,11 @@ class RoundsSection(Section):
     clock_start: Annotated[float, Field(ge=0, le=LATEST_CLOCK_START)] = Field(
         description="when round 0 begins, in Unix seconds"
     )
-    round_seconds: Annotated[float, Field(ge=0.05, le=7 * 86400)] = Field(
+    round_seconds: Annotated[float, Field(ge=SHORTEST_ROUND, le=LONGEST_ROUND)] = Field(
         5.0, description="length of a round; slow links want more"
     )
     fragments: Annotated[int, Field(ge=1, le=1024)] = Field(4, description="parts of the model, exchanged in turn")
-    spans_per_fragment: Annotated[int, Field(ge=1, le=4096)] = Field(
+    spans_per_fragment: Annotated[int, Field(ge=1, le=MOST_SPANS)] = Field(
         16, description="slices of a fragment; one for each peer in a group"
     )
     planned_cycles: Count = Field(1000, description="length of the run; schedules follow it, nothing ends with it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
@@ -38,7 +39,7 @@ def print_plan(options: PlanOptions) -> int:
     """Work out and print; return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing.
+        ConfigError: an option that means nothing, or a run that no manifest allows.
     """
     question = Question(
         parameters=count_named(options.parameters),
@@ -77,10 +78,15 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"data-parallel  over the same line: {_seconds(plan.data_parallel_step_seconds)} a step, "
         f"{plan.data_parallel_step_seconds / ours:,.0f} times as long",
         "manifest       [rounds]",
-        f"               round_seconds = {plan.round_seconds:.3g}",
+        f"               round_seconds = {_round_seconds(plan.round_seconds)}",
         f"               fragments = {plan.fragments}",
         f"               spans_per_fragment = {plan.spans_per_fragment}",
     ]
+
+
+def _round_seconds(seconds: float) -> str:
+    """Return it for a manifest, which is exact about what it takes: rounded up, the longest would be too long."""
+    return f"{seconds:.3g}" if seconds < 1000 else f"{math.floor(seconds)}"
 
 
 def _bytes(count: float) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
+from p2p_diloco.manifest import LONGEST_ROUND, SHORTEST_ROUND, MembershipSection
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.in_flight import InFlight
@@ -22,6 +23,7 @@ from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.protocol.demand import Encoded, exchange_flow
+from p2p_diloco.rate import format_rate
 from p2p_diloco.swarm.vector_work import encode_contribution
 
 LARGEST_FRAGMENT = 500_000_000
@@ -33,6 +35,8 @@ SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 SHARE_OF_CORES = 0.1
 """And so long that the outer work takes at most this share of it."""
+SHORTEST_CYCLE = MembershipSection().heartbeat_seconds
+"""Seconds: members of a shorter one would not be heard in it."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 
@@ -105,17 +109,23 @@ class Plan:
 
 
 def make_plan(question: Question) -> Plan:
-    """Work out what a run needs."""
+    """Work out what a run needs.
+
+    Raises:
+        ConfigError: rounds would be longer than a manifest allows.
+    """
     size = question.parameters
     per_parameter = bytes_per_parameter(question)
     transfer = 8.0 * size * per_parameter / question.uplink_bits
     border = size * question.core_nanoseconds * 1e-9 / question.cores
     needed = min(math.ceil(size / LARGEST_FRAGMENT), MOST_FRAGMENTS)
     fewest = max(question.fewest_steps, STEPS_OF_A_ROUND * needed) * question.step_seconds
-    cycle = max(transfer / SHARE_OF_LINE, border / SHARE_OF_CORES, fewest)
+    shortest = max(SHORTEST_CYCLE, SHORTEST_ROUND * needed)
+    cycle = max(transfer / SHARE_OF_LINE, border / SHARE_OF_CORES, fewest, shortest)
     steps = math.ceil(cycle / question.step_seconds)
     cycle = steps * question.step_seconds
     fragments = max(needed, min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND))
+    _check_round(cycle / fragments, question)
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(
@@ -130,6 +140,15 @@ def make_plan(question: Question) -> Plan:
         data_parallel_step_seconds=question.step_seconds + ring,
         host_bytes=8 * size + math.ceil(size / fragments) * 8,
     )
+
+
+def _check_round(seconds: float, question: Question) -> None:
+    if seconds > LONGEST_ROUND:
+        raise ConfigError(
+            f"a round would take {seconds / DAY_SECONDS:,.1f} days at {format_rate(question.uplink_bits)}; a manifest "
+            f"allows {LONGEST_ROUND / DAY_SECONDS:.0f}: name a faster line with its unit, such as --uplink 20mbit, "
+            "fewer parameters or shorter steps"
+        )
 
 
 def bytes_per_parameter(question: Question) -> float:

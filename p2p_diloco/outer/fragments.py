@@ -15,6 +15,8 @@ from p2p_diloco.errors import ConfigError
 
 SHORT_SPAN, LARGEST_SPAN = 2_000_000, 4_000_000
 """Elements. A span costs each peer some 3 ms whatever its length, a tenth of what the work on two million does."""
+MOST_SPANS = 4096
+"""Of a fragment; beyond, spans are longer than `LARGEST_SPAN`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +109,14 @@ def suited_spans(elements: int, columns: int) -> int:
     """Return into how many spans a fragment is best cut.
 
     One for each peer of a row. Two where they are not short, so that a peer that comes or goes changes little of what
-    each reduces. More where they would be long.
+    each reduces. More where they would be long, but never more than a manifest may ask for.
 
     Args:
         elements: of the fragment.
         columns: peers of a row.
     """
     are_short = elements < 2 * columns * SHORT_SPAN
-    return max(columns if are_short else 2 * columns, -(-elements // LARGEST_SPAN))
+    return min(MOST_SPANS, max(columns if are_short else 2 * columns, -(-elements // LARGEST_SPAN)))
 
 
 def _check_sizes(sizes: Sequence[tuple[str, int]], num_fragments: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
@@ -10,6 +11,8 @@ from p2p_diloco.cli import plan
 from p2p_diloco.cli.app import main
 from p2p_diloco.cli.plan import PlanOptions, print_plan
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.signing import SigningKey
 
 PAPER = ["plan", "--parameters", "12B", "--islands", "4", "--uplink", "2gbit"]
 
@@ -53,3 +56,28 @@ def test_a_rate_that_is_none_is_refused() -> None:
         print_plan(
             PlanOptions(parameters="1M", islands=2, uplink="fast", step_seconds=1.0, cores=1, group_size=16, json=None)
         )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--parameters", "405B", "--islands", "16", "--uplink", "5mbit"],
+        ["--parameters", "405B", "--islands", "16", "--uplink", "1.3mbit", "--cores", "64"],
+        ["--parameters", "1M", "--islands", "2", "--uplink", "2gbit", "--cores", "64", "--step-seconds", "0.001"],
+        ["--parameters", "12B", "--islands", "2", "--uplink", "900gbit", "--cores", "9999", "--step-seconds", "1e-4"],
+        ["--parameters", "1M", "--islands", "5000", "--group-size", "5000", "--uplink", "20mbit"],
+    ],
+)
+def test_new_takes_what_is_recommended(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = tomllib.loads("\n".join(line[15:] for line in lines[-4:]))
+    manifest = draft_manifest(organiser=SigningKey(bytes(32)).peer, now_seconds=0.0, values=wanted)
+    assert manifest.rounds.fragments == wanted["rounds"]["fragments"]
+
+
+def test_rounds_that_no_manifest_allows_are_said_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20"]) == 2
+    errors = capsys.readouterr().err
+    assert "days at 0.02 kbit/s; a manifest allows 7" in errors
+    assert "name a faster line with its unit, such as --uplink 20mbit" in errors
