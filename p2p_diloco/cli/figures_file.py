@@ -17,15 +17,13 @@ def check_target(target: str | None) -> None:
     """See that figures can be written there later; what is there already stays as it is.
 
     Raises:
-        ConfigError: the folder is not there, or the name is that of a folder.
-        StateError: the file cannot be written.
+        ConfigError: the folder is not there.
+        StateError: the file cannot be written, or is a folder.
     """
     if target is None or target == STANDARD_OUTPUT:
         return
     path = Path(target)
     try:
-        if path.is_dir():
-            raise ConfigError(f"{target} is a folder; name a file with --json")
         if not path.parent.is_dir():
             raise ConfigError(f"there is no folder {path.parent} for --json")
         _try_to_write(path)
@@ -54,7 +52,7 @@ def write_figures(target: str | None, document: Mapping[str, Any]) -> None:
 def _try_to_write(path: Path) -> None:
     """Open `path` for writing as `write_figures` will; leave no empty file behind if it was not there."""
     is_new = not path.exists()
-    if not is_new and not path.is_file():
+    if not (is_new or path.is_file() or path.is_dir()):
         return  # whoever reads a pipe would take its closing for the end
     path.open("ab").close()
     if is_new:

@@ -33,8 +33,10 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_done(tmp_path: Path
 def test_a_folder_is_no_file_and_is_said_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["plan", "--parameters", "1M", "--islands", "2", "--uplink", "20mbit"]
     for words in (["bench", "vectors"], plan, ["simulate", "swarm", "--seeds", "100000"]):
-        assert main([*words, "--json", "."]) == 2
-        assert ". is a folder; name a file with --json" in capsys.readouterr().err
+        assert main([*words, "--json", "."]) == 4
+        captured = capsys.readouterr()
+        assert "cannot write .: Is a directory; name another file with --json" in captured.err
+        assert captured.out == ""
 
 
 def test_a_file_that_cannot_be_written_is_found_before_anything_is_done(
