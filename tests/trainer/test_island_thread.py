@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -391,15 +390,9 @@ def test_a_thread_that_dies_says_why_in_the_loop(corpus: Corpus) -> None:
     assert thread.join(PATIENCE_SECONDS)
 
 
-def test_a_thread_that_never_started_does_not_end(corpus: Corpus, tmp_path: Path) -> None:
-    desk = Desk()
-    thread = started(corpus, desk)
+def test_a_thread_goes_on_until_told_and_one_that_never_began_need_not_be_waited_for(corpus: Corpus) -> None:
+    thread = started(corpus, Desk())
     assert not thread.join(0.0)
     thread.stop()
     assert thread.join(PATIENCE_SECONDS)
-
-
-def test_a_thread_that_never_began_need_not_be_waited_for(corpus: Corpus) -> None:
-    thread = island_at_start(corpus).thread
-    thread.stop()
-    assert thread.join(0.0)
+    assert island_at_start(corpus).thread.join(0.0)
