@@ -22,15 +22,19 @@ from typing import Any, Self
 
 import psutil
 
+from p2p_diloco.ids import format_peer_id
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.watch.event_log import PeerEvent, read_events
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 
 ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")
 PROJECT = Path(__file__).parent.parent.parent
+LYING_SCRIPT = PROJECT / "tests" / "processes" / "lying_peer.py"
 ROUND_SECONDS = 1.5
 SPANS = 8
 FRAGMENTS = 2
@@ -131,16 +135,28 @@ class ProcessSwarm:
         round_seconds: float = ROUND_SECONDS,
         keep_diaries: bool = False,
         text: bytes | None = None,
+        listed: Sequence[str] = (),
     ) -> None:
         self._keep_diaries = keep_diaries
         self.patience_seconds = patience_seconds
         self.round_seconds = round_seconds
-        self.manifest = tiny_manifest(values, round_seconds)
         self.peers: dict[str, PeerProcess] = {}
         # A short path: the daemons' sockets lie within.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
+        values = {**(values or {}), **({"trust": self._list(listed)} if listed else {})}
+        self.manifest = tiny_manifest(values, round_seconds)
         self.text = self._root / "text.txt"
         self.text.write_bytes(text if text is not None else drawn_text())
+
+    def _list(self, names: Sequence[str]) -> dict[str, Any]:
+        """Make the identities of peers before they start, for a run that lists them."""
+        keys = []
+        for name in names:
+            settings = PeerSettings(state_directory=self._root / name)
+            settings.state_directory.mkdir()
+            keys.append(load_or_create_identity(settings.identity_file))
+        peers = [format_peer_id(key.peer) for key in keys]
+        return {"mode": "listed", "peers": peers}
 
     def __enter__(self) -> Self:
         return self
@@ -167,6 +183,7 @@ class ProcessSwarm:
         serves_slowly: float = 0.0,
         host: str = "127.0.0.1",
         max_upload: str | None = None,
+        lie: str | None = None,
     ) -> PeerProcess:
         """Start a peer, or start it again.
 
@@ -176,6 +193,7 @@ class ProcessSwarm:
             serves_slowly: seconds that it waits before it serves a small piece of a span.
             host: the address that it listens on.
             max_upload: a cap, as on the command line.
+            lie: what a hostile member does once the file `lie` is in its folder; see tests/processes/lying_peer.py.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
@@ -190,13 +208,14 @@ class ProcessSwarm:
             "serves_slowly": serves_slowly,
             "host": host,
             "max_upload": max_upload,
+            "lie": lie,
             "keep_diary": self._keep_diaries and trains,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))
         with (peer.folder / "output.log").open("ab") as output:
             peer.process = subprocess.Popen(
-                [*within, sys.executable, str(SCRIPT), str(peer.folder / "order.json")],
+                [*within, sys.executable, str(LYING_SCRIPT if lie else SCRIPT), str(peer.folder / "order.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

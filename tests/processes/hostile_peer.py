@@ -1,0 +1,381 @@
+"""A stranger in a process of its own: `python hostile_peer.py ORDER.json`.
+
+It has keys and frames, and no part in the run: each identity links to the peers that the order names, over the real
+transport, and plays one attack until it is killed. Dies with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from p2p_diloco.address import parse_peer_address
+from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, format_peer_id, sha256
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryAbsent,
+    EntryRequest,
+    HeadsReply,
+    HeadsRequest,
+    Introductions,
+    Message,
+    Ping,
+    Pong,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    SpanReply,
+    SpanRequest,
+    decode_message,
+    encode_message,
+    is_bulk,
+)
+from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.transport.directory import PeerRole, sign_record
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.link import Lane, SilentListener
+
+PATIENCE_SECONDS = 30.0
+REDIAL_SECONDS = 1.0
+DAY_SECONDS = 86_400.0
+
+
+class Stranger(SilentListener):
+    """One identity with links to its victims. Keeps what they sent last; an attack decides what they get."""
+
+    def __init__(self, transport: Libp2pTransport, key: SigningKey, victims: dict[PeerId, tuple[str, ...]]) -> None:
+        self.key = key
+        self.victims = victims
+        self.heard: dict[PeerId, Heartbeat] = {}
+        self.rosters: dict[int, CertifiedRoster] = {}
+        self.received: Counter[str] = Counter()
+        self.heads: dict[tuple[PeerId, int], tuple[SpanHead, ...]] = {}
+        self.answer: Callable[[PeerId, Message], Iterable[Message]] = lambda peer, message: ()
+        self._transport = transport
+        transport.listener = self
+
+    def post(self, peer: PeerId, message: Message) -> None:
+        """Send a message, if there is a link and room."""
+        self.post_frame(peer, encode_message(message), Lane.BULK if is_bulk(message) else Lane.CONTROL)
+
+    def post_frame(self, peer: PeerId, frame: bytes, lane: Lane) -> None:
+        """Send bytes."""
+        self._transport.post(peer, frame, lane=lane, deadline=asyncio.get_running_loop().time() + 10.0)
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
+        with contextlib.suppress(FrameError):
+            message = decode_message(frame)
+            self.received[type(message).__name__] += 1
+            if isinstance(message, Heartbeat):
+                self.heard[message.peer] = message
+            elif isinstance(message, RosterReply):
+                self.rosters.update({certified.roster.k: certified for certified in message.rosters})
+            elif isinstance(message, HeadsReply):
+                self.heads[peer, message.fragment] = message.heads
+            for answer in self.answer(peer, message):
+                self.post(peer, answer)
+
+    async def keep_linked(self) -> None:
+        """Dial the victims again and again."""
+        while True:
+            for peer, addresses in self.victims.items():
+                if peer not in self._transport.linked_peers():
+                    with contextlib.suppress(PeerError):
+                        await self._transport.dial(peer, addresses, asyncio.get_running_loop().time() + 10.0)
+            print(f"{len(self._transport.linked_peers())} links; received {dict(self.received)}", flush=True)
+            await asyncio.sleep(REDIAL_SECONDS)
+
+    async def hear_all(self) -> None:
+        """Wait until every victim has sent a heartbeat that names a roster with members."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not all(peer in self.heard and self.heard[peer].roster_k > 0 for peer in self.victims):
+                await asyncio.sleep(0.1)
+
+    def heartbeat(self, like: Heartbeat, **changes: Any) -> Heartbeat:
+        """Return a signed heartbeat of this identity that looks like a ready trainer's."""
+        fields: dict[str, Any] = {
+            "peer": self.key.peer,
+            "incarnation": 1,
+            "sequence": time.monotonic_ns(),
+            "ready": True,
+            "trains": True,
+            "can_be_dialled": True,
+            **changes,
+        }
+        return replace(like, **fields).signed(self.key.sign)
+
+
+Attack = Callable[[Stranger, dict[str, Any]], Coroutine[Any, Any, None]]
+
+
+# -- attacks
+
+
+async def other_tips(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Name a higher tip for every span, have no entry that leads there, and serve zeros."""
+    num_spans = order["spans_per_fragment"]
+    bogus = {
+        fragment: tuple(
+            SpanHead(
+                digest=sha256(b"bogus", bytes([fragment, index])),
+                height=10_000,
+                round=0,
+                roster=ZERO_DIGEST,
+                radius=1.0,
+                median_weight=1.0,
+            )
+            for index in range(num_spans)
+        )
+        for fragment in range(order["fragments"])
+    }
+
+    def answer(peer: PeerId, message: Message) -> Iterable[Message]:
+        like = stranger.heard.get(peer)
+        match message:
+            case HeadsRequest():
+                roster = like.roster if like is not None else ZERO_DIGEST
+                near = like.heads[message.fragment].round if like is not None and like.heads else 0
+                heads = tuple(replace(head, round=near, roster=roster) for head in bogus[message.fragment])
+                return (HeadsReply(fragment=message.fragment, heads=heads),)
+            case EntryRequest():
+                return (EntryAbsent(span=message.span, parent=message.parent),)
+            case SpanRequest():
+                span_bytes = order["span_bytes"][message.span.fragment][message.span.index]
+                head = bogus[message.span.fragment][message.span.index]
+                piece = bytes(min(span_bytes - message.offset, message.most_bytes))
+                reply = SpanReply(
+                    span=message.span, head=head, total_bytes=span_bytes, offset=message.offset, piece=piece
+                )
+                return (reply,)
+            case ContentRequest():
+                digests = tuple((head.digest, sha256(b"zeros")) for head in bogus[message.fragment])
+                return (ContentReply(fragment=message.fragment, digests=digests),)
+            case _:
+                return ()
+
+    stranger.answer = answer
+    await stranger.hear_all()
+    while True:
+        for peer in stranger.victims:
+            like = stranger.heard[peer]
+            heads = tuple(
+                FragmentHead(round=head.round, digest=Digest(sha256(b"bogus", head.digest)[:SHORT_DIGEST_BYTES]))
+                for head in like.heads
+            )
+            stranger.post(peer, stranger.heartbeat(like, heads=heads))
+        await asyncio.sleep(0.1)
+
+
+async def other_contents(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Agree on every tip and claim other bytes for it."""
+
+    def answer(peer: PeerId, message: Message) -> Iterable[Message]:
+        heads = stranger.heads.get((peer, message.fragment), ()) if isinstance(message, ContentRequest) else ()
+        if heads and isinstance(message, ContentRequest):
+            digests = tuple((head.digest, sha256(b"other", head.digest)) for head in heads)
+            return (ContentReply(fragment=message.fragment, digests=digests),)
+        return ()
+
+    stranger.answer = answer
+    await stranger.hear_all()
+    while True:
+        for peer in stranger.victims:
+            for fragment in range(order["fragments"]):
+                stranger.post(peer, HeadsRequest(fragment=fragment))
+            stranger.post(peer, stranger.heartbeat(stranger.heard[peer]))
+        await asyncio.sleep(0.1)
+
+
+def answer_pings(*clocks: Callable[[], float]) -> Attack:
+    """Return an attack that answers every ping with each of these clocks, and sends pongs that nobody asked for."""
+
+    async def attack(stranger: Stranger, order: dict[str, Any]) -> None:
+        def answer(peer: PeerId, message: Message) -> Iterable[Message]:
+            asked = isinstance(message, Ping)
+            return [Pong(nonce=message.nonce, clock_seconds=clock()) for clock in clocks] if asked else ()
+
+        stranger.answer = answer
+        while True:
+            for peer in stranger.victims:
+                for clock in clocks:
+                    stranger.post(peer, Pong(nonce=1, clock_seconds=clock()))
+            if all(peer in stranger.heard for peer in stranger.victims):
+                for peer in stranger.victims:
+                    stranger.post(peer, stranger.heartbeat(stranger.heard[peer], heads=()))
+            await asyncio.sleep(0.2)
+
+    return attack
+
+
+async def far_entries(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Send entries of far rounds, of known and of unknown rosters, with payloads."""
+    await stranger.hear_all()
+    number = 0
+    while True:
+        for peer in stranger.victims:
+            like = stranger.heard[peer]
+            for round_index in (1 << 60, (1 << 63) - 1, 2):
+                number += 1
+                roster = like.roster if number % 2 else sha256(b"unknown", number.to_bytes(8, "little"))
+                stranger.post(peer, _bogus_entry(stranger, like, roster, round_index, order["payload_bytes"]))
+        await asyncio.sleep(0.01)
+
+
+def _bogus_entry(stranger: Stranger, like: Heartbeat, roster: Digest, round_index: int, payload_bytes: int) -> Entry:
+    unsigned = Entry(
+        run=like.run,
+        round=round_index,
+        span=SpanId(0, 0),
+        parent=sha256(b"parent", round_index.to_bytes(8, "little"), roster),
+        height=(1 << 40) + round_index % 1000,
+        roster=roster,
+        present=b"\xff",
+        included=b"\x01",
+        weights=(1.0,),
+        tokens=1,
+        median_norm=1.0,
+        median_weight=1.0,
+        payload=bytes(payload_bytes),
+        signature=bytes(64),
+    )
+    return replace(unsigned, signature=stranger.key.sign(unsigned.statement()))
+
+
+async def floods(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Send refusals full of escape sequences, introductions that name third parties, and questions, without a pause."""
+    ugly = b"\x1b[2J\x1b]0;owned\x07\nfake line of the log \xe2\x80\xae"
+    keys = [SigningKey(sha256(b"sybil", bytes([number]))) for number in range(64)]
+    records = tuple(
+        sign_record(
+            key,
+            run=Digest(bytes.fromhex(order["run"])),
+            addresses=(f"/ip4/203.0.113.{number + 1}/tcp/22/p2p/{format_peer_id(key.peer)}",),
+            can_be_dialled=True,
+            role=PeerRole.TRAINER,
+            issued_at=time.time(),
+        ).encode()
+        for number, key in enumerate(keys)
+    )
+    number = 0
+    while True:
+        for peer in stranger.victims:
+            for _ in range(50):
+                number += 1
+                stranger.post(peer, Refusal(round=number, newer_roster=True, reason=ugly))
+                stranger.post(peer, EntryRequest(span=SpanId(0, 0), parent=sha256(number.to_bytes(8, "little"))))
+                stranger.post(peer, RosterRequest(known=()))
+            stranger.post(peer, Introductions(records=records))
+        await asyncio.sleep(0.05)
+
+
+async def cut_frames(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Send every message seen so far, cut at every byte; the link is closed each time, and dialled again."""
+    await stranger.hear_all()
+    while True:
+        for peer in stranger.victims:
+            frame = encode_message(stranger.heard[peer])
+            for end in range(1, len(frame)):
+                stranger.post_frame(peer, frame[:end], Lane.CONTROL)
+                await asyncio.sleep(0.002)
+        await asyncio.sleep(0.1)
+
+
+async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Certify children of the roster in force and of an old one with the own vote alone, degraded ones too."""
+    await stranger.hear_all()
+    while True:
+        for peer in stranger.victims:
+            stranger.post(peer, RosterRequest(known=()))
+            for certified in tuple(stranger.rosters.values())[-3:]:
+                stranger.post(peer, RosterReply(rosters=(_child_of(stranger, certified),)))
+        await asyncio.sleep(0.2)
+
+
+def _child_of(stranger: Stranger, certified: CertifiedRoster) -> CertifiedRoster:
+    parent = certified.roster
+    changes: dict[str, Any] = {
+        "parent": parent.digest(),
+        "k": parent.k + 1,
+        "epoch": parent.epoch + 1,
+        "level": 12,
+        "cycle": parent.cycle + 1,
+        "members": (replace(parent.members[0], peer=stranger.key.peer),),
+        "included_total": (1 << 62) - 1,
+    }
+    roster = replace(parent, **{name: value for name, value in changes.items() if hasattr(parent, name)})
+    ballot = certified.ballot + 4
+    vote = stranger.key.sign(vote_statement(roster.digest(), ballot))
+    return CertifiedRoster(roster=roster, ballot=ballot, votes=((stranger.key.peer, vote),))
+
+
+async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Say that one is ready and trains, copy the others' tips, and do nothing else."""
+    await stranger.hear_all()
+    while True:
+        for peer in stranger.victims:
+            stranger.post(peer, stranger.heartbeat(stranger.heard[peer]))
+        await asyncio.sleep(0.2)
+
+
+ATTACKS: dict[str, Attack] = {
+    "other-tips": other_tips,
+    "other-contents": other_contents,
+    "a-day-ahead": answer_pings(lambda: time.time() + DAY_SECONDS),
+    "mad-clock": answer_pings(lambda: 1e300, lambda: float("nan"), lambda: float("inf"), lambda: -1e300),
+    "far-entries": far_entries,
+    "floods": floods,
+    "cut-frames": cut_frames,
+    "forged-rosters": forged_rosters,
+    "only-heartbeats": only_heartbeats,
+}
+
+
+async def play(order: dict[str, Any], number: int, folder: Path) -> None:
+    key = load_or_create_identity(folder / f"{number}.key")
+    victims: dict[PeerId, tuple[str, ...]] = {}
+    for address in order["victims"]:
+        peer = parse_peer_address(address)[1]
+        victims[peer] = (*victims.get(peer, ()), address)
+    transport = Libp2pTransport(
+        peer=key.peer,
+        run=Digest(bytes.fromhex(order["run"])),
+        identity_path=folder / f"{number}.key",
+        dial_out_only=True,
+    )
+    async with transport, asyncio.TaskGroup() as tasks:
+        stranger = Stranger(transport, key, victims)
+        tasks.create_task(stranger.keep_linked())
+        tasks.create_task(ATTACKS[order["attack"]](stranger, order))
+
+
+async def main(order: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(order["identities"]):
+                tasks.create_task(play(order, number, Path(folder)))
+
+
+if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(json.loads(Path(sys.argv[1]).read_text())))
