@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _GREETING_SECONDS = 10.0
 _STREAMS_PER_LANE = 4  # two peers that dial each other at once have two
 _ADDRESS_REFRESH_SECONDS = 30.0
+_RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+"""p2pd relays for strangers whatever its flags say; a handler of our own, which closes the stream, replaces its."""
 _BACKOFF_SECONDS = 5.2
 """After a failed dial libp2p refuses to try again for five seconds."""
 
@@ -106,7 +108,7 @@ class Libp2pTransport(Transport):
             await self._identify()
             await services.enter_async_context(self._tasks)
             streams_path = self._daemon.directory / "streams.sock"
-            protocols = tuple(self._lanes)
+            protocols = (*self._lanes, _RELAY_PROTOCOL)
             await services.enter_async_context(self._client.accept_streams(protocols, streams_path, self._accept))
             self._services = services.pop_all()
         self._spawn("watch p2pd", self._watch_daemon)

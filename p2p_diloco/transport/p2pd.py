@@ -1,9 +1,9 @@
 """The libp2p daemon that hivemind brings along, started by us with our own flags and tied to our life.
 
-hivemind would start it as a relay for strangers, and leave it behind when its parent is killed. Here it listens on
-TCP only (its QUIC has known holes), relays for nobody, lives in a session of its own (Ctrl-C is for us, who have
-farewells to say), and ends with us: on Linux the kernel kills it with its parent, and everywhere a small shell, the
-janitor, waits for our end of a pipe to close, kills what is left and removes the socket directory.
+hivemind would leave it behind when its parent is killed. Here it listens on TCP only (its QUIC has known holes), lives
+in a session of its own (Ctrl-C is for us, who have farewells to say), and ends with us: on Linux the kernel kills it
+with its parent, and everywhere a small shell, the janitor, waits for our end of a pipe to close, kills what is left and
+removes the socket directory.
 """
 
 from __future__ import annotations

@@ -87,6 +87,26 @@ async def is_closed(reader: ByteReader, seconds: float = 5.0) -> bool:
         return False
 
 
+RELAY_RESERVE = b"\x02\x08\x00"
+"""A request for a place at a relay. Source: libp2p specs, relay/circuit-v2: HopMessage of type RESERVE."""
+
+
+def test_a_peer_relays_for_nobody_who_asks_it_to(tmp_path: Path) -> None:
+    """The daemon grants places to strangers, whatever its flags say."""
+
+    async def scene() -> None:
+        async with make(tmp_path, "target")[0] as target, stranger(tmp_path) as (_, client):
+            bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
+            await client.connect(target.peer, bare, 5)
+            reader, writer = await client.open_stream(target.peer, "/libp2p/circuit/relay/0.2.0/hop", 5)
+            writer.write(RELAY_RESERVE)
+            with pytest.raises(asyncio.IncompleteReadError):
+                await reader.readexactly(1)
+            writer.transport.abort()
+
+    play(scene())
+
+
 @pytest.mark.parametrize(
     ("bytes_sent", "reason"),
     [
