@@ -1,4 +1,4 @@
-"""The upper half of float32: two bytes per parameter, eight significant bits, the whole range of float32."""
+"""The upper half of float32: two bytes per parameter, eight significant bits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy.typing as npt
 from p2p_diloco.codec.checks import (
     bytes_of_size,
     contiguous_vector,
-    refuse_non_finite_frame,
+    refuse_frame_out_of_bounds,
     refuse_non_finite_update,
+    within_bounds,
 )
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
@@ -19,13 +20,11 @@ from p2p_diloco.codec.rounding import RoundingBits
 
 # 128 KiB of float32: source and scratch stay in a core's second-level cache.
 _CHUNK_ELEMENTS = 1 << 15
-_MAGNITUDE = np.uint16(0x7FFF)
-_INFINITY = np.uint16(0x7F80)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bfloat16Codec(Codec):
-    """Little-endian bfloat16. A finite value that would round to infinity becomes the largest finite one."""
+    """Little-endian bfloat16. Both bounds of a value are powers of two, so nothing is rounded across them."""
 
     name: str = "bfloat16"
     block_elements: int = 1
@@ -41,7 +40,7 @@ class Bfloat16Codec(Codec):
         """
         vector_N = contiguous_vector(vector_N)
         refuse_non_finite_update(vector_N)
-        bits_N = vector_N.view(np.uint32)
+        bits_N = within_bounds(vector_N).view(np.uint32)
         noise = None if rounding_seed is None else RoundingBits(rounding_seed)
         encoded_N = np.empty(vector_N.size, dtype="<u2")
         for start in range(0, vector_N.size, _CHUNK_ELEMENTS):
@@ -55,7 +54,7 @@ class Bfloat16Codec(Codec):
         widened_N = bits_N.astype(np.uint32)
         widened_N <<= 16
         vector_N = widened_N.view(np.float32)
-        refuse_non_finite_frame(self.name, vector_N)
+        refuse_frame_out_of_bounds(self.name, vector_N)
         return vector_N
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
@@ -77,6 +76,4 @@ def _round_off(bits_N: npt.NDArray[np.uint32], noise: RoundingBits | None) -> np
         rounded_N[:] = noise.draw(bits_N.size)
     rounded_N += bits_N
     rounded_N >>= 16
-    upper_N = rounded_N.astype(np.uint16)
-    upper_N -= (upper_N & _MAGNITUDE) == _INFINITY
-    return upper_N
+    return rounded_N.astype(np.uint16)

@@ -5,8 +5,8 @@ Layout, B = ceil(N / 64): B bfloat16 scales (little-endian), then the codes of a
 float32, and the norm of the decoded values is known exactly from scales and codes.
 
 A scale is its block's largest magnitude over the largest code, rounded *up*, so that nothing is clipped. Scales are 0
-or normal numbers: subnormal ones would decode to different bits where a library has switched the processor to flushing
-them to zero. They end where `largest · scale` would overflow; only there do values clip, by less than a code's step.
+or from 2^-64 on (subnormal ones would decode to different bits where a library has switched the processor to flushing
+them to zero), and end where `largest · scale` would exceed 2^64; only values beyond that are clipped.
 
 Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 """
@@ -27,6 +27,7 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError
+from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
 from p2p_diloco.kernels.choice import block_kernels, frozen
 
 BLOCK_ELEMENTS = 64
@@ -36,7 +37,7 @@ _CHUNK_ELEMENTS = 1 << 15
 _CHUNK_BLOCKS = _CHUNK_ELEMENTS // BLOCK_ELEMENTS
 # Random bits are drawn for so many blocks at once: half a megabyte.
 _LOOP_BLOCKS = 1 << 12
-_SMALLEST_SCALE_BITS = 0x0080
+_SMALLEST_SCALE_BITS = int(np.float32(SMALLEST).view(np.uint32)) >> 16
 _NO_NOISE = np.empty(0, dtype=np.uint16)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
@@ -257,8 +258,8 @@ def num_blocks(elements: int) -> int:
 
 @cache
 def largest_scale_bits(largest_code: int) -> int:
-    """Return the bits of the largest bfloat16 scale whose largest value is finite in float32."""
-    limit = np.finfo(np.float32).max / np.float32(largest_code)
+    """Return the bits of the largest bfloat16 scale whose largest value is not beyond the bound of an update's."""
+    limit = np.float32(LARGEST) / np.float32(largest_code)
     return int(limit.view(np.uint32)) >> 16
 
 

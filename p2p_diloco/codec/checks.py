@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from p2p_diloco.codec.interface import Encoded, Vector
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
+from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
 
 
 def contiguous_vector(vector_N: Vector) -> Vector:
@@ -37,11 +38,35 @@ def refuse_non_finite_update(vector_N: Vector) -> None:
         raise NonFiniteUpdate(f"the update to encode holds {count_text}; it is left out of this round")
 
 
-def refuse_non_finite_frame(name: str, vector_N: Vector) -> None:
-    """Raise FrameError if a vector that a peer sent holds a NaN or an infinity."""
+def within_bounds(vector_N: Vector) -> Vector:
+    """Return what an encoder makes of finite values: zeros of too small ones, and the largest value of too large ones.
+
+    The very vector where nothing is too small or too large.
+    """
+    magnitude_N = np.abs(vector_N)
+    if not _is_out_of_bounds(magnitude_N).any():
+        return vector_N
+    return np.where(magnitude_N < SMALLEST, np.float32(0), np.clip(vector_N, np.float32(-LARGEST), np.float32(LARGEST)))
+
+
+def refuse_frame_out_of_bounds(name: str, vector_N: Vector) -> None:
+    """Raise FrameError if a vector that a peer sent holds a NaN, an infinity, or a value that no encoder writes."""
     count_text = _non_finite_text(vector_N)
     if count_text:
         raise FrameError(f"{name} span holds {count_text}")
+    wrong_N = _is_out_of_bounds(np.abs(vector_N))
+    if wrong_N.any():
+        element = int(np.argmax(wrong_N))
+        raise FrameError(
+            f"{name} span holds {int(np.count_nonzero(wrong_N))} of {vector_N.size} values out of bounds, the first at "
+            f"element {element} ({vector_N[element]:.3g}); expected 0 or a magnitude from {SMALLEST:.3g} to "
+            f"{LARGEST:.3g}"
+        )
+
+
+def _is_out_of_bounds(magnitude_N: Vector) -> npt.NDArray[np.bool_]:
+    wrong_N: npt.NDArray[np.bool_] = (magnitude_N > LARGEST) | ((magnitude_N < SMALLEST) & (magnitude_N != 0))
+    return wrong_N
 
 
 def _non_finite_text(vector_N: Vector) -> str:

@@ -1,4 +1,4 @@
-"""The vector as it is: four bytes per parameter, nothing lost."""
+"""The vector as it is, within the bounds of all codecs: four bytes per parameter, nothing lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 from p2p_diloco.codec.checks import (
     bytes_of_size,
     contiguous_vector,
-    refuse_non_finite_frame,
+    refuse_frame_out_of_bounds,
     refuse_non_finite_update,
+    within_bounds,
 )
 from p2p_diloco.codec.exact_norm import squared_norm_of_float32
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
@@ -32,13 +33,13 @@ class Float32Codec(Codec):
         """Return the values' bytes; see `Codec.encode`."""
         vector_N = contiguous_vector(vector_N)
         refuse_non_finite_update(vector_N)
-        return vector_N.astype("<f4", copy=False).tobytes()
+        return within_bounds(vector_N).astype("<f4", copy=False).tobytes()
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         """Return the values that were encoded, bit for bit; see `Codec.decode`."""
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
         vector_N = received.view("<f4").astype(np.float32)
-        refuse_non_finite_frame(self.name, vector_N)
+        refuse_frame_out_of_bounds(self.name, vector_N)
         return vector_N
 
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:

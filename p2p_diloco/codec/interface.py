@@ -45,6 +45,8 @@ class Codec(ABC):
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
         """Encode a vector.
 
+        Values that are too small become 0 and those that are too large are clipped: see `kernels/bounds.py`.
+
         Args:
             vector_N: float32, shape (N,). Not changed.
             rounding_seed: None rounds to nearest, ties to even. Bytes round stochastically: a value between two codes
@@ -60,7 +62,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, encoded: Encoded, elements: int) -> Vector:
-        """Decode what a peer sent; every value of the result is finite.
+        """Decode what a peer sent; every value of the result is within the bounds of `kernels/bounds.py`.
 
         Args:
             encoded: bytes from anywhere. Not changed, not kept.
@@ -68,7 +70,7 @@ class Codec(ABC):
         Returns:
             float32, shape (elements,), freshly allocated.
         Raises:
-            FrameError: wrong size, a value that is not finite, or a scale or code that no encoder writes.
+            FrameError: wrong size, a value not finite or out of bounds, or a scale or code that no encoder writes.
         """
 
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:

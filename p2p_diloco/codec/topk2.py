@@ -27,6 +27,7 @@ from p2p_diloco.codec.checks import bytes_of_size, contiguous_vector, refuse_non
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
 from p2p_diloco.errors import FrameError
+from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
 
 BLOCK_ELEMENTS = 4096
 ELEMENTS_PER_KEPT = 32
@@ -34,10 +35,9 @@ _BLOCK_KEPT = BLOCK_ELEMENTS // ELEMENTS_PER_KEPT
 # 64 blocks, 1 MiB of float32: each of the many small steps costs a call, which smaller chunks pay more often.
 _CHUNK_ELEMENTS = 1 << 18
 _SCALE_BYTES = 2
-_SMALLEST_SCALE_BITS = 0x0080
-_LARGEST_SCALE_BITS = 0x7F7F
-_SMALLEST_SCALE = 2.0**-126
-_LARGEST_SCALE = 255 * 2.0**120
+_SMALLEST_SCALE, _LARGEST_SCALE = SMALLEST, LARGEST
+_SMALLEST_SCALE_BITS = int(np.float32(_SMALLEST_SCALE).view(np.uint32)) >> 16
+_LARGEST_SCALE_BITS = int(np.float32(_LARGEST_SCALE).view(np.uint32)) >> 16
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
 # A float64 has 52 bits after the point, a bfloat16 has 7.
@@ -255,7 +255,7 @@ def _sum_of(values_BK: Sums) -> Sums:
 
 
 def _to_scale_bits(mean_B: Sums) -> ScaleBits:
-    """Round to the nearest bfloat16, ties to even, among zero and the normal numbers.
+    """Round to the nearest bfloat16, ties to even, among zero and what a scale may be.
 
     As in `blocks.py` there are no subnormal ones, but here a small mean becomes zero when that is nearer: more than
     twice the mean could make what is left longer than the vector was.

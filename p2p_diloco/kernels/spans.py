@@ -15,11 +15,14 @@ from numba import njit
 
 from p2p_diloco.kernels.bits import bits_of, float_of
 from p2p_diloco.kernels.blocks import BLOCK, HALF, NO_SCALE, draw_codes, find_codes, high_code, low_code, scale_of
+from p2p_diloco.kernels.bounds import SMALLEST
 from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.kernels.radial import add_direction, mend_length
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
+_SMALLEST = np.uint32(np.float32(SMALLEST).view(np.uint32))
+_ZERO = np.float32(0)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
 _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
@@ -111,10 +114,12 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
         next_local_K = next_local_N[start:stop]
         for k in range(BLOCK):
             moved = momentum_K[k] * momentum + update_K[k]
+            moved = moved if bits_of(moved) & _MAGNITUDE >= _SMALLEST else _ZERO
             stepped = anchor_K[k] - (update_K[k] + moved * momentum) * rate
+            magnitude = bits_of(stepped) & _MAGNITUDE
             next_momentum_K[k] = moved
-            next_anchor_K[k] = stepped
-            peak = max(peak, bits_of(stepped) & _MAGNITUDE)
+            next_anchor_K[k] = stepped if magnitude >= _SMALLEST else _ZERO
+            peak = max(peak, magnitude)
         if own_scales_B.size:
             own_bits = np.uint32(own_scales_B[b])
             lowest = min(lowest, _decode_block(own_bits, own_codes[b * HALF : b * HALF + HALF], own_K))

@@ -11,10 +11,13 @@ import numpy as np
 from numba import njit
 
 from p2p_diloco.kernels.bits import bits_of
+from p2p_diloco.kernels.bounds import SMALLEST
 from p2p_diloco.kernels.choice import frozen
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
+_SMALLEST = np.uint32(np.float32(SMALLEST).view(np.uint32))
+_ZERO = np.float32(0)
 _LANES = 64
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
@@ -22,14 +25,16 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
 
 @_compiled
 def outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, next_momentum_N):  # type: ignore[no-untyped-def]
-    """m ← μ m + g; φ ← φ − η (g + μ m). False when φ is not finite somewhere."""
+    """m ← μ m + g; φ ← φ − η (g + μ m); too small is zero. False when φ is not finite somewhere."""
     peak = np.uint32(0)
     for n in range(update_N.size):
         moved = momentum_N[n] * momentum + update_N[n]
+        moved = moved if bits_of(moved) & _MAGNITUDE >= _SMALLEST else _ZERO
         stepped = anchor_N[n] - (update_N[n] + moved * momentum) * rate
+        magnitude = bits_of(stepped) & _MAGNITUDE
         next_momentum_N[n] = moved
-        next_anchor_N[n] = stepped
-        peak = max(peak, bits_of(stepped) & _MAGNITUDE)
+        next_anchor_N[n] = stepped if magnitude >= _SMALLEST else _ZERO
+        peak = max(peak, magnitude)
     return peak < _INFINITY
 
 
@@ -97,6 +102,17 @@ def is_finite(vector_N):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def is_within(vector_N, most):  # type: ignore[no-untyped-def]
+    """Tell whether all values are 0, or not too small and of at most `most` (a float's bits) in magnitude."""
+    peak, least = np.uint32(0), _MAGNITUDE
+    for n in range(vector_N.size):
+        magnitude = bits_of(vector_N[n]) & _MAGNITUDE
+        peak = max(peak, magnitude)
+        least = min(least, magnitude if magnitude > 0 else _MAGNITUDE)
+    return peak <= most and least >= _SMALLEST
+
+
+@_compiled
 def subtract(vector_N, delta_N):  # type: ignore[no-untyped-def]
     """Δ − v, in place."""
     for n in range(delta_N.size):
@@ -116,3 +132,4 @@ def try_out() -> None:
     add_scaled(vector_N, share, one_N)
     sum_of_squares(vector_N)
     is_finite(vector_N)
+    is_within(vector_N, _INFINITY)

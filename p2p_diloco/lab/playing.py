@@ -49,7 +49,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.pieces import SERVE_AGAIN_SECONDS, SERVE_TRIES
-from p2p_diloco.swarm.vector_work import is_finite_piece, reduce_parts, state_from_bytes
+from p2p_diloco.swarm.vector_work import is_sound_piece, reduce_parts, state_from_bytes
 
 PIECE_BYTES = 40
 """Spans of the lab are small; several pieces each keep transfers that are cut off in the play."""
@@ -129,8 +129,8 @@ class Player(Stage):
             message = _through_the_wire(message)
         if type(message) is Entry:
             self._check_entry(machine, sender, message)
-        elif type(message) is SpanReply and not is_finite_piece(message.piece):
-            raise Violated("I9", f"{sender} served numbers that are not finite", machine.name)
+        elif type(message) is SpanReply and not is_sound_piece(message):
+            raise Violated("I9", f"{sender} served numbers that no sound state holds", machine.name)
         else:
             actions = machine.running.receive(sender.peer, message, machine.local(self.now))
             if actions:

@@ -5,14 +5,14 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
+from p2p_diloco.kernels.bounds import LARGEST_RATE, SMALLEST_RATE
 from p2p_diloco.kernels.slabs import empty_vector
-from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only
+from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only, zero_small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +28,20 @@ class OuterRule:
     momentum: float = 0.3
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0.0):
-            raise ConfigError(f"outer learning_rate is {self.learning_rate}; expected a finite number above 0")
-        if not 0.0 <= self.momentum < 1.0:
-            raise ConfigError(f"outer momentum is {self.momentum}; expected at least 0 and less than 1")
+        if not SMALLEST_RATE <= self.learning_rate <= LARGEST_RATE:
+            least, most = f"{SMALLEST_RATE:.3g}", f"{LARGEST_RATE:g}"
+            raise ConfigError(f"outer learning_rate is {self.learning_rate}; expected a number from {least} to {most}")
+        if self.momentum != 0.0 and not SMALLEST_RATE <= self.momentum < 1.0:
+            least = f"{SMALLEST_RATE:.3g}"
+            raise ConfigError(f"outer momentum is {self.momentum}; expected 0, or from {least} to less than 1")
 
 
 def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rule: OuterRule) -> tuple[Vector, Vector]:
     """Move the anchor one Nesterov step along the agreed update: m ← μ m + g; φ ← φ − η (g + μ m).
 
     Peers given the same bytes must return the same bytes: float32 on the host, multiply and add kept apart (separate
-    NumPy calls cannot be fused into one multiply-add). The calling thread must not flush subnormal numbers to zero
-    (`torch.set_flush_denormal`), or its bits differ from those of others.
+    NumPy calls cannot be fused into one multiply-add). What is too small for the agreed state becomes zero, so that a
+    thread that flushes subnormal numbers (`torch.set_flush_denormal`) ends with the same bytes; `kernels/bounds.py`.
 
     Args:
         anchor_N: the span as all peers hold it; float32, shape (N,). Not changed.
@@ -49,7 +51,8 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     Returns:
         The next anchor and momentum, freshly allocated.
     Raises:
-        NonFiniteUpdate: `update_N`, or the step along it, holds a NaN or an infinity; the span is void this round.
+        NonFiniteUpdate: `update_N`, or the step along it, holds a NaN or an infinity. From a sound state and a decoded
+            update that cannot come about: the memory of one of them is damaged.
     Source: DiLoCo, arXiv 2311.08105, algorithm 1; Nesterov as in torch.optim.SGD. Momentum 0.5 instead of 0.9 for
         asynchrony.
     """
@@ -66,10 +69,12 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
             update_B, momentum_B, anchor_B = update_N[block], next_momentum_N[block], next_anchor_N[block]
             np.multiply(momentum_N[block], momentum, out=momentum_B)
             np.add(momentum_B, update_B, out=momentum_B)
+            zero_small(momentum_B)
             np.multiply(momentum_B, momentum, out=anchor_B)
             np.add(update_B, anchor_B, out=anchor_B)
             np.multiply(anchor_B, rate, out=anchor_B)
             np.subtract(anchor_N[block], anchor_B, out=anchor_B)
+            zero_small(anchor_B)
     # A g or m that is not finite makes φ so too (0 · inf is NaN), so one look at the result is enough.
     if count_non_finite(next_anchor_N):
         raise NonFiniteUpdate(

@@ -15,9 +15,10 @@ import numpy as np
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, blake3_of, sha256
+from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, SMALLEST
 from p2p_diloco.kernels.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import Vector, count_non_finite, is_vector
+from p2p_diloco.outer.vector import Vector, is_vector, loops_for, read_only, zero_small
 
 # Each kind of digest begins with a text of its own, so that none can pass for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
@@ -98,17 +99,19 @@ def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
     """Found a span: momentum zero, nothing absorbed, d = the content digest of the start.
 
     Args:
-        anchor_N: the start; copied.
+        anchor_N: the start; copied, with zeros for what is too small for an agreed state.
         founding_roster: digest of roster 0.
     Raises:
-        StateError: the start holds a NaN or an infinity.
+        StateError: the start holds numbers that are not finite, or too large.
     """
-    if count_non_finite(anchor_N):
+    wild = len(anchor_N) - int(np.count_nonzero(np.abs(anchor_N) <= LARGEST_ANCHOR))
+    if wild:
         raise StateError(
-            f"the start holds {count_non_finite(anchor_N)} non-finite numbers among {len(anchor_N)}; found the run "
-            "with another model or seed"
+            f"the start holds {wild} numbers among {len(anchor_N)} that are not finite or beyond {LARGEST_ANCHOR:.3g}; "
+            "found the run with another model or seed"
         )
     start_N, momentum_N = copy_of(anchor_N), zero_vector(len(anchor_N))
+    zero_small(start_N)
     head = SpanHead(
         digest=content_digest(start_N, momentum_N, ZERO_DIGEST),
         height=0,
@@ -138,6 +141,15 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
         raise StateError(f"update of {len(update_N)} elements does not fit a span of {state.elements}")
     anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, rule)
     return state.followed_by(entry, anchor_N, momentum_N)
+
+
+def is_sound(numbers_N: Vector, *, largest: float) -> bool:
+    """Tell whether numbers may be φ (`largest` = `LARGEST_ANCHOR`) or m (`LARGEST_MOMENTUM`); `kernels/bounds.py`."""
+    loops = loops_for(numbers_N)
+    if loops is not None:
+        return bool(loops.is_within(read_only(numbers_N), np.float32(largest).view(np.uint32)))
+    magnitude_N = np.abs(numbers_N)
+    return bool(np.all((magnitude_N == 0) | ((magnitude_N >= SMALLEST) & (magnitude_N <= largest))))
 
 
 def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:

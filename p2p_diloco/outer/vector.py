@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from p2p_diloco.kernels.bounds import SMALLEST
 from p2p_diloco.kernels.choice import frozen, vector_kernels
 
 Vector: TypeAlias = npt.NDArray[np.float32]
@@ -51,6 +52,11 @@ def is_vector(candidate: npt.NDArray[np.generic]) -> bool:
 def read_only(vector_N: Vector) -> Vector:
     """Return a view of `vector_N` that refuses writes; whoever owns the memory must not write to it either."""
     return frozen(vector_N)
+
+
+def zero_small(vector_N: Vector) -> None:
+    """Make zeros, in place, of all that is smaller than a number of the agreed state may be; `kernels/bounds.py`."""
+    vector_N[np.abs(vector_N) < SMALLEST] = 0
 
 
 def count_non_finite(vector_N: Vector) -> int:

@@ -56,7 +56,7 @@ from p2p_diloco.swarm.traffic import Traffic, purpose_of
 from p2p_diloco.swarm.vector_work import (
     Codecs,
     Reduced,
-    is_finite_piece,
+    is_sound_piece,
     payload_norm,
     reduce_parts,
     state_from_bytes,
@@ -209,8 +209,9 @@ class SwarmNode:
                     self._addresses.introduced(message.records)
             case Entry():
                 self._check_entry(peer, message)
-            case SpanReply() if not is_finite_piece(message.piece):
-                self._observer.report("frame-refused", f"{short_peer_id(peer)} served numbers that are not finite")
+            case SpanReply() if not is_sound_piece(message):
+                text = f"{short_peer_id(peer)} served numbers that no sound state holds; hanging up"
+                self._observer.report("frame-refused", text)
                 self._transport.hang_up(peer)
             case EntryRequest():
                 self._play(self.engine.receive(peer, message, now), on_request=True)

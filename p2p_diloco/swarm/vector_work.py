@@ -19,6 +19,7 @@ from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, LARGEST_MOMENTUM
 from p2p_diloco.kernels.choice import block_kernels, frozen, radial_kernels, span_kernels, vector_kernels
 from p2p_diloco.kernels.heap import trim_heap
 from p2p_diloco.kernels.shed import shed_compiler
@@ -26,9 +27,10 @@ from p2p_diloco.kernels.slabs import passing_bytes
 from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
-from p2p_diloco.outer.state import SpanState, content_digest
-from p2p_diloco.outer.vector import Vector, count_non_finite
+from p2p_diloco.outer.state import SpanState, content_digest, is_sound
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.messages import SpanReply
 
 MOST_SHRINKS = 16
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
@@ -220,9 +222,13 @@ def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
     return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")[start : start + most_bytes]
 
 
-def is_finite_piece(piece: bytes | memoryview) -> bool:
-    """Tell whether a piece of a transfer holds whole, finite numbers: nothing else may reach φ."""
-    return len(piece) % 4 == 0 and count_non_finite(np.frombuffer(piece, dtype="<f4").astype("=f4", copy=False)) == 0
+def is_sound_piece(reply: SpanReply) -> bool:
+    """Tell whether a piece of a transfer holds whole numbers that φ and m may have: nothing else may reach them."""
+    if len(reply.piece) % 4:
+        return False
+    numbers_N = np.frombuffer(reply.piece, dtype="<f4").astype("=f4", copy=False)
+    left = max(0, reply.total_bytes // 2 - reply.offset) // 4  # of φ, which comes first
+    return is_sound(numbers_N[:left], largest=LARGEST_ANCHOR) and is_sound(numbers_N[left:], largest=LARGEST_MOMENTUM)
 
 
 def state_from_bytes(head: SpanHead, raw: bytes | memoryview) -> SpanState:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
+from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
@@ -29,7 +27,7 @@ def make_start(plan: RunPlan, parameters: LocalParameters | None = None) -> dict
 
 def genesis_digest(start: dict[SpanId, Vector]) -> Digest:
     """Return the digest over the content digests of all spans at the start."""
-    return sha256(*(content_digest(start[span], np.zeros_like(start[span]), ZERO_DIGEST) for span in sorted(start)))
+    return sha256(*(genesis_state(start[span], ZERO_DIGEST).head.digest for span in sorted(start)))
 
 
 def found_roster(plan: RunPlan, founder: Member, organiser: SigningKey, genesis: Digest, cycle: int) -> CertifiedRoster:

@@ -8,8 +8,9 @@ import pytest
 from p2p_diloco.codec.checks import (
     bytes_of_size,
     contiguous_vector,
-    refuse_non_finite_frame,
+    refuse_frame_out_of_bounds,
     refuse_non_finite_update,
+    within_bounds,
 )
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
 
@@ -34,9 +35,22 @@ def test_items_wider_than_a_byte_are_counted_as_bytes() -> None:
 
 
 def test_finite_vectors_pass() -> None:
-    vector_N = np.array([0.0, -0.0, np.finfo(np.float32).max], dtype=np.float32)
+    vector_N = np.array([0.0, -0.0, 2.0**64, -(2.0**-64)], dtype=np.float32)
     refuse_non_finite_update(vector_N)
-    refuse_non_finite_frame("float32", vector_N)
+    refuse_frame_out_of_bounds("float32", vector_N)
+    assert within_bounds(vector_N) is vector_N
+
+
+def test_values_out_of_bounds_are_counted_and_the_first_is_named() -> None:
+    vector_N = np.array([1, 2.0**-65, 3e38], dtype=np.float32)
+    with pytest.raises(FrameError) as theirs:
+        refuse_frame_out_of_bounds("float32", vector_N)
+    assert str(theirs.value) == (
+        "float32 span holds 2 of 3 values out of bounds, the first at element 1 (2.71e-20); "
+        "expected 0 or a magnitude from 5.42e-20 to 1.84e+19"
+    )
+    refuse_frame_out_of_bounds("float32", within_bounds(vector_N))
+    assert within_bounds(vector_N).tolist() == [1.0, 0.0, 2.0**64]
 
 
 def test_values_that_are_not_finite_are_counted_and_placed() -> None:
@@ -48,5 +62,5 @@ def test_values_that_are_not_finite_are_counted_and_placed() -> None:
         "it is left out of this round"
     )
     with pytest.raises(FrameError) as theirs:
-        refuse_non_finite_frame("bfloat16", vector_N)
+        refuse_frame_out_of_bounds("bfloat16", vector_N)
     assert str(theirs.value) == "bfloat16 span holds 3 of 5 values that are not finite, the first at element 1"

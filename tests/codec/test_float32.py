@@ -16,7 +16,12 @@ CODEC = Float32Codec()
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 
 
-@given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=80))
+floats_within_bounds = st.floats(min_value=-(2.0**64), max_value=2.0**64, width=32).filter(
+    lambda value: value == 0 or abs(value) >= 2.0**-64
+)
+
+
+@given(values=st.lists(floats_within_bounds, max_size=80))
 @reproducible
 def test_bytes_are_little_endian_floats_and_nothing_is_lost(values: list[float]) -> None:
     vector_N = np.array(values, dtype=np.float32)

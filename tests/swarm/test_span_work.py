@@ -247,7 +247,7 @@ def test_a_part_too_long_or_unreadable_is_left_out_of_the_mean_alone() -> None:
     assert "no contribution was sound" in reduce([], 128)
 
 
-def test_at_the_end_of_what_is_finite_both_ways_agree() -> None:
+def test_at_the_bound_of_what_an_update_may_be_both_ways_agree() -> None:
     parts = [replace(part, payload=INT4.encode(np.full(128, 3.3e38, np.float32))) for part in parts_of(1, 128, 3)]
     assert isinstance(reduce(parts, 128), Reduced)
 
@@ -300,11 +300,12 @@ def test_an_entry_that_no_encoder_writes_is_refused(spoil: Callable[[bytes], byt
     assert both(lambda: follow(state, InFlight(), local(state, 2), payload))[0] is FrameError
 
 
-def test_a_step_out_of_the_finite_leaves_everything_as_it_was() -> None:
-    state, large_N = span(1, 128), np.full(128, 3e38, np.float32)
-    anchor_N = -large_N
+def test_a_step_over_damaged_memory_leaves_everything_as_it_was() -> None:
+    state = span(1, 128)
+    anchor_N = state.anchor_N.copy()
+    anchor_N[77] = np.inf
     state = SpanState(head=state.head, anchor_N=anchor_N, momentum_N=state.momentum_N)
     local_N = anchor_N.copy()
-    result = both(lambda: follow(state, InFlight(), local_N, INT4.encode(large_N)))
+    result = both(lambda: follow(state, InFlight(), local_N, INT4.encode(some(3, 128))))
     assert result[0] is NonFiniteUpdate
     assert local_N.tobytes() == anchor_N.tobytes()
