@@ -60,7 +60,7 @@ def test_the_defaults_are_those_of_the_protocol() -> None:
     assert (MANIFEST.rounds.fragments, MANIFEST.rounds.spans_per_fragment) == (4, 16)
     assert (MANIFEST.membership.group_size, MANIFEST.membership.void_cycles) == (16, 8)
     limits = MANIFEST.limits
-    assert (limits.clip, limits.kappa, limits.invalid, limits.in_flight, limits.retained_cycles) == (4, 2, 3, 8, 16)
+    assert (limits.clip, limits.kappa, limits.invalid, limits.in_flight, limits.retained_cycles) == (4, 2, 4, 8, 16)
     assert MANIFEST.organiser == format_peer_id(ORGANISER.peer)
     assert MANIFEST.rounds.clock_start == 1_700_000_000
 
@@ -207,7 +207,7 @@ def test_a_model_says_what_differs_from_its_size() -> None:
         ),
         (
             {"limits.kappa": 9},
-            "limits in the new run: invalid = 3.0 is below kappa = 9.0; entries would be refused for ever",
+            "limits in the new run: invalid = 4.0 is below 1.5 times kappa = 9.0; honest entries would be refused",
         ),
         (
             {"trust.mode": "listed"},

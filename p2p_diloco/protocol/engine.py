@@ -74,7 +74,9 @@ class PeerEngine:
             verify=verify,
             remembers=bool(recalled.rosters),
         )
-        entry_rules = EntryRules(run=rules.run, clock=rules.clock, radius_limit=rules.entry_limit)
+        entry_rules = EntryRules(
+            run=rules.run, clock=rules.clock, radius_limit=rules.entry_limit, weight_clip=rules.weight_clip
+        )
         in_memory = min(rules.retained_cycles, CYCLES_IN_MEMORY)
         self.chains = ChainBook(rules=entry_rules, retained_cycles=in_memory, verify=verify)
         self.exchange = Exchange(rules=rules, membership=self.membership, chains=self.chains)

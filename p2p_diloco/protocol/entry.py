@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +16,15 @@ from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, Verify
 from p2p_diloco.protocol.wire import DIGEST, F32, I64, SIGNATURE, SPAN, U64, Layout, blob, blob_view, many, to_bytes
 
 MOST_PAYLOAD_BYTES = 1 << 28
+
+MOST_MOVED = 4.0
+"""What a published median may be multiplied or divided by from one entry of a span to the next."""
+RADIUS_BOUNDS = (2.0**-20, 2.0**40)
+"""Least and largest median norm that is published. Norms below the least are too short to do harm, and from either end
+the radius is back at what is honest within 30 entries."""
+WEIGHT_BOUNDS = (1.0, 2.0**64)
+"""Least and largest weight. No island trains on fewer tokens than it makes steps, so that none weighs less than 1."""
+_ROUNDING = 1.0 + 2.0**-20
 
 HEAD_LAYOUT: Layout = (
     ("digest", DIGEST),
@@ -38,9 +49,9 @@ class Entry:
         included: likewise, who of those present is part of the mean.
         weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
-        median_norm: median norm, before clipping, of the included contributions: the span's next radius. Where that
-            is 0, the radius stays what it was.
-        median_weight: median of the included members' weights that are not 0.
+        median_norm: median norm, before clipping, of the included contributions, but those of norm 0: the span's next
+            radius, moved towards it as far as `within_reach` lets it. 0 while no contribution has had a norm.
+        median_weight: median of the included members' weights that are not 0, likewise.
         payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
         signature: the owner's, over everything above (the payload by its hash).
     """
@@ -141,11 +152,35 @@ def next_head(head: SpanHead, entry: Entry) -> SpanHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRules:
-    """What the manifest says about entries; `radius_limit` is [3] × the last published median norm."""
+    """What the manifest says about entries.
+
+    Attributes:
+        radius_limit: largest norm of an entry, in last published median norms.
+        weight_clip: largest weight of a contribution, in last published median weights.
+    """
 
     run: Digest
     clock: RoundClock
     radius_limit: float
+    weight_clip: float = 4.0
+
+
+def within_reach(median: float, last: float, bounds: tuple[float, float]) -> float:
+    """Return what an owner publishes of a median: the nearest number that the predicate lets follow on the last one.
+
+    A span's limits follow what it publishes. Were it free, one entry could lift all limits, or put them where nothing
+    honest fits. As it is, they follow what is honest within a few entries from wherever they are.
+
+    Args:
+        median: of this round.
+        last: what the entry before published; 0: nothing. Whatever it is, there is a number that may follow.
+        bounds: the least and the largest number that may ever be published.
+    """
+    least, most = bounds
+    if last > 0:
+        last = min(max(last, least), most)
+        least, most = max(least, last / MOST_MOVED), min(most, last * MOST_MOVED)
+    return min(max(median, least), most)
 
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
@@ -189,13 +224,64 @@ def check_entry(
         ),
         (len(entry.weights) != len(places), f"has {len(entry.weights)} weights for {len(places)} members"),
         (min(entry.weights, default=0.0) < 0 or sum(entry.weights) <= 0, "has weights that do not sum to more than 0"),
-        (entry.median_norm < 0 or entry.median_weight < 0, "publishes a negative norm or weight"),
         (head.radius > 0 and payload_norm > limit, f"has norm {payload_norm:.4g}, beyond the limit {limit:.4g}"),
     )
-    for is_wrong, text in problems:
-        if is_wrong:
-            raise PeerError(f"the entry for {entry.span} in round {entry.round} {text}")
+    text = next((text for is_wrong, text in problems if is_wrong), None)
+    text = text or _refuse_medians(entry, head) or _refuse_weights(entry, head, roster, grid, rules)
+    if text is not None:
+        raise PeerError(f"the entry for {entry.span} in round {entry.round} {text}")
     if not is_signed_by_owner(entry, grid, verify):
         owner = grid.owner(entry.span)
         name = "nobody" if owner is None else short_peer_id(owner)
         raise PeerError(f"the entry for {entry.span} in round {entry.round} is not signed by its owner {name}")
+
+
+def _refuse_medians(entry: Entry, head: SpanHead) -> str | None:
+    """Return why what an entry publishes cannot follow on what the one before did."""
+    for name, median, last, bounds in (
+        ("norm", entry.median_norm, head.radius, RADIUS_BOUNDS),
+        ("weight", entry.median_weight, head.median_weight, WEIGHT_BOUNDS),
+    ):
+        is_none_yet = name == "norm" and median == 0 and last <= 0
+        if median != within_reach(median, last, bounds) and not is_none_yet:
+            least, most = (within_reach(extreme, last, bounds) for extreme in (0.0, float("inf")))
+            return f"publishes a median {name} of {median:.4g}, which is not from {least:.4g} to {most:.4g}"
+    return None
+
+
+def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules) -> str | None:
+    """Return why an entry's weights are not those that its owner must use.
+
+    That its payload is the mean with these weights, and that they follow from the tokens and steps that contributors
+    trained, cannot be told from an entry.
+    """
+    limit = weight_limit(head, rules.weight_clip)
+    largest = max(entry.weights)
+    if largest > limit * _ROUNDING:
+        return f"has a weight of {largest:.4g}, beyond the limit {limit:.4g}"
+    if head.radius <= 0 and largest > min(weight for weight in entry.weights if weight > 0):
+        return "weighs contributions differently although the span has no radius yet"
+    rows: dict[int, list[float]] = {}
+    for place, weight in zip(included_places(entry), entry.weights, strict=True):
+        rows.setdefault(grid.row_of[roster.members[place].peer], []).append(weight)
+    for weights in rows.values():
+        rest = rest_of_row(weights)
+        if max(weights) > rest * _ROUNDING:
+            return f"has a weight of {max(weights):.4g}, more than the rest of its row together, which is {rest:.4g}"
+    return None
+
+
+def weight_limit(head: SpanHead | None, weight_clip: float) -> float:
+    """Return the largest weight of a contribution: a multiple of the median that was published last, if one was."""
+    if head is None or head.median_weight <= 0:
+        return WEIGHT_BOUNDS[1]
+    return min(max(weight_clip * head.median_weight, WEIGHT_BOUNDS[0]), WEIGHT_BOUNDS[1])
+
+
+def rest_of_row(weights: Sequence[float]) -> float:
+    """Return what the largest weight of a row may not exceed: the others together, where three or more count.
+
+    Of two, the smaller weight would decide alone what both weigh.
+    """
+    positive = sorted(weight for weight in weights if weight > 0)
+    return math.fsum(positive[:-1]) if len(positive) >= 3 else math.inf

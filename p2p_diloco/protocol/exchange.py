@@ -272,7 +272,7 @@ class Exchange:
     def _finish_span(self, finish: Finish, span: SpanId, *, at_deadline: bool) -> list[Action]:
         if span in finish.settled or not (at_deadline or finish.is_complete(span)):
             return []
-        found = finish.gather(span, self._chains.heads.get(span), self._reduction.radius_limit)
+        found = finish.gather(span, self._chains.heads.get(span), self._reduction)
         return self._settle(finish.settled, found, span, at_deadline=at_deadline)
 
     def _settle(self, settled: set[SpanId], found: Gathered | str, span: SpanId, *, at_deadline: bool) -> list[Action]:
@@ -308,15 +308,12 @@ class Exchange:
             collection.roster_digest,
             order.round,
             order.span,
-            gathered.parent,
-            head.height + 1,
+            head,
             gathered.inclusion_of(sound),
             payload,
         )
         if isinstance(entry, str):
             return entry
-        # Norms of 0, which a single contribution may claim, must not leave the next round without any limit.
-        entry = replace(entry, median_norm=entry.median_norm or head.radius)
         return replace(entry, signature=self._membership.me.sign(entry.statement()))
 
     def _row_mean(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import are_enough, lies_within, places_in
-from p2p_diloco.protocol.inclusion import Inclusion
+from p2p_diloco.protocol.entry import are_enough, lies_within, places_in, weight_limit
+from p2p_diloco.protocol.inclusion import Inclusion, as_float32, balanced, lower_median
 from p2p_diloco.protocol.messages import RowMean
-from p2p_diloco.protocol.round import Collection, Gathered, norm_limit, rounding_seed
+from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, norm_limit, rounding_seed
 
 ROW_MEAN_SLACK = 1.05
 """A mean is no longer than the longest of its parts, but its rounding to 8 bits may lengthen it a little."""
@@ -50,7 +50,7 @@ class Finish:
         """Tell whether the means of all rows are here."""
         return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
 
-    def gather(self, span: SpanId, head: SpanHead | None, radius_limit: float) -> Gathered | str:
+    def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:
         """Return what makes the span's entry, or why it is void this round.
 
         The parent is the one that more than half of the roster name, all rows together; the owner must stand there. Of
@@ -71,6 +71,8 @@ class Finish:
             return "the others build on another parent than this owner holds"
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
         inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
+        inclusions = _bound_weights(inclusions, head, rules.weight_clip)
+        norms = [norm for inclusion in inclusions.values() for norm in inclusion.norms]
         senders = {row: collection.grid.reducer(span, row) for row in agreeing}
         parts = tuple(
             Part(peer=sender, payload=mean.payload, weight=sum(inclusions[row].weights), norm=0.0)
@@ -84,7 +86,7 @@ class Finish:
                 span=span,
                 stage=Stage.FINISH,
                 parts=parts,
-                norm_limit=ROW_MEAN_SLACK * norm_limit(head, parent, radius_limit),
+                norm_limit=ROW_MEAN_SLACK * norm_limit(head, parent, rules.radius_limit, norms),
                 rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
             ),
             inclusions={sender: inclusions[row] for row, sender in senders.items() if sender is not None},
@@ -105,6 +107,18 @@ def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection
         row: inclusion if row not in new else replace(inclusion, weights=(0.0,) * len(inclusion.places))
         for row, inclusion in inclusions.items()
     }
+
+
+def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
+    """Hold rows to the weights that an entry may have, which their reducers have used unless they lie or are behind."""
+    limit = as_float32(weight_limit(head, weight_clip))
+    counted = [weight for inclusion in inclusions.values() for weight in inclusion.weights if weight > 0]
+    if head.radius <= 0:
+        one = min(lower_median(counted), limit)
+        all_weights = {row: [one if w > 0 else 0.0 for w in each.weights] for row, each in inclusions.items()}
+    else:
+        all_weights = {row: [min(weight, limit) for weight in each.weights] for row, each in inclusions.items()}
+    return {row: replace(each, weights=balanced(all_weights[row])) for row, each in inclusions.items()}
 
 
 def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:

@@ -6,8 +6,16 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.protocol.entry import Entry, are_enough, pack_included
+from p2p_diloco.ids import Digest, SpanHead, SpanId
+from p2p_diloco.protocol.entry import (
+    RADIUS_BOUNDS,
+    WEIGHT_BOUNDS,
+    Entry,
+    are_enough,
+    pack_included,
+    rest_of_row,
+    within_reach,
+)
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.wire import MOST_COUNTED
 
@@ -62,14 +70,14 @@ def build_entry(
     roster_digest: Digest,
     round_index: int,
     span: SpanId,
-    parent: Digest,
-    height: int,
+    head: SpanHead,
     inclusion: Inclusion,
     payload: bytes | memoryview,
 ) -> Entry | str:
     """Return the unsigned entry of a span, or why the span is void this round.
 
     Args:
+        head: where the span stands, on which the entry builds.
         payload: the encoded mean.
     """
     num_members = len(roster.members)
@@ -79,22 +87,34 @@ def build_entry(
     positive = [weight for weight in inclusion.weights if weight > 0]
     if not positive:
         return "all contributions have weight 0" if inclusion.places else "no contribution was sound"
+    # Norms of 0, which a contribution may claim, say nothing of how long others are.
+    norms = [norm for norm in inclusion.norms if norm > 0]
+    median_norm = as_float32(lower_median(norms)) if norms else head.radius
     return Entry(
         run=roster.run,
         round=round_index,
         span=span,
-        parent=parent,
-        height=height,
+        parent=head.digest,
+        height=head.height + 1,
         roster=roster_digest,
         present=pack_included(set(inclusion.present), num_members),
         included=pack_included(set(inclusion.places), num_members),
         weights=inclusion.weights,
         tokens=inclusion.tokens,
-        median_norm=as_float32(lower_median(inclusion.norms)),
-        median_weight=as_float32(lower_median(positive)),
+        median_norm=within_reach(median_norm, head.radius, RADIUS_BOUNDS) if median_norm > 0 else 0.0,
+        median_weight=within_reach(as_float32(lower_median(positive)), head.median_weight, WEIGHT_BOUNDS),
         payload=payload,
         signature=NO_SIGNATURE,
     )
+
+
+def balanced(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the weights of a row, none above the rest together where three or more count.
+
+    So whoever claims any number of tokens has at most half of a mean, whatever was published before.
+    """
+    rest = rest_of_row(weights)
+    return tuple(weight if weight <= rest else as_float32(rest) for weight in weights)
 
 
 def lower_median(values: Sequence[float]) -> float:

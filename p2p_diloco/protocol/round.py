@@ -9,18 +9,27 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import are_enough
+from p2p_diloco.protocol.entry import WEIGHT_BOUNDS, are_enough, weight_limit
 from p2p_diloco.protocol.grid import Grid
-from p2p_diloco.protocol.inclusion import Inclusion, as_float32, join_inclusions, only_present
+from p2p_diloco.protocol.inclusion import (
+    Inclusion,
+    as_float32,
+    balanced,
+    join_inclusions,
+    lower_median,
+    only_present,
+)
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.roster import Roster
 
+FIRST_NORM_RATIO = 16.0
+"""Norm of a contribution, in medians of those that came, while none is published: more than honest ones differ."""
 NOTHING_HELD_BACK: Mapping[SpanId, Digest] = MappingProxyType({})
 
 
@@ -187,10 +196,14 @@ class Gathered:
     inclusions: dict[PeerId, Inclusion]
 
     def inclusion_of(self, sound: frozenset[PeerId]) -> Inclusion:
-        """Return who is in the mean of the parts that the codec found sound; all who named the parent were there."""
-        return join_inclusions(
+        """Return who is in the mean of the parts that the codec found sound; all who named the parent were there.
+
+        The weights of a row are balanced among those in it, as whoever takes the mean does; an owner has balanced rows.
+        """
+        joined = join_inclusions(
             inclusion if peer in sound else inclusion.left_out() for peer, inclusion in self.inclusions.items()
         )
+        return joined if self.reduce.stage is Stage.FINISH else replace(joined, weights=balanced(joined.weights))
 
 
 def gather_contributions(
@@ -212,7 +225,7 @@ def gather_contributions(
     came = {peer: offer for peer, offer in agreeing.items() if (peer, span) in collection.payloads}
     if not came:
         return f"nobody's contribution came; {len(agreeing)} of {len(collection.roster.members)} members were there"
-    weights = _weights(came, collection.newcomers, head, rules)
+    weights = _weights(came, collection.newcomers, head if head is not None and head.digest == parent else None, rules)
     return Gathered(
         parent=parent,
         reduce=ReduceSpan(
@@ -223,7 +236,7 @@ def gather_contributions(
                 Part(peer=peer, payload=collection.payloads[peer, span], weight=weights[peer], norm=offer.norm)
                 for peer, (_, _, offer) in came.items()
             ),
-            norm_limit=norm_limit(head, parent, rules.radius_limit),
+            norm_limit=norm_limit(head, parent, rules.radius_limit, [offer.norm for _, _, offer in came.values()]),
             rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
         ),
         inclusions={
@@ -252,11 +265,16 @@ def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) ->
     return Inclusion(present=(place,), places=(place,), weights=(weight,), norms=(offer.norm,), tokens=opening.tokens)
 
 
-def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float) -> float:
-    """Return the longest contribution that is taken: a multiple of the radius that the parent published, if known."""
-    if head is None or head.digest != parent or head.radius <= 0:
-        return float("inf")
-    return radius_limit * head.radius
+def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms: Sequence[float]) -> float:
+    """Return the longest contribution that is taken: a multiple of the radius that the parent published, if known.
+
+    Until then, a multiple of the median of what three or more contributions say of themselves: one liar among them can
+    neither take part with a vector that drowns theirs, nor keep them out.
+    """
+    if head is not None and head.digest == parent and head.radius > 0:
+        return radius_limit * head.radius
+    median = lower_median(norms) if len(norms) >= 3 else 0.0
+    return FIRST_NORM_RATIO * median if median > 0 else float("inf")
 
 
 def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
@@ -281,14 +299,21 @@ def _weights(
     head: SpanHead | None,
     rules: ReductionRules,
 ) -> dict[PeerId, float]:
-    """Quantity times quality of this cycle, clipped; 0 for newcomers, unless nobody else's contribution came."""
+    """Quantity times quality of this cycle, clipped; 0 for newcomers, unless nobody else's contribution came.
+
+    Before the first radius, and where it is not known because `head` is None, all weigh the same: there is no median
+    yet that would keep one of them from claiming any number of tokens.
+    """
     all_new = newcomers.issuperset(offers)
-    ceiling = rules.weight_clip * head.median_weight if head is not None and head.median_weight > 0 else float("inf")
-    weights = {}
-    for peer, (_, opening, _) in offers.items():
-        weight = min(opening.tokens * opening.tokens / opening.steps, ceiling)
-        weights[peer] = as_float32(weight) if all_new or peer not in newcomers else 0.0
-    return weights
+    least, most = WEIGHT_BOUNDS[0], weight_limit(head, rules.weight_clip)
+    weights = {
+        peer: as_float32(min(max(opening.tokens * opening.tokens / opening.steps, least), most))
+        for peer, (_, opening, _) in offers.items()
+        if all_new or peer not in newcomers
+    }
+    if head is None or head.radius <= 0:
+        weights = dict.fromkeys(weights, lower_median(tuple(weights.values())))
+    return {peer: weights.get(peer, 0.0) for peer in offers}
 
 
 def newcomers_of(roster: Roster, parent: Roster | None) -> frozenset[PeerId]:

@@ -30,6 +30,7 @@ from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.inclusion import balanced
 from p2p_diloco.protocol.messages import SpanReply
 
 MOST_SHRINKS = 16
@@ -133,7 +134,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
     if not kept:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
-        mean_N = _mean_of(kept, source, elements, codecs.radial.get(action.span))
+        mean_N = _mean_of(kept, action.stage, source, elements, codecs.radial.get(action.span))
         payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
@@ -155,7 +156,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduce
         return None
     try:
         parts = [source.parts(part.payload, elements) for part in action.parts]
-        shares = np.array(shares_of([part.weight for part in action.parts], len(parts)), dtype=np.float32)
+        shares = np.array(shares_of(_weights_of(action.parts, action.stage), len(parts)), dtype=np.float32)
     except (PeerError, RoundError):
         return None
     room = passing_bytes(target.encoded_bytes(elements))
@@ -190,9 +191,17 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> N
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
 
 
-def _mean_of(parts: Sequence[Part], codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
-    """Return the mean of the decoded parts; none is in memory as a whole, but of codecs that have no slices."""
+def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:
+    """Return what parts weigh: those of a row balanced among each other, as its entry or row mean says."""
     weights = [part.weight for part in parts]
+    return weights if stage is Stage.FINISH else balanced(weights)
+
+
+def _mean_of(
+    parts: Sequence[Part], stage: Stage, codec: Codec, elements: int, is_radial_B: RadialBlocks | None
+) -> Vector:
+    """Return the mean of the decoded parts; none is in memory as a whole, but of codecs that have no slices."""
+    weights = _weights_of(parts, stage)
     if is_radial_B is not None:
         return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)

@@ -102,8 +102,8 @@ def test_two_groups_that_share_nobody_are_never_both_enough(num_members: int, on
         ({"weights": (1.0,)}, "has 1 weights for 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "do not sum to more than 0"),
         ({"weights": (0.0, 0.0, 0.0)}, "do not sum to more than 0"),
-        ({"median_norm": -1.0}, "a negative norm"),
-        ({"median_weight": -1.0}, "a negative norm or weight"),
+        ({"median_norm": -1.0}, "publishes a median norm of -1, which is not from 0.25 to 4"),
+        ({"median_weight": -1.0}, "publishes a median weight of -1, which is not from 1 to 1.845e"),
     ],
 )
 def test_an_entry_that_breaks_a_rule_is_refused(changes: dict[str, object], text: str) -> None:

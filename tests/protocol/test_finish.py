@@ -13,11 +13,12 @@ from p2p_diloco.protocol.entry import pack_included
 from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
 from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.messages import RowMean
-from p2p_diloco.protocol.round import Collection, Gathered, row_members
+from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, row_members
 
 ROSTER = roster_of(6)
 GRID = fold_roster(ROSTER, 2)
 HEAD = head_of(radius=1.0)
+RULES = ReductionRules(weight_clip=4.0, radius_limit=2.0)
 ROWS = range(len(GRID.rows))
 
 
@@ -71,7 +72,7 @@ def test_an_owner_waits_for_all_rows_and_averages_their_means() -> None:
     assert not owner.is_complete(SPAN)
     owner.add(row_mean(1))
     assert owner.is_complete(SPAN)
-    found = owner.gather(SPAN, HEAD, 2.0)
+    found = owner.gather(SPAN, HEAD, RULES)
     assert isinstance(found, Gathered)
     assert found.reduce.stage is Stage.FINISH
     assert [(part.peer, part.payload, part.weight) for part in found.reduce.parts] == [
@@ -85,19 +86,19 @@ def test_an_owner_waits_for_all_rows_and_averages_their_means() -> None:
 def test_without_a_majority_on_the_parent_that_the_owner_holds_there_is_no_entry() -> None:
     owner = finish()
     nobody = "0 of 6 members were there on one parent, in 0 rows; more than half are needed"
-    assert owner.gather(SPAN, HEAD, 2.0) == nobody
+    assert owner.gather(SPAN, HEAD, RULES) == nobody
     owner.add(row_mean(0))
-    assert "3 of 6 members were there on one parent, in 1 rows" in str(owner.gather(SPAN, HEAD, 2.0))
+    assert "3 of 6 members were there on one parent, in 1 rows" in str(owner.gather(SPAN, HEAD, RULES))
     owner.add(row_mean(1))
     for head in (None, head_of(digest=b"behind")):
-        assert owner.gather(SPAN, head, 2.0) == "the others build on another parent than this owner holds"
+        assert owner.gather(SPAN, head, RULES) == "the others build on another parent than this owner holds"
 
 
 def test_a_row_on_another_parent_is_left_out() -> None:
     owner = finish()
     owner.add(row_mean(0, included=pack_included(set(row_members(ROSTER, GRID, 0)), 6)))
     owner.add(row_mean(1, parent=sha256(b"other")))
-    assert "3 of 6 members were there on one parent, in 2 rows" in str(owner.gather(SPAN, HEAD, 2.0))
+    assert "3 of 6 members were there on one parent, in 2 rows" in str(owner.gather(SPAN, HEAD, RULES))
 
 
 def test_all_who_were_there_count_whoever_is_in_the_means() -> None:
@@ -105,7 +106,7 @@ def test_all_who_were_there_count_whoever_is_in_the_means() -> None:
     for row in ROWS:
         first = min(row_members(ROSTER, GRID, row))
         owner.add(row_mean(row, included=pack_included({first}, 6), weights=(2.0,), norms=(1.0,)))
-    found = owner.gather(SPAN, HEAD, 2.0)
+    found = owner.gather(SPAN, HEAD, RULES)
     assert isinstance(found, Gathered)
     everybody = frozenset(map(sender, ROWS))
     firsts = tuple(sorted(min(row_members(ROSTER, GRID, row)) for row in ROWS))
@@ -119,10 +120,10 @@ def test_one_present_member_fewer_than_a_majority_is_too_few() -> None:
     for row in ROWS:
         places = set(row_members(ROSTER, GRID, row)) - ({min(row_members(ROSTER, GRID, row))})
         owner.add(row_mean(row, present=pack_included(places, 6), included=pack_included(places, 6)))
-    assert isinstance(owner.gather(SPAN, HEAD, 2.0), Gathered), "4 of 6"
+    assert isinstance(owner.gather(SPAN, HEAD, RULES), Gathered), "4 of 6"
     few = finish()
     few.add(row_mean(0))
-    assert isinstance(few.gather(SPAN, HEAD, 2.0), str), "3 of 6: the other half may say the same of another parent"
+    assert isinstance(few.gather(SPAN, HEAD, RULES), str), "3 of 6: the other half may say the same of another parent"
 
 
 def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
@@ -130,7 +131,7 @@ def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
     owner = finish(*new)
     for row in ROWS:
         owner.add(row_mean(row))
-    found = owner.gather(SPAN, HEAD, 2.0)
+    found = owner.gather(SPAN, HEAD, RULES)
     assert isinstance(found, Gathered)
     assert [part.weight for part in found.reduce.parts] == [6.0, 0.0]
     weights = found.inclusion_of(frozenset(map(sender, ROWS))).weights
@@ -138,7 +139,7 @@ def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
     everyone = finish(*ids(6))
     for row in ROWS:
         everyone.add(row_mean(row))
-    found = everyone.gather(SPAN, HEAD, 2.0)
+    found = everyone.gather(SPAN, HEAD, RULES)
     assert isinstance(found, Gathered)
     assert [part.weight for part in found.reduce.parts] == [6.0, 6.0]
 

@@ -34,7 +34,7 @@ def inclusion(*places: int, tokens: int = 100, present: tuple[int, ...] | None =
 
 
 def entry_of(made: Inclusion) -> Entry | str:
-    return build_entry(ROSTER, ROSTER.digest(), 4, SPAN, HEAD.digest, 1, made, b"mean")
+    return build_entry(ROSTER, ROSTER.digest(), 4, SPAN, HEAD, made, b"mean")
 
 
 def test_inclusions_are_joined_in_roster_order() -> None:

@@ -244,7 +244,7 @@ def test_boasting_contributors_cannot_make_the_owner_fail() -> None:
     for peer in (A, B):
         found.openings[peer] = opening(tokens=MOST_COUNTED, steps=1)
     inclusion = gathered(found).inclusion_of(frozenset({A, B}))
-    entry = build_entry(ROSTER, ROSTER.digest(), 0, SPAN, HEAD.digest, 1, inclusion, b"m")
+    entry = build_entry(ROSTER, ROSTER.digest(), 0, SPAN, HEAD, inclusion, b"m")
     assert not isinstance(entry, str)
     assert entry.tokens == MOST_COUNTED
     assert entry.digest()

@@ -27,7 +27,7 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.inclusion import Inclusion, build_entry
+from p2p_diloco.protocol.inclusion import Inclusion, balanced, build_entry
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import rounding_seed
@@ -231,13 +231,11 @@ class OurSwarm(Algorithm):
         inclusion = Inclusion(
             present=tuple(range(len(self._places))),  # who is not away says so, whatever becomes of its vectors
             places=tuple(self._places.index(learner) for learner in arrived),
-            weights=tuple(part.weight for part in parts),
+            weights=balanced([part.weight for part in parts]),
             norms=tuple(part.norm for part in parts),
             tokens=sum(one.tokens for one in arrived.values()),
         )
-        entry = build_entry(
-            self._roster, self._roster.digest(), round_index, span, head.digest, head.height, inclusion, reduced.payload
-        )
+        entry = build_entry(self._roster, self._roster.digest(), round_index, span, head, inclusion, reduced.payload)
         return entry if isinstance(entry, Entry) else None
 
     def _radial_blocks(self) -> dict[SpanId, RadialBlocks]:

@@ -1,0 +1,270 @@
+"""What an entry's numbers may be, whoever signs it: no honest entry is refused, and no other can end training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_run import RUN, run_rules, sign_as, verify
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import SPAN, entry_on, head_of, ids, roster_of
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId, SpanHead
+from p2p_diloco.protocol.entry import RADIUS_BOUNDS, Entry, EntryRules, check_entry, next_head, pack_included
+from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish
+from p2p_diloco.protocol.grid import Grid, fold_roster
+from p2p_diloco.protocol.inclusion import as_float32, balanced, build_entry
+from p2p_diloco.protocol.messages import Opening, RowMean, SpanOffer
+from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.round import (
+    FIRST_NORM_RATIO,
+    Collection,
+    Gathered,
+    ReductionRules,
+    gather_contributions,
+    row_members,
+)
+
+CLIP, KAPPA, INVALID = 4.0, 2.0, 4.0
+RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=INVALID, weight_clip=CLIP)
+REDUCTION = ReductionRules(weight_clip=CLIP, radius_limit=KAPPA)
+ROSTER = roster_of(5)
+GRID = fold_roster(ROSTER, 16)
+MOST_LENGTHENED = 1.32
+"""By rounding to four bits: 63 elements of a block that are a little over half a step of its largest."""
+reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=150)
+radii = st.just(0.0) | st.floats(0, 2.0**126, width=32)
+heads = st.builds(lambda radius, weight: replace(head_of(radius=radius), median_weight=weight), radii, radii)
+honest = st.lists(
+    st.tuples(st.integers(1, 2**62), st.integers(1, 2**40), st.just(0.0) | st.floats(0, 2.0**126, width=32)),
+    min_size=5,
+    max_size=5,
+)
+
+
+def owner_of(grid: Grid) -> PeerId:
+    owner = grid.owner(SPAN)
+    assert owner is not None
+    return owner
+
+
+def check(entry: Entry, head: SpanHead, norm: float = 0.0, roster: Roster = ROSTER, grid: Grid = GRID) -> None:
+    check_entry(entry, head, roster, grid, RULES, norm, verify)
+
+
+def collected(
+    told: list[tuple[int, int, float]], head: SpanHead, *, roster: Roster = ROSTER, grid: Grid = GRID, row: int = 0,
+    newcomers: frozenset[PeerId] = frozenset(),
+) -> Collection:  # fmt: skip
+    """Return what a reducer holds of members that say (tokens, steps, norm), in roster order."""
+    found = Collection(
+        round=0,
+        fragment=0,
+        roster=roster,
+        roster_digest=roster.digest(),
+        grid=grid,
+        row=row,
+        members=row_members(roster, grid, row),
+        reduced=(SPAN,),
+        newcomers=newcomers,
+    )
+    for (_, member), (tokens, steps, norm) in zip(found.members.items(), told, strict=False):
+        offer = SpanOffer(index=SPAN.index, parent=head.digest, sends=True, norm=norm)
+        found.openings[member.peer] = Opening(
+            round=0, roster=roster.digest(), incarnation=1, tokens=tokens, steps=steps, commitment=head.digest,
+            spans=(offer,),
+        )  # fmt: skip
+        found.payloads[member.peer, SPAN] = b"vector"
+    return found
+
+
+def entry_by(gathered: Gathered, sound: frozenset[PeerId], head: SpanHead, roster: Roster, grid: Grid) -> Entry:
+    made = build_entry(roster, roster.digest(), 0, SPAN, head, gathered.inclusion_of(sound), b"mean")
+    assert isinstance(made, Entry), made
+    return replace(made, signature=sign_as(owner_of(grid), made.statement()))
+
+
+@given(head=heads, told=honest, unsound=st.sets(st.integers(0, 4), max_size=4), num_new=st.integers(0, 2))
+@reproducible
+def test_an_honest_entry_is_never_refused_wherever_its_span_stands(
+    head: SpanHead, told: list[tuple[int, int, float]], unsound: set[int], num_new: int
+) -> None:
+    """Whatever earlier owners published and contributors say, whoever is new or dropped: the next entry is valid.
+
+    So there is no state from which a span never gets entries again.
+    """
+    newcomers = frozenset(ids(5)[:num_new])
+    gathered = gather_contributions(collected(told, head, newcomers=newcomers), SPAN, head, REDUCTION)
+    assert isinstance(gathered, Gathered)
+    sound = frozenset(peer for place, peer in enumerate(ids(5)) if place not in unsound)
+    if not sound - newcomers and newcomers:
+        return
+    longest = gathered.reduce.norm_limit * MOST_LENGTHENED if head.radius > 0 else 2.0**90
+    check(entry_by(gathered, sound, head, ROSTER, GRID), head, longest)
+
+
+@given(head=heads, told=honest.flatmap(lambda row: st.just(row * 2)), lie=st.none() | st.floats(1, 2.0**126, width=32))
+@reproducible
+def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_says(
+    head: SpanHead, told: list[tuple[int, int, float]], lie: float | None
+) -> None:
+    roster = roster_of(6)
+    grid = fold_roster(roster, 2)
+    whole = collected(told, head, roster=roster, grid=grid)
+    owner = Finish(collection=whole, owned=(SPAN,))
+    for row in range(2):
+        gathered = gather_contributions(
+            collected(told[3 * row :], head, roster=roster, grid=grid, row=row), SPAN, head, REDUCTION
+        )
+        assert isinstance(gathered, Gathered)
+        found = gathered.inclusion_of(frozenset(part.peer for part in gathered.reduce.parts))
+        weights = found.weights if lie is None or row else (lie, 1.0, 1.0)
+        owner.add(RowMean(
+            round=0, span=SPAN, roster=roster.digest(), parent=head.digest, row=row,
+            present=pack_included(set(found.present), 6), included=pack_included(set(found.places), 6),
+            weights=weights, norms=found.norms, tokens=found.tokens, payload=b"mean",
+        ))  # fmt: skip
+    finished = owner.gather(SPAN, head, REDUCTION)
+    assert isinstance(finished, Gathered)
+    senders = frozenset(part.peer for part in finished.reduce.parts)
+    longest = finished.reduce.norm_limit * MOST_LENGTHENED if head.radius > 0 else 2.0**90
+    assert head.radius <= 0 or finished.reduce.norm_limit <= ROW_MEAN_SLACK * KAPPA * head.radius
+    check(entry_by(finished, senders, head, roster, grid), head, longest, roster, grid)
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-30, RADIUS_BOUNDS[0], 1.0, RADIUS_BOUNDS[1], 3e38])
+@pytest.mark.parametrize("norm", [1e-3, 1.0, 30.0])
+def test_from_wherever_it_is_the_radius_is_back_at_what_is_honest_within_thirty_entries(
+    radius: float, norm: float
+) -> None:
+    head, told = head_of(radius=as_float32(radius)), [(1000, 10, as_float32(norm))] * 5
+    for _ in range(30):
+        gathered = gather_contributions(collected(told, head), SPAN, head, REDUCTION)
+        assert isinstance(gathered, Gathered)
+        entry = entry_by(gathered, frozenset(ids(5)), head, ROSTER, GRID)
+        check(entry, head)
+        # The same round again and again: only what the head publishes matters here.
+        head = replace(next_head(head, entry), round=-1)
+    assert head.radius == as_float32(norm)
+
+
+@pytest.mark.parametrize(
+    ("published", "is_taken"), [(0.0, False), (0.24, False), (0.25, True), (4.0, True), (4.1, False), (3e38, False)]
+)
+def test_what_is_published_moves_by_a_factor_of_four_at_most(published: float, is_taken: bool) -> None:
+    head = replace(head_of(radius=1.0), median_weight=1000.0)
+    for changes in (
+        {"median_norm": published, "median_weight": 1000.0},
+        {"median_weight": min(1000.0 * published, 3e38)},
+    ):
+        entry = entry_on(head, ROSTER, owner_of(GRID), **changes)
+        if is_taken:
+            check(entry, head)
+            continue
+        with pytest.raises(PeerError, match=r"publishes a median (norm|weight) of \S+, which is not from"):
+            check(entry, head)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"median_norm": 2.0**41}, {"median_norm": 3e38}, {"median_norm": 2.0**-21}, {"median_weight": 0.0},
+                {"median_weight": 3e38}],
+)  # fmt: skip
+def test_the_first_entry_of_a_span_publishes_nothing_absurd(changes: dict[str, float]) -> None:
+    with pytest.raises(PeerError, match="publishes a median"):
+        check(entry_on(head_of(), ROSTER, owner_of(GRID), **changes), head_of())
+
+
+def test_a_radius_is_published_as_none_only_while_there_is_none() -> None:
+    check(entry_on(head_of(), ROSTER, owner_of(GRID), median_norm=0.0), head_of())
+    silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head_of()), SPAN, head_of(), REDUCTION)
+    assert isinstance(silent, Gathered)
+    assert entry_by(silent, frozenset(ids(5)), head_of(), ROSTER, GRID).median_norm == 0.0
+    kept = entry_by(silent, frozenset(ids(5)), head_of(radius=3.0), ROSTER, GRID)
+    assert kept.median_norm == 3.0, "norms of 0 say nothing of how long others are"
+
+
+def test_a_liar_of_tokens_weighs_no_more_than_others_while_its_span_has_no_radius() -> None:
+    told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 4]
+    gathered = gather_contributions(collected(told, head_of()), SPAN, head_of(), REDUCTION)
+    assert isinstance(gathered, Gathered)
+    assert [part.weight for part in gathered.reduce.parts] == [100_000.0] * 5
+    entry = entry_by(gathered, frozenset(ids(5)), head_of(), ROSTER, GRID)
+    assert entry.median_weight == 100_000.0, "so that from the second entry on weights have a limit that suits them"
+    with pytest.raises(PeerError, match="weighs contributions differently although the span has no radius yet"):
+        check(entry_on(head_of(), ROSTER, owner_of(GRID), weights=(2.0, 1.0, 1.0, 1.0, 1.0)), head_of())
+
+
+def test_a_reducer_that_does_not_know_the_radius_weighs_all_the_same() -> None:
+    told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 4]
+    head = head_of(radius=1.0)
+    gathered = gather_contributions(collected(told, head), SPAN, None, REDUCTION)
+    assert isinstance(gathered, Gathered)
+    assert len({part.weight for part in gathered.reduce.parts}) == 1
+
+
+@pytest.mark.parametrize(("norm", "limit"), [(1e30, FIRST_NORM_RATIO), (1e-30, FIRST_NORM_RATIO), (0.0, 16.0)])
+def test_before_the_first_radius_one_liar_of_norms_neither_drowns_the_others_nor_keeps_them_out(
+    norm: float, limit: float
+) -> None:
+    told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 4]
+    gathered = gather_contributions(collected(told, head_of()), SPAN, head_of(), REDUCTION)
+    assert isinstance(gathered, Gathered)
+    assert gathered.reduce.norm_limit == limit
+    two = gather_contributions(collected(told[:2], head_of(), roster=roster_of(2), grid=fold_roster(roster_of(2), 16)),
+                               SPAN, head_of(), REDUCTION)  # fmt: skip
+    assert isinstance(two, Gathered)
+    assert two.reduce.norm_limit == float("inf"), "of two nobody knows who lies"
+
+
+def test_no_weight_is_above_the_rest_of_its_row_together() -> None:
+    head = replace(head_of(radius=1.0), median_weight=1000.0)
+    gathered = gather_contributions(collected([(2000, 10, 1.0), *[(10, 1, 1.0)] * 2], head), SPAN, head, REDUCTION)
+    assert isinstance(gathered, Gathered)
+    three = frozenset(part.peer for part in gathered.reduce.parts)
+    assert gathered.inclusion_of(three).weights == (200.0, 100.0, 100.0)
+    owner = owner_of(GRID)
+    check(entry_on(head, ROSTER, owner, places=(0, 1, 2), weights=(200.0, 100.0, 100.0), median_weight=250.0), head)
+    with pytest.raises(PeerError, match="has a weight of 201, more than the rest of its row together, which is 200"):
+        check(entry_on(head, ROSTER, owner, places=(0, 1, 2), weights=(201.0, 100.0, 100.0), median_weight=250.0), head)
+    check(
+        entry_on(head, ROSTER, owner, places=(0, 1), present=(0, 1, 2), weights=(900.0, 1.0), median_weight=250.0), head
+    )
+
+
+def test_a_weight_is_at_most_a_multiple_of_the_last_median() -> None:
+    head = replace(head_of(radius=1.0), median_weight=10.0)
+    weights = (40.0, 40.0, 40.0, 1.0, 1.0)
+    check(entry_on(head, ROSTER, owner_of(GRID), weights=weights, median_weight=40.0), head)
+    with pytest.raises(PeerError, match=r"has a weight of 40\.1, beyond the limit 40"):
+        check(entry_on(head, ROSTER, owner_of(GRID), weights=(*weights[:2], 40.1, 1.0, 1.0), median_weight=40.0), head)
+
+
+@given(st.lists(st.just(0.0) | st.floats(1, 2.0**64, width=32), max_size=9))
+@reproducible
+def test_balancing_touches_no_weight_but_the_largest(weights: list[float]) -> None:
+    found = balanced(weights)
+    assert sum(a != b for a, b in zip(found, weights, strict=True)) <= 1
+    assert all(a <= b for a, b in zip(found, weights, strict=True))
+    assert balanced(found) == found
+
+
+def test_rows_of_a_grid_are_balanced_by_themselves() -> None:
+    roster = roster_of(6)
+    grid = fold_roster(roster, 2)
+    head = replace(head_of(radius=1.0), median_weight=1000.0)
+    first = set(row_members(roster, grid, 0))
+    weights = tuple(1000.0 if place in first else 10.0 for place in range(6))
+    owner = owner_of(grid)
+    check(entry_on(head, roster, owner, weights=weights, median_weight=1000.0), head, 0.0, roster, grid)
+    tall = tuple(30.0 if place == min(set(range(6)) - first) else weight for place, weight in enumerate(weights))
+    with pytest.raises(PeerError, match="has a weight of 30, more than the rest of its row together, which is 20"):
+        check(entry_on(head, roster, owner, weights=tall, median_weight=1000.0), head, 0.0, roster, grid)
+
+
+def test_members_that_the_roster_lacks_are_not_weighed() -> None:
+    """A bitmap that names members the roster lacks is refused as such: nobody looks for their rows."""
+    entry = replace(entry_on(head_of(), ROSTER, owner_of(GRID)), included=b"\xff", present=b"\xff", weights=(1.0,) * 8)
+    with pytest.raises(PeerError, match="names members that the roster lacks"):
+        check(entry, head_of())
