@@ -48,8 +48,8 @@ class Beacon:
         return self._next
 
     def is_due(self, now: float) -> bool:
-        """Tell whether a heartbeat is due, and count on its being sent."""
-        if now < self._next:
+        """Tell whether a heartbeat is due, and count on its being sent; one is, too, when time was set back."""
+        if 0.0 < self._next - now <= self._rules.heartbeat_seconds:
             return False
         self._next = now + self._rules.heartbeat_seconds
         return True

@@ -1,6 +1,6 @@
 """Swarm time cut into rounds and cycles; deadlines are absolute.
 
-`now_seconds` is swarm time: the local clock plus the median offset to the peers' raw clocks, self included.
+`now_seconds` is swarm time: the local clock plus the median offset to the members' raw clocks, self included.
 """
 
 from __future__ import annotations
@@ -83,13 +83,16 @@ class RoundClock:
         return min(max(int(share / LEAD_TURN_SHARE), 0), LEAD_TURNS - 1)
 
 
-def median_offset(peer_offsets_seconds: Sequence[float]) -> float:
+def median_offset(peer_offsets_seconds: Sequence[float], *, own_counts: bool = True) -> float:
     """Return what to add to the local clock: the median of the offsets to all raw clocks, the own (0) included.
 
     Of an even number it is the mean of the two middle ones: it lies between them, so that a mad clock among four or
     more still moves nobody, and of two each goes half the way. Raw clocks, not corrected ones: a swarm that corrected
     against corrections would drift away together.
+
+    Args:
+        own_counts: whether the own clock is one of them. Who is no member just follows those of the others.
     """
-    offsets = sorted([0.0, *peer_offsets_seconds])
+    offsets = sorted([0.0, *peer_offsets_seconds] if own_counts or not peer_offsets_seconds else peer_offsets_seconds)
     half = len(offsets) // 2
     return offsets[half] if len(offsets) % 2 else (offsets[half - 1] + offsets[half]) / 2.0

@@ -103,7 +103,7 @@ class SwarmNode:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._lost: NetworkError | None = None
-        self._last_ping = 0.0
+        self._last_ping = float("-inf")
         self._notes = RoundNotes()
         self._archive = archive if archive is not None else NoArchive()
         self._serving = Serving(
@@ -128,6 +128,7 @@ class SwarmNode:
         """
         for peer in sorted(self._transport.linked_peers()):
             self.link_up(peer)
+        self._choose_clocks()
         while True:
             if self._lost is not None:
                 raise self._lost
@@ -153,13 +154,26 @@ class SwarmNode:
         self._play(self.engine.leave(self._clock.now()))
 
     def _ping(self, now: float) -> None:
-        if now - self._last_ping < self.engine.rules.heartbeat_seconds:
+        beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
+        if moment - self._last_ping < beat:
             return
-        self._last_ping = now
-        beat = self.engine.rules.heartbeat_seconds
+        self._last_ping = moment
         for peer in sorted(self._transport.linked_peers()):
-            if self._clock.is_due(peer, beat):
+            if self._clock.counts(peer) and self._clock.is_due(peer, beat):
                 self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
+
+    def _choose_clocks(self) -> None:
+        """Let the members' clocks count, and for who is no member the helper's: it founded the run."""
+        roster, me = self.engine.book.in_force, self.engine.me
+        if roster is None:
+            self._clock.listen_to((), is_voice=False, takes_part=False)
+            return
+        member = roster.member(me.peer)
+        helper = (roster.helper,) if roster.helper is not None and member is None else ()
+        voices = {*roster.peers(), *helper} - {me.peer}
+        takes_part = member is not None and member.incarnation == me.incarnation
+        self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part)
+        self._last_ping = float("-inf")  # who begins to count is asked at once
 
     # -- what the transport tells
 
@@ -197,7 +211,7 @@ class SwarmNode:
         now = self._clock.now()
         match message:
             case Ping():
-                self._post(peer, Pong(nonce=message.nonce, clock_seconds=self._clock.raw()), now + 5.0)
+                self._post(peer, Pong(nonce=message.nonce, clock_seconds=self._clock.own()), now + 5.0)
             case Pong():
                 self._clock.hear(peer, message.nonce, message.clock_seconds)
             case ManifestRequest():
@@ -272,6 +286,7 @@ class SwarmNode:
                     self._memory.keep_goodbye(action.goodbye)
                 case KeepRoster():
                     self._memory.keep_roster(action.certified)
+                    self._choose_clocks()
                 case RoundClosed():
                     for topic, text in self._notes.take():
                         self._observer.report(topic, text)

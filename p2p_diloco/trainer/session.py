@@ -23,7 +23,7 @@ from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey, is_signed_by
-from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.clock_sync import SwarmClock, steady_unix_seconds
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_work import warm_up
@@ -80,7 +80,7 @@ class PeerSession:
         self._stop = stop
         self._manifest: RunManifest = parts.signed.verify(parts.run)
         self._plan: RunPlan = plan_run(self._manifest)
-        self._clock = SwarmClock(time.time)
+        self._clock = SwarmClock(steady_unix_seconds())
         self._engine = self._make_engine()
         self._keeper = LinkKeeper(
             transport=parts.transport,

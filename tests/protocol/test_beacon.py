@@ -64,3 +64,12 @@ def test_a_heartbeat_names_the_roster_in_force_and_counts_up() -> None:
     assert (first.roster, first.roster_k) == (roster_1(2).roster.digest(), 1)
     assert second.sequence == first.sequence + 1
     assert verify(second.peer, second.statement(), second.signature)
+
+
+def test_a_heartbeat_is_due_too_once_time_was_set_back() -> None:
+    lamp, _ = beacon()
+    every = run_rules().heartbeat_seconds
+    assert lamp.is_due(1_000_000.0)
+    assert not lamp.is_due(1_000_000.0 + every / 2)
+    assert lamp.is_due(5.0), "a joiner that takes the swarm's time must not be silent until its old one comes again"
+    assert not lamp.is_due(5.0 + every / 2)

@@ -47,3 +47,10 @@ def test_each_quarter_is_one_leads_turn(now: float, turn: int) -> None:
 )
 def test_the_offset_is_the_median_with_our_own_clock(offsets: tuple[float, ...], expected: float) -> None:
     assert median_offset(offsets) == expected
+
+
+@pytest.mark.parametrize(("offsets", "expected"), [((), 0.0), ((5.0,), 5.0), ((1.0, 2.0), 1.5), ((9.0, 8.0, 0.0), 8.0)])
+def test_who_is_no_member_follows_the_others_clocks_and_counts_its_own_for_nothing(
+    offsets: tuple[float, ...], expected: float
+) -> None:
+    assert median_offset(offsets, own_counts=False) == expected

@@ -19,6 +19,7 @@ from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.replica import absorbed_entry
@@ -143,6 +144,7 @@ class Machine:
     closed: list[RoundClosed] = field(default_factory=list)
     island: FakeIsland | None = None
     node: SwarmNode | None = None
+    clock: SwarmClock | None = None
     transport: MemoryTransport | None = None
     keeper: LinkKeeper | None = None
     task: asyncio.Task[None] | None = None

@@ -87,7 +87,7 @@ class MemorySwarm:
         """Start a machine, for the first time or again from its disk."""
         machine = self.machines[name]
         machine.disk.incarnation += 1
-        clock = SwarmClock(lambda: self.unix_seconds() + machine.clock_offset)
+        clock = machine.clock = SwarmClock(lambda: self.unix_seconds() + machine.clock_offset)
         machine.transport = self.network.transport(
             machine.peer, run=RUN, can_be_dialled=machine.dialable, limits=machine.limits
         )

@@ -93,6 +93,12 @@ def act(scene: Callable[[MemorySwarm, Machine, Caller], Coroutine[Any, Any, None
     play(whole)
 
 
+def count_clock(founder: Machine, caller: Caller) -> None:
+    """Let the caller's clock count at the founder, until the next roster, as if it were a member."""
+    assert founder.clock is not None
+    founder.clock.listen_to((caller.transport.peer,), is_voice=True, takes_part=True)
+
+
 def test_the_clock_and_the_manifest_are_answered_without_the_engine() -> None:
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         pong = await caller.ask(Ping(nonce=7), Pong)
@@ -119,6 +125,9 @@ def test_peers_are_pinged_until_they_answer_and_then_once_in_a_while() -> None:
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
         beat = swarm.rules.heartbeat_seconds
         await swarm.run(3.5 * beat)
+        assert not caller.of(Ping), "a stranger's clock is nobody's business"
+        count_clock(founder, caller)
+        await swarm.run(3.5 * beat)
         asked_before = len(caller.of(Ping))
         assert asked_before >= 3
         while len(caller.of(Ping)) == asked_before:  # an answer counts only if it comes soon
@@ -133,6 +142,7 @@ def test_peers_are_pinged_until_they_answer_and_then_once_in_a_while() -> None:
 
 def test_a_clock_that_is_years_off_does_not_make_the_shell_spin() -> None:
     async def scene(swarm: MemorySwarm, founder: Machine, caller: Caller) -> None:
+        count_clock(founder, caller)
         await swarm.run(2.5 * swarm.rules.heartbeat_seconds)
         caller.say(Pong(nonce=caller.of(Ping)[-1].nonce, clock_seconds=0.1))
         await swarm.run(5 * swarm.rules.heartbeat_seconds)  # for ever, if a pause is shorter than the clocks resolve
