@@ -94,7 +94,8 @@ class PeerEngine:
 
     def _recall(self, recalled: Recalled) -> None:
         for certified in recalled.rosters:
-            self.book.add(certified)
+            wins = self.membership.is_better(certified.roster, certified.roster.cycle)
+            self.book.add(certified, wins=wins)
         if self.book.in_force is not None:
             self.membership.included_total = self.book.in_force.included_total
         if recalled.goodbye is not None:
@@ -220,7 +221,8 @@ class PeerEngine:
         mine = self.book.in_force
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
             ours = (mine.included_total, mine.k) if mine is not None else (-1, -1)
-            if (beat.included_total, beat.roster_k) >= ours:
+            # A line that counts less may be the better one where ours went on without a majority.
+            if (beat.included_total, beat.roster_k) >= ours or (mine is not None and mine.epoch > 0):
                 actions.append(self.membership.ask_rosters(sender, now))
         return actions + self._repair.compare(sender, beat, now)
 

@@ -28,6 +28,7 @@ from p2p_diloco.protocol.ballot import (
     propose,
     vote,
 )
+from p2p_diloco.protocol.histories import is_better, is_left_behind, is_sound
 from p2p_diloco.protocol.messages import Message, RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
 from p2p_diloco.protocol.roster import (
@@ -81,6 +82,7 @@ class Membership(Attendance):
         self.included_total = 0
         self.void_cycles = 0
         self.in_force_since = 0
+        self._doubted_since: float | None = None
         self._ballots = ballots
         self._candidacy: Candidacy | None = None
         self._remembers = remembers
@@ -116,13 +118,18 @@ class Membership(Attendance):
 
     # -- the chain of rosters
 
-    def take_rosters(self, rosters: tuple[CertifiedRoster, ...], now: float) -> list[Action]:
-        """Add rosters in chain order; report what is now in force, and a branch that was given up."""
+    def take_rosters(self, rosters: tuple[CertifiedRoster, ...], now: float, *, is_own: bool = False) -> list[Action]:
+        """Add rosters in chain order; report what is now in force, and a branch that was given up.
+
+        Args:
+            is_own: this peer led the ballot, and saw the votes come.
+        """
         before = self.book.in_force
         actions: list[Action] = []
         for certified in rosters:
             try:
-                if self.book.add(certified):
+                wins = None if is_own else self._weigh(certified, now)
+                if self.book.add(certified, wins=wins):
                     actions.append(KeepRoster(certified=certified))
             except PeerError as error:
                 actions.append(Report(topic="roster-refused", text=str(error)))
@@ -131,6 +138,48 @@ class Membership(Attendance):
         if after is not None and after is not before:
             self._enter(before, after, now, actions)
         return actions
+
+    def is_better(self, roster: Roster, cycle: int) -> bool | None:
+        """Tell whether a roster ends a better line than the one in force; None where that is told by seniority."""
+        parting = self.book.parting(roster.parent)
+        if parting is None or not parting[1] or roster.digest() in self.book:
+            return None
+        begin, ours, theirs = parting
+        return is_better(begin, ours, [*theirs, roster], cycle, self.rules.void_cycles)
+
+    def _weigh(self, certified: CertifiedRoster, now: float) -> bool | None:
+        """Tell whether a roster must be in force; raises PeerError for one that is not even to be kept."""
+        roster, mine = certified.roster, self.book.in_force
+        current, cycle = self.rules.clock.round_at(now), self.rules.clock.cycle(self.rules.clock.round_at(now))
+        ahead = ballot_turn(certified.ballot)[0] - current
+        member = mine.member(self.me.peer) if mine is not None else None
+        if ahead > 1 and member is not None and member.incarnation == self.me.incarnation:
+            raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
+        if mine is not None and roster.parent == self.book.in_force_digest and roster.level > self.level():
+            self._doubt(roster, mine, now)
+        parting = self.book.parting(roster.parent)
+        is_new = roster.digest() not in self.book
+        if is_new and parting is not None and is_sound(parting[0], parting[1], cycle, self.rules.void_cycles):
+            raise PeerError(f"roster {roster.k} is of another line than the one here, which went on with a majority")
+        return self.is_better(roster, cycle)
+
+    def _doubt(self, roster: Roster, mine: Roster, now: float) -> None:
+        """Raise PeerError for a degraded roster, unless this peer has seen no entries and most members have gone on.
+
+        One member's vote is enough for such a roster, so it is in force only where somebody is stalled too, or comes
+        back to a swarm that went on without it. Who comes back looks twice: one liar may be the first to be heard.
+        """
+        clock = self.rules.clock
+        is_idle = self._latest_part < clock.round_at(now) - 2 * clock.num_fragments
+        since = self._doubted_since
+        self._doubted_since = (now if since is None else since) if is_idle else None
+        has_waited = is_idle and since is not None and now - since >= self.rules.silence_seconds
+        if has_waited and is_left_behind(mine, list(self.alive(now).values()), self.book):
+            return
+        raise PeerError(
+            f"roster {roster.k} has no majority of roster {mine.k} behind it, only level {roster.level}; it counts for "
+            f"those who have been without entries for so long: this peer is at level {self.level()}"
+        )
 
     def ask_rosters(self, to: PeerId, now: float) -> Send:
         """Ask a peer whose roster is not known here for what we lack."""
@@ -362,7 +411,7 @@ class Membership(Attendance):
         if certified is None:
             return []
         to = (self._first_to_hear(self._candidacy.parent, now) | self.alive(now).keys()) - {self.me.peer}
-        return [*self.take_rosters((certified,), now), *self.spread(certified, to, self._soon(now))]
+        return [*self.take_rosters((certified,), now, is_own=True), *self.spread(certified, to, self._soon(now))]
 
     def _view(self, level: int, now: float) -> View:
         """Return what this lead sees; below a majority only whom it hears itself, for all look for links by then.

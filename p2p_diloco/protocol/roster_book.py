@@ -49,9 +49,11 @@ class RosterBook:
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._certified
 
-    def add(self, certified: CertifiedRoster) -> bool:
+    def add(self, certified: CertifiedRoster, *, wins: bool | None = None) -> bool:
         """Take a certified roster whose parent is known, or a founding one; put the senior one in force.
 
+        Args:
+            wins: whether to put it in force where that is not told by seniority (`histories.py`).
         Returns:
             Whether it was new.
         Raises:
@@ -72,7 +74,9 @@ class RosterBook:
         self.folded[digest] = (certified.roster, fold_roster(certified.roster, self._group_size))
         self._tips.pop(certified.roster.parent, None)
         self._tips[digest] = certified.roster
-        if self.in_force is None or seniority(certified.roster) > seniority(self.in_force):
+        if wins is None:
+            wins = self.in_force is None or seniority(certified.roster) > seniority(self.in_force)
+        if wins:
             self.in_force, self.in_force_digest = certified.roster, digest
             self._extend_chain(certified.roster, digest)
         return True
@@ -136,6 +140,20 @@ class RosterBook:
     def is_on_chain(self, digest: Digest) -> bool:
         """Tell whether a roster is the one in force or on the chain behind it."""
         return digest in self._places
+
+    def parting(self, parent: Digest) -> tuple[Roster, list[Roster], list[Roster]] | None:
+        """Return where the line that ends in a known roster leaves our chain, ours since then, and its own since then.
+
+        None when the roster is not known here.
+        """
+        theirs: list[Roster] = []
+        while parent in self._certified and parent not in self._places:
+            theirs.append(self._certified[parent].roster)
+            parent = theirs[-1].parent
+        if parent not in self._places:
+            return None
+        ours = [self._certified[digest].roster for digest in self._chain[self._places[parent] + 1 :]]
+        return self._certified[parent].roster, ours, theirs[::-1]
 
     def chain(self) -> list[CertifiedRoster]:
         """Return the rosters from the founding one to the one in force."""

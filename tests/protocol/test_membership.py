@@ -273,7 +273,8 @@ def test_a_roster_that_does_not_hold_is_reported_and_ends_the_list() -> None:
 
 
 def test_another_branch_is_announced_and_its_sum_taken_over() -> None:
-    here = member_of_three(A)
+    alone = certify(replace(ROSTER, level=1, epoch=1), [peer_id("boot")])
+    here = membership_of(A, founding(), alone)  # one that went on with a majority would not be left
     here.included_total = 50
     branch = certify(replace(ROSTER, included_total=9), [peer_id("boot")])
     topics = [action.topic for action in here.take_rosters((branch,), NOW) if isinstance(action, Report)]

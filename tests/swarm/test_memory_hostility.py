@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.protocol.messages import SpanReply, encode_message
+from p2p_diloco.protocol.ballot import ballot_number
+from p2p_diloco.protocol.messages import RosterReply, SpanReply, encode_message
+from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.transport.link import Lane
-from tests.swarm.memory_machine import RUN, Machine, key_of, run_rules
+from tests.swarm.memory_machine import RUN, Machine, key_of, run_rules, sign_as
 from tests.swarm.memory_stage import MemorySwarm, play
 
 NUM_PEERS = 4
@@ -104,6 +106,44 @@ def test_who_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
         await swarm.run(0.5)
         assert [short_peer_id(villain.peer) in text for text in target.texts("frame-refused")] == [True]
         await swarm.grows("p0", within=60.0)
+
+    act(scene)
+
+
+# -- rosters
+
+
+def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender_is_refused() -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
+        parent = target.engine.book.in_force
+        assert parent is not None
+        mine = parent.member(villain.peer)
+        assert mine is not None
+        lie = replace(
+            parent,
+            parent=parent.digest(),
+            k=parent.k + 1,
+            epoch=1,
+            level=12,
+            cycle=swarm.rules.clock.cycle(swarm.round),
+            members=(mine,),
+            goodbyes=(),
+        )
+        ballot = ballot_number(swarm.round, 3)
+        vote = sign_as(villain.peer, vote_statement(lie.digest(), ballot))
+        word = RosterReply(rosters=(CertifiedRoster(roster=lie, ballot=ballot, votes=((villain.peer, vote),)),))
+        assert villain.transport is not None
+        for _ in range(10):
+            deadline = asyncio.get_running_loop().time() + 5.0
+            for machine in others(swarm):
+                villain.transport.post(machine.peer, encode_message(word), lane=Lane.CONTROL, deadline=deadline)
+            await swarm.run(5.0)
+        for machine in others(swarm):
+            assert machine.engine.book.in_force is not None
+            assert machine.engine.book.in_force.epoch == 0
+            assert "no majority of roster" in machine.texts("roster-refused")[0]
+            await swarm.grows(machine.name, within=60.0)
 
     act(scene)
 
