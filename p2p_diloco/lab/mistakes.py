@@ -26,7 +26,7 @@ from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.messages import RosterReply
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, Verify, vote_statement
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.swarm.vector_work import Codecs, Reduced
 
 
@@ -149,7 +149,7 @@ def _replaced(module: ModuleType, name: str, wrong: object) -> Iterator[None]:
         setattr(module, name, right)
 
 
-def _take_any_certificate(child: CertifiedRoster, parent: Roster, verify: Verify) -> None:
+def _take_any_certificate(child: CertifiedRoster, *more: object) -> None:
     """Take whatever somebody has signed, member of the parent or not."""
 
 

@@ -27,6 +27,7 @@ from p2p_diloco.protocol.roster import (
     vote_statement,
     votes_needed,
 )
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import DIGEST, SIGNATURE, U8, U64, Layout, many, optional, pair, record, to_bytes
 
 
@@ -161,6 +162,7 @@ class Candidacy:
     parent: Roster
     level: int
     ballot: int
+    rules: RunRules | None = None
     promises: Mapping[PeerId, tuple[int, Roster] | None] = field(default_factory=dict)
     proposal: Proposal | None = None
     votes: Mapping[PeerId, bytes] = field(default_factory=dict)
@@ -186,7 +188,7 @@ def _could_be_voted(voted: tuple[int, Roster], candidacy: Candidacy, verify: Ver
     if ballot > candidacy.ballot or roster.level != candidacy.level:
         return False
     try:
-        check_child(roster, candidacy.parent, ballot, verify)
+        check_child(roster, candidacy.parent, ballot, verify, candidacy.rules)
     except PeerError:
         return False
     return True

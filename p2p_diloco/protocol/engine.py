@@ -31,6 +31,7 @@ from p2p_diloco.protocol.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.split_watch import SplitWatch
 from p2p_diloco.protocol.turns import Turns
+from p2p_diloco.protocol.wire import MOST_COUNTED
 
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 
@@ -65,7 +66,9 @@ class PeerEngine:
         self.linked: set[PeerId] = set()
         self.last_round: int | None = None
         """No contribution to rounds after this one; None: go on."""
-        self.book = RosterBook(run=rules.run, organiser=rules.organiser, group_size=rules.group_size, verify=verify)
+        self.book = RosterBook(
+            run=rules.run, organiser=rules.organiser, group_size=rules.group_size, verify=verify, rules=rules
+        )
         self.membership = Membership(
             me=me,
             rules=rules,
@@ -333,7 +336,7 @@ class PeerEngine:
             peers = self.book.included_in(entry)
             self.membership.note_part(self.book.present_at(entry), entry.round)
             if entry.round >= self.membership.in_force_since:
-                self.membership.included_total += len(peers)
+                self.membership.included_total = min(self.membership.included_total + len(peers), MOST_COUNTED)
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))

@@ -302,7 +302,7 @@ class Membership(Attendance):
     def _lead(self, parent: Roster, ballot: int, now: float) -> list[Action]:
         # A helper that stands in counts no void cycles: its candidacy has the level of the first promise that comes.
         if not self._stands_in(parent) and (self._candidacy is None or self._candidacy.ballot != ballot):
-            self._candidacy = Candidacy(parent=parent, level=self.level(), ballot=ballot)
+            self._candidacy = Candidacy(parent=parent, level=self.level(), ballot=ballot, rules=self.rules)
         return self._propose_when_enough(now)
 
     def _propose_when_enough(self, now: float) -> list[Action]:
@@ -357,7 +357,7 @@ class Membership(Attendance):
         if candidacy is None or candidacy.ballot < word.ballot or (candidacy.level != word.level and not is_stand_in):
             if word.level != self.level() and not is_stand_in:
                 return []
-            candidacy = Candidacy(parent=parent, level=word.level, ballot=word.ballot)
+            candidacy = Candidacy(parent=parent, level=word.level, ballot=word.ballot, rules=self.rules)
         candidacy = add_promise(candidacy, sender, word, self._verify)
         if sender not in candidacy.promises and is_stand_in:
             return []  # a stranger must not choose the level
@@ -384,7 +384,7 @@ class Membership(Attendance):
         if roster.cycle > self.rules.clock.cycle(self.rules.clock.round_at(now) + 1):
             return []
         try:
-            check_child(roster, parent, proposal.ballot, self._verify)
+            check_child(roster, parent, proposal.ballot, self._verify, self.rules)
         except PeerError as error:
             return [Report(topic="proposal-refused", text=str(error))]
         if not all(map(self.rules.may_be_member, roster.peers())):

@@ -14,7 +14,22 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.member import MEMBER, Member
-from p2p_diloco.protocol.wire import DIGEST, FLAG, PEER, SIGNATURE, U8, U32, U64, Layout, many, optional, pair, record
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire import (
+    DIGEST,
+    FLAG,
+    MOST_COUNTED,
+    PEER,
+    SIGNATURE,
+    U8,
+    U32,
+    U64,
+    Layout,
+    many,
+    optional,
+    pair,
+    record,
+)
 from p2p_diloco.protocol.wire import to_bytes as fields_to_bytes
 
 MOST_MEMBERS = 4096
@@ -237,14 +252,20 @@ def votes_needed(num_counted: int, level: int) -> int:
     return max(1, -((-num_counted) >> (level + 1)))
 
 
-def check_certificate(child: CertifiedRoster, parent: Roster, verify: Verify) -> None:
+def most_included(parent: Roster, cycle: int, rules: RunRules) -> int:
+    """Return what a child of `parent` from `cycle` may count: each member once in each span and cycle since."""
+    cycles = cycle - parent.cycle + 1  # the parent's own one, too, may have been counted by its child only
+    return min(parent.included_total + len(parent.members) * sum(rules.num_spans) * cycles, MOST_COUNTED)
+
+
+def check_certificate(child: CertifiedRoster, parent: Roster, verify: Verify, rules: RunRules | None = None) -> None:
     """Check that `child` follows `parent` and that enough members of `parent` have voted for it.
 
     Raises:
         PeerError: it does not; the text says why.
     """
     roster = child.roster
-    check_child(roster, parent, child.ballot, verify)
+    check_child(roster, parent, child.ballot, verify, rules)
     counted = counted_members(parent, roster.goodbyes, roster.level)
     statement = vote_statement(roster.digest(), child.ballot)
     voters = {peer for peer, _ in child.votes}
@@ -258,13 +279,18 @@ def check_certificate(child: CertifiedRoster, parent: Roster, verify: Verify) ->
             raise PeerError(f"roster {roster.k} holds a vote that {short_peer_id(peer)} could not give or did not sign")
 
 
-def check_child(roster: Roster, parent: Roster, ballot: int, verify: Verify) -> None:
+def check_child(roster: Roster, parent: Roster, ballot: int, verify: Verify, rules: RunRules | None = None) -> None:
     """Check all of a proposed child but its votes; who votes checks this first, since a vote binds for good.
 
+    Args:
+        rules: of the run; by them a roster is from no later cycle than its ballot, and counts no more contributions
+            than can have been made. Without them that is not asked.
     Raises:
         PeerError: it cannot follow `parent`; the text says why.
     """
     _check_succession(roster, parent)
+    if rules is not None:
+        _check_numbers(roster, parent, ballot, rules)
     digest = parent.digest()
     for word in roster.goodbyes:
         name = short_peer_id(word.peer)
@@ -291,6 +317,18 @@ def _check_succession(roster: Roster, parent: Roster) -> None:
     for is_wrong, text in problems:
         if is_wrong:
             raise PeerError(f"roster {roster.k} {text}")
+
+
+def _check_numbers(roster: Roster, parent: Roster, ballot: int, rules: RunRules) -> None:
+    latest = max(parent.cycle, rules.clock.cycle((ballot - 1) // LEAD_TURNS))
+    if roster.cycle > latest:
+        raise PeerError(f"roster {roster.k} is from cycle {roster.cycle}, but its ballot from cycle {latest}")
+    most = most_included(parent, roster.cycle, rules)
+    if roster.included_total > most:
+        raise PeerError(
+            f"roster {roster.k} counts {roster.included_total} contributions; since roster {parent.k}, which counts "
+            f"{parent.included_total}, at most {most - parent.included_total} can have come"
+        )
 
 
 def _is_in_grid_order(roster: Roster) -> bool:

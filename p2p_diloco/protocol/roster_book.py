@@ -17,6 +17,7 @@ from p2p_diloco.protocol.roster import (
     check_founding,
     seniority,
 )
+from p2p_diloco.protocol.rules import RunRules
 
 _NAMED_KEPT = 2
 _RECENT = 8
@@ -29,10 +30,14 @@ class RosterBook:
 
     Args:
         group_size: members that make one row of the grid.
+        rules: by which the numbers of a roster are checked (`check_child`).
     """
 
-    def __init__(self, *, run: Digest, organiser: PeerId, group_size: int, verify: Verify) -> None:
+    def __init__(
+        self, *, run: Digest, organiser: PeerId, group_size: int, verify: Verify, rules: RunRules | None = None
+    ) -> None:
         self._run = run
+        self._rules = rules
         self._group_size = group_size
         self._organiser = organiser
         self._verify = verify
@@ -69,7 +74,7 @@ class RosterBook:
             parent = self._certified.get(certified.roster.parent)
             if parent is None:
                 raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
-            check_certificate(certified, parent.roster, self._verify)
+            check_certificate(certified, parent.roster, self._verify, self._rules)
         self._certified[digest] = certified
         self.folded[digest] = (certified.roster, fold_roster(certified.roster, self._group_size))
         self._tips.pop(certified.roster.parent, None)

@@ -59,11 +59,14 @@ Layout = tuple[tuple[str, Field], ...]
 
 
 def number(code: str, most: int | None = None) -> Field:
-    """Return a number, by its code in `struct`; on its way in at most `most`."""
+    """Return a number, by its code in `struct`, at most `most`: on its way out it saturates there.
+
+    So a count that others have driven up as far as they may never makes an honest frame one that is hung up on.
+    """
     packer = struct.Struct("<" + code)
 
     def put(out: bytearray, value: Any) -> None:
-        out += packer.pack(value)
+        out += packer.pack(value if most is None else min(value, most))
 
     def take(reader: FrameReader) -> Any:
         value = packer.unpack(reader.take(packer.size))[0]
@@ -77,7 +80,8 @@ def number(code: str, most: int | None = None) -> Field:
 
 
 MOST_COUNTED = (1 << 62) - 1
-"""Largest count that a frame may hold: what a stranger says can be added to without leaving 64 bits."""
+"""Largest count that a frame may hold, where all counts saturate: what a stranger says can be added to without leaving
+64 bits."""
 
 U8, U16, U32, U64 = number("B"), number("H"), number("I"), number("Q", MOST_COUNTED)
 I64, F32, F64 = number("q", MOST_COUNTED), number("f"), number("d")

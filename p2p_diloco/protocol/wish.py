@@ -10,7 +10,7 @@ from p2p_diloco.protocol.ballot import Candidacy, ballot_turn
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import MOST_MEMBERS, Goodbye, Roster, is_quotable
+from p2p_diloco.protocol.roster import MOST_MEMBERS, Goodbye, Roster, is_quotable, most_included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,10 @@ def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
     if not members:
         return None
     regrid = (parent.k + 1) // REGRID_ROSTERS
+    cycle = max(parent.cycle, view.clock.cycle(ballot_turn(candidacy.ballot)[0]))
+    included_total = max(view.included_total, parent.included_total)
+    if candidacy.rules is not None:
+        included_total = min(included_total, most_included(parent, cycle, candidacy.rules))
     words = sorted(view.goodbyes, key=lambda word: (word.peer, word.incarnation))
     return Roster(
         run=parent.run,
@@ -52,12 +56,12 @@ def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
         k=parent.k + 1,
         epoch=parent.epoch + (candidacy.level > 0),
         level=candidacy.level,
-        cycle=max(parent.cycle, view.clock.cycle(ballot_turn(candidacy.ballot)[0])),
+        cycle=cycle,
         regrid=regrid,
         members=_in_order(members, parent, regrid),
         helper=parent.helper,
         goodbyes=tuple(word for word in words if _is_quoted(word, candidacy)),
-        included_total=max(view.included_total, parent.included_total),
+        included_total=included_total,
     )
 
 

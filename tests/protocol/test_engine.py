@@ -23,6 +23,7 @@ from swarm_driver import Swarm
 
 from p2p_diloco.ids import ZERO_DIGEST, sha256
 from p2p_diloco.protocol.actions import KeepGoodbye, ReduceSpan, Report, Send, Stage
+from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
 from p2p_diloco.protocol.messages import (
@@ -90,7 +91,7 @@ def test_an_unknown_roster_is_asked_for_unless_it_is_junior() -> None:
     (ask,) = engine.receive(peer_id("bob"), beat, 0.0)
     assert isinstance(ask, Send)
     assert isinstance(ask.message, RosterRequest)
-    with_roster(engine, roster_1(2, included_total=7))
+    with_roster(engine, roster_1(2, included_total=5))
     beat = heartbeat(peer_id("bob"), roster=sha256(b"unknown"), roster_k=3, sequence=2)
     assert engine.receive(peer_id("bob"), beat, 0.0) == []
 
@@ -107,7 +108,7 @@ def test_rosters_are_given_to_those_who_lack_them() -> None:
 def test_a_difference_to_a_known_roster_is_taken_and_to_an_unknown_one_asked_about() -> None:
     ann, bob = ids(2)
     parent = roster_1(2)
-    child = certify(child_of(parent.roster, [member(ann)], cycle=1), [ann, bob])
+    child = certify(child_of(parent.roster, [member(ann)], cycle=1), [ann, bob], ballot=ballot_number(3, 0))
     word = certified_delta(child, parent.roster)
     assert word is not None
     engine = engine_of("cat")

@@ -5,28 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_run import ORGANISER, RUN, peer_id, sign_as, verify
+from fake_run import ALL_SPANS, ORGANISER, RUN, peer_id, run_rules, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import certify, child_of, founding, goodbye, ids, member, roster_1, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import sha256
+from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_message
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Roster,
     check_certificate,
+    check_child,
     check_founding,
     counted_members,
     founding_roster,
     founding_statement,
     is_quotable,
     lead_order,
+    most_included,
     reducers,
     seniority,
     votes_needed,
 )
+from p2p_diloco.protocol.wire import MOST_COUNTED
 
 PARENT = roster_of(4)
 A, B, C, D = ids(4)
@@ -217,3 +222,27 @@ def test_a_lone_hidden_member_reduces_itself_and_the_hub_leads() -> None:
     lone = roster_of(1, dialable=False)
     assert reducers(lone) == (A,)
     assert lead_order(lone, 1) == (peer_id("boot"),) * 3 + (A,)
+
+
+@pytest.mark.parametrize("more", [2 * len(ALL_SPANS) * 4 + 1, (1 << 62) - 1])
+def test_a_lead_cannot_write_a_sum_that_nobody_can_have_made(more: int) -> None:
+    rules, ballot = run_rules(), ballot_number(3, 0)
+    most = child(cycle=1, included_total=2 * len(ALL_SPANS) * 4)
+    check_child(most, PARENT, ballot, verify, rules)
+    with pytest.raises(PeerError, match="since roster 1, which counts 0, at most 40 can have come"):
+        check_child(replace(most, included_total=more), PARENT, ballot, verify, rules)
+
+
+def test_a_roster_is_from_no_later_cycle_than_its_ballot() -> None:
+    check_child(child(cycle=5), PARENT, ballot_number(10, 0), verify, run_rules())
+    with pytest.raises(PeerError, match="is from cycle 6, but its ballot from cycle 5"):
+        check_child(child(cycle=6), PARENT, ballot_number(11, 3), verify, run_rules())
+
+
+def test_a_sum_at_the_end_of_its_range_stays_there_and_makes_frames_that_can_be_read() -> None:
+    full = replace(PARENT, included_total=MOST_COUNTED)
+    assert most_included(full, 9, run_rules()) == MOST_COUNTED
+    beyond = RosterReply(rosters=(certify(replace(full, included_total=MOST_COUNTED + 7), [A]),))
+    assert decode_message(encode_message(beyond)) == RosterReply(rosters=(certify(full, [A]),)), (
+        "signed and named by what is read"
+    )

@@ -172,3 +172,10 @@ def test_what_does_not_fit_is_not_written(field: Field, value: object, text: str
 def test_a_record_is_its_fields() -> None:
     box = Box(1, (b"x",), None, (2, True))
     assert put(record(Box, BOX), box) == to_bytes(box, BOX)
+
+
+def test_counts_saturate_on_their_way_out() -> None:
+    for field in (U64, I64):
+        out = bytearray()
+        field.put(out, 1 << 63)
+        assert field.take(FrameReader(out)) == MOST_COUNTED

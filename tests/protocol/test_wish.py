@@ -10,7 +10,7 @@ from made import goodbye, ids, member, roster_of
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.ballot import Candidacy
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.roster import Roster, most_included
 from p2p_diloco.protocol.wish import View, wish_roster
 
 PARENT = roster_of(3)
@@ -87,3 +87,11 @@ def test_good_byes_of_members_are_quoted_in_the_ordinary_way() -> None:
 def test_sums_and_cycles_never_fall() -> None:
     roster = wish(replace(view(A), included_total=7))
     assert (roster.included_total, roster.cycle, roster.k) == (7, 4, PARENT.k + 1)
+
+
+def test_a_lead_that_has_seen_more_than_can_have_been_made_since_the_parent_says_what_can() -> None:
+    candidacy = Candidacy(parent=PARENT, level=0, ballot=40, rules=run_rules())
+    seen = replace(view(A, B, C), included_total=10**6)
+    roster = wish_roster(candidacy, seen)
+    assert roster is not None
+    assert roster.included_total == most_included(PARENT, roster.cycle, run_rules()) < 10**6
