@@ -83,8 +83,8 @@ def plan_of(options: AveragingOptions) -> ContestPlan:
         raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
-    if options.spans is not None and not options.peers <= options.spans <= 4096:
-        raise ConfigError(f"--spans is {options.spans}; expected {options.peers} to 4096, one for each peer at least")
+    if options.spans is not None and not options.peers <= options.spans <= 2048:
+        raise ConfigError(f"--spans is {options.spans}; expected {options.peers} to 2048, one for each peer at least")
     check_codec(options.codec)
     check_target(options.json)
     parameters = count_named(options.parameters)

@@ -92,9 +92,9 @@ def plan_of(options: TrainingOptions) -> TrainingPlan:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
     if options.fragments < 1:
         raise ConfigError(f"--fragments is {options.fragments}; expected at least 1")
-    if options.spans is not None and not options.islands <= options.spans <= 4096:
+    if options.spans is not None and not options.islands <= options.spans <= 2048:
         raise ConfigError(
-            f"--spans is {options.spans}; expected {options.islands} to 4096, one for each island at least"
+            f"--spans is {options.spans}; expected {options.islands} to 2048, one for each island at least"
         )
     if options.cycle_seconds != 0.0 and not (math.isfinite(options.cycle_seconds) and options.cycle_seconds >= 0.2):
         raise ConfigError(f"--cycle-seconds is {options.cycle_seconds:g}; expected at least 0.2, or 0")

@@ -15,7 +15,7 @@ from p2p_diloco.errors import ConfigError
 
 SHORT_SPAN, LARGEST_SPAN = 2_000_000, 4_000_000
 """Elements. A span costs each peer some 3 ms whatever its length, a tenth of what the work on two million does."""
-MOST_SPANS = 4096
+MOST_SPANS = 2048
 """Of a fragment; beyond, spans are longer than `LARGEST_SPAN`."""
 
 

@@ -32,7 +32,10 @@ from p2p_diloco.protocol.wire import (
 )
 from p2p_diloco.protocol.wire import to_bytes as fields_to_bytes
 
-MOST_MEMBERS = 4096
+MOST_MEMBERS = 2048
+"""A certified roster of so many must fit one control frame with the votes that it needs: 85 bytes a member."""
+MOST_QUOTED = 256
+"""Good-byes that a lead quotes; each saves half a vote and takes 181 bytes."""
 MOST_LEVELS = 12
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -145,6 +148,10 @@ class CertifiedRoster:
     roster: Roster
     ballot: int
     votes: tuple[tuple[PeerId, bytes], ...]
+
+    def num_bytes(self) -> int:
+        """Return how many bytes it takes in a message."""
+        return len(fields_to_bytes(self, CERTIFIED_LAYOUT))
 
 
 GOODBYE_LAYOUT: Layout = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
@@ -23,6 +24,8 @@ _NAMED_KEPT = 2
 _RECENT = 8
 _SPARSE = 40
 _MOST_IN_ONE_REPLY = 24
+MOST_REPLY_BYTES = 240 * 1024
+"""Of rosters in one reply, or in the only one of it: a control frame holds little more."""
 
 
 class RosterBook:
@@ -42,6 +45,7 @@ class RosterBook:
         self._organiser = organiser
         self._verify = verify
         self._certified: dict[Digest, CertifiedRoster] = {}
+        self._num_bytes: dict[Digest, int] = {}
         self.folded: dict[Digest, tuple[Roster, Grid]] = {}
         self.in_force: Roster | None = None
         self.in_force_digest: Digest | None = None
@@ -75,7 +79,10 @@ class RosterBook:
             if parent is None:
                 raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
             check_certificate(certified, parent.roster, self._verify, self._rules)
-        self._certified[digest] = certified
+        num_bytes = certified.num_bytes()
+        if num_bytes > MOST_REPLY_BYTES:
+            raise PeerError(f"roster {certified.roster.k} takes {num_bytes} bytes; {MOST_REPLY_BYTES} fit one message")
+        self._certified[digest], self._num_bytes[digest] = certified, num_bytes
         self.folded[digest] = (certified.roster, fold_roster(certified.roster, self._group_size))
         self._tips.pop(certified.roster.parent, None)
         self._tips[digest] = certified.roster
@@ -179,6 +186,11 @@ class RosterBook:
         return (*branches, *(self._chain[place] for place in sorted(places, reverse=True)))
 
     def after(self, known: Sequence[Digest]) -> tuple[CertifiedRoster, ...]:
-        """Return what follows the first of `known` on the chain in force; from the founding one when none is on it."""
+        """Return what follows the first of `known` on the chain in force; from the founding one when none is on it.
+
+        As much as one message holds, and always one: who gets it asks for what follows.
+        """
         start = next((self._places[digest] + 1 for digest in known if digest in self._places), 0)
-        return tuple(self._certified[digest] for digest in self._chain[start : start + _MOST_IN_ONE_REPLY])
+        digests = self._chain[start : start + _MOST_IN_ONE_REPLY]
+        total = accumulate(self._num_bytes[digest] for digest in digests)
+        return tuple(self._certified[d] for d, so_far in zip(digests, total, strict=True) if so_far <= MOST_REPLY_BYTES)

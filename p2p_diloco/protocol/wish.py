@@ -10,7 +10,7 @@ from p2p_diloco.protocol.ballot import Candidacy, ballot_turn
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import MOST_MEMBERS, Goodbye, Roster, is_quotable, most_included
+from p2p_diloco.protocol.roster import MOST_MEMBERS, MOST_QUOTED, Goodbye, Roster, is_quotable, most_included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
         regrid=regrid,
         members=_in_order(members, parent, regrid),
         helper=parent.helper,
-        goodbyes=tuple(word for word in words if _is_quoted(word, candidacy)),
+        goodbyes=tuple(word for word in words if _is_quoted(word, candidacy))[:MOST_QUOTED],
         included_total=included_total,
     )
 

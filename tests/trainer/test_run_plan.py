@@ -67,7 +67,7 @@ def test_changes_of_the_manifest_reach_the_shape() -> None:
 
 
 def test_fewer_spans_are_cut_when_there_are_not_enough_blocks() -> None:
-    plan = small_plan({"rounds.spans_per_fragment": 4096})
+    plan = small_plan({"rounds.spans_per_fragment": 2048})
     assert all(0 < count < 4096 for count in plan.rules.num_spans)
     assert plan.spans_of(0)[-1] == SpanId(0, plan.rules.num_spans[0] - 1)
 
