@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -28,6 +30,18 @@ MOST_REPLY_BYTES = 240 * 1024
 """Of rosters in one reply, or in the only one of it: a control frame holds little more."""
 
 
+_BEFORE_ALL_ROUNDS = -(1 << 63)
+
+
+class Governance(enum.Enum):
+    """Whether a roster governs a round on the chain in force, as far as this peer knows."""
+
+    GOVERNS = "governs it"
+    UNKNOWN = "is not known here"
+    TOO_LATE_HERE = "governs it only if it was certified earlier than this peer knows"
+    OTHER = "does not govern it"
+
+
 class RosterBook:
     """The chain of rosters, with branches. A state machine without I/O.
 
@@ -50,6 +64,8 @@ class RosterBook:
         self.in_force: Roster | None = None
         self.in_force_digest: Digest | None = None
         self._chain: list[Digest] = []
+        self._agreed_in: list[int] = []
+        """For each roster of the chain, the round of its certifying ballot: it governs the rounds after that."""
         self._places: dict[Digest, int] = {}
         self._tips: dict[Digest, Roster] = {}
         self._in_common: Digest | None = None
@@ -61,15 +77,19 @@ class RosterBook:
     def add(self, certified: CertifiedRoster, *, wins: bool | None = None) -> bool:
         """Take a certified roster whose parent is known, or a founding one; put the senior one in force.
 
+        A roster that is proposed again may be certified twice, in different ballots. It was agreed on by the earlier
+        one, so that certificate replaces a later one.
+
         Args:
             wins: whether to put it in force where that is not told by seniority (`histories.py`).
         Returns:
-            Whether it was new.
+            Whether it was new, or an earlier certificate of a known roster.
         Raises:
             PeerError: it is not valid, or its parent is not known here.
         """
         digest = certified.roster.digest()
-        if digest in self._certified:
+        known = self._certified.get(digest)
+        if known is not None and (known.ballot <= certified.ballot or certified.roster.k == 0):
             self._in_common = digest
             return False
         if certified.roster.k == 0:
@@ -78,11 +98,21 @@ class RosterBook:
             parent = self._certified.get(certified.roster.parent)
             if parent is None:
                 raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
+            if certified.ballot < parent.ballot:
+                # A majority could otherwise give itself rounds that are over.
+                raise PeerError(
+                    f"roster {certified.roster.k} was certified in ballot {certified.ballot}, before its parent in "
+                    f"ballot {parent.ballot}"
+                )
             check_certificate(certified, parent.roster, self._verify, self._rules)
         num_bytes = certified.num_bytes()
         if num_bytes > MOST_REPLY_BYTES:
             raise PeerError(f"roster {certified.roster.k} takes {num_bytes} bytes; {MOST_REPLY_BYTES} fit one message")
         self._certified[digest], self._num_bytes[digest] = certified, num_bytes
+        if known is not None:
+            if digest in self._places:
+                self._agreed_in[self._places[digest]] = _agreed_in(certified)
+            return True
         self.folded[digest] = (certified.roster, fold_roster(certified.roster, self._group_size))
         self._tips.pop(certified.roster.parent, None)
         self._tips[digest] = certified.roster
@@ -102,10 +132,11 @@ class RosterBook:
         kept = self._places.get(parent, -1) + 1
         for dropped in self._chain[kept:]:
             del self._places[dropped]
-        del self._chain[kept:]
+        del self._chain[kept:], self._agreed_in[kept:]
         for link in reversed(branch):
             self._places[link] = len(self._chain)
             self._chain.append(link)
+            self._agreed_in.append(_agreed_in(self._certified[link]))
 
     def grid(self) -> Grid | None:
         """Return the grid of the roster in force."""
@@ -117,13 +148,25 @@ class RosterBook:
         One that is certified while a round begins would reach some members just before and others just after, and half
         of their contributions would name another roster. So it counts from the next round on, by whosever clock.
         """
-        digest = self.in_force_digest
-        while digest is not None:
-            certified = self._certified[digest]
-            if certified.roster.k == 0 or ballot_turn(certified.ballot)[0] < round_index:
-                return self.folded[digest]
-            digest = certified.roster.parent
-        return None
+        place = bisect_left(self._agreed_in, round_index) - 1
+        return self.folded[self._chain[place]] if place >= 0 else None
+
+    def governance(self, digest: Digest, round_index: int) -> Governance:
+        """Tell whether a roster governs a round. No other roster can make an entry of that round."""
+        if digest not in self._certified:
+            return Governance.UNKNOWN
+        governing = self.governing(round_index)
+        if governing is not None and governing[0].digest() == digest:
+            return Governance.GOVERNS
+        place = self._places.get(digest)
+        if place is not None and self._agreed_in[place] >= round_index:
+            return Governance.TOO_LATE_HERE
+        return Governance.OTHER
+
+    def lacks_earlier_certificate(self, certified: CertifiedRoster) -> bool:
+        """Tell whether a roster can be valid only if its parent was certified earlier than this peer knows."""
+        parent = self._certified.get(certified.roster.parent)
+        return parent is not None and certified.ballot < parent.ballot
 
     def included_in(self, entry: Entry) -> frozenset[PeerId]:
         """Return whose contributions are in an entry of a known roster."""
@@ -194,3 +237,8 @@ class RosterBook:
         digests = self._chain[start : start + _MOST_IN_ONE_REPLY]
         total = accumulate(self._num_bytes[digest] for digest in digests)
         return tuple(self._certified[d] for d, so_far in zip(digests, total, strict=True) if so_far <= MOST_REPLY_BYTES)
+
+
+def _agreed_in(certified: CertifiedRoster) -> int:
+    """Return the round of the certifying ballot; of the founding roster one before all rounds."""
+    return ballot_turn(certified.ballot)[0] if certified.roster.k else _BEFORE_ALL_ROUNDS

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_run import ORGANISER, RUN, verify
 from made import book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
+from p2p_diloco.protocol.roster_book import Governance, RosterBook
 
 
 def chain_of(first: CertifiedRoster, length: int, **changes: object) -> list[CertifiedRoster]:
@@ -109,3 +111,74 @@ def test_whose_contributions_an_entry_includes_is_read_off_the_roster_that_it_na
     for places in ((0, 2), (0, 2), (1,)):
         entry = entry_on(head_of(), roster, owner, places=places)
         assert book.included_in(entry) == {roster.members[place].peer for place in places}
+
+
+def certified_in(roster: Roster, voters: list[PeerId], round_index: int) -> CertifiedRoster:
+    return certify(roster, voters, ballot=ballot_number(round_index, 0))
+
+
+def test_each_round_of_a_long_chain_goes_by_the_roster_that_was_agreed_on_last_before_it() -> None:
+    book, parent = book_with(founding(), roster_1(3)), roster_1(3).roster
+    agreed_in = {}
+    for round_index in (3, 4, 9, 9, 20):
+        certified = certified_in(child_of(parent, parent.members), ids(3), round_index)
+        book.add(certified)
+        parent = certified.roster
+        agreed_in[parent.k] = round_index
+    for round_index in range(30):
+        governing = book.governing(round_index)
+        assert governing is not None
+        assert governing[0].k == max((k for k, agreed in agreed_in.items() if agreed < round_index), default=1)
+
+
+def test_the_earlier_of_two_certificates_of_one_roster_governs_and_is_handed_on() -> None:
+    child = child_of(roster_1(3).roster, roster_1(3).roster.members)
+    later, earlier = certified_in(child, ids(3), 7), certified_in(child, ids(3), 5)
+    book = book_with(founding(), roster_1(3), later)
+    assert book.governance(child.digest(), 6) is Governance.TOO_LATE_HERE
+    assert book.governance(roster_1(3).roster.digest(), 6) is Governance.GOVERNS
+    assert book.add(earlier)
+    assert book.governance(child.digest(), 6) is Governance.GOVERNS
+    assert book.governance(roster_1(3).roster.digest(), 6) is Governance.OTHER
+    assert not book.add(later)
+    assert book.after((roster_1(3).roster.digest(),)) == (earlier,)
+    assert not book.add(replace(founding(), ballot=7))
+
+
+def test_an_earlier_certificate_of_a_roster_on_a_branch_changes_nothing_on_the_chain() -> None:
+    parent = roster_1(3).roster
+    branch = child_of(parent, parent.members[:2])
+    book = book_with(founding(), roster_1(3), certified_in(branch, ids(3), 7))
+    book.add(certified_in(child_of(parent, parent.members, included_total=9), ids(3), 6))
+    assert book.add(certified_in(branch, ids(3), 5))
+    assert book.governance(branch.digest(), 7) is Governance.OTHER
+
+
+def test_an_earlier_certificate_needs_as_many_votes_as_any() -> None:
+    child = child_of(roster_1(3).roster, roster_1(3).roster.members)
+    book = book_with(founding(), roster_1(3), certified_in(child, ids(3), 7))
+    with pytest.raises(PeerError, match="2 are needed"):
+        book.add(certified_in(child, ids(1), 5))
+
+
+def test_a_child_that_was_certified_before_its_parent_is_refused_until_the_parents_earlier_certificate_is_known() -> (
+    None
+):
+    child = child_of(roster_1(3).roster, roster_1(3).roster.members)
+    grandchild = certified_in(child_of(child, child.members), ids(3), 6)
+    book = book_with(founding(), roster_1(3), certified_in(child, ids(3), 7))
+    with pytest.raises(PeerError, match="was certified in ballot 25, before its parent in ballot 29"):
+        book.add(grandchild)
+    assert book.lacks_earlier_certificate(grandchild)
+    book.add(certified_in(child, ids(3), 5))
+    assert not book.lacks_earlier_certificate(grandchild)
+    assert book.add(grandchild)
+
+
+def test_an_unknown_roster_and_one_of_another_branch_govern_no_round() -> None:
+    parent = roster_1(3).roster
+    branch = child_of(parent, parent.members[:2])
+    book = book_with(founding(), roster_1(3), certified_in(branch, ids(3), 5))
+    book.add(certified_in(child_of(parent, parent.members, included_total=9), ids(3), 5))
+    assert book.governance(branch.digest(), 6) is Governance.OTHER
+    assert book.governance(sha256(b"unknown"), 6) is Governance.UNKNOWN
