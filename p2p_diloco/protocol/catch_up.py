@@ -76,6 +76,11 @@ class CatchUp:
         """Fetch the entry that follows this peer's head of `span`."""
         self._wanted.setdefault(span, (Want.ENTRY, donor))
 
+    def has_asked(self, span: SpanId, donor: PeerId) -> bool:
+        """Tell whether an answer about `span` is awaited from a donor."""
+        asked = self._asked.get(span)
+        return asked is not None and asked.donor == donor
+
     def forget(self) -> None:
         """Fetch nothing of what is wanted now."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):

@@ -1,22 +1,26 @@
 """The logs of all spans without their vectors: what is absorbed, what waits for a parent, what others may ask for.
 
-Strictly in parent order: an entry whose parent is missing waits while the parent is fetched, and is never applied.
+Strictly in parent order: an entry whose parent is missing waits while the parent is fetched, and is never applied. So
+does one of a round that has not come yet: a clock never refuses an entry. Of those that wait one per span is kept,
+signed by its owner under a roster that governs its round; of any other the engine notes who has it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
 from p2p_diloco.protocol.entry import HEAD_LAYOUT, Entry, EntryRules, check_entry, is_signed_by_owner, next_head
-from p2p_diloco.protocol.grid import Grid
-from p2p_diloco.protocol.roster import Roster, Verify
+from p2p_diloco.protocol.roster import Verify
+from p2p_diloco.protocol.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.wire import to_bytes
 
-MOST_WAITING_PER_SPAN = 16
+MOST_WAITING_BYTES = 64 << 20
+"""Of the payloads of all entries that wait."""
+MOST_EVIDENCE = 4
 
 
 class EntryFate(enum.Enum):
@@ -25,17 +29,45 @@ class EntryFate(enum.Enum):
     ABSORBED = "absorbed"
     KNOWN = "known"
     WAITS = "waits for its parent"
+    EARLY = "waits for its round, or for the end of this one"
     LACKS_ROSTER = "names a roster that is not known here"
+    LACKS_CERTIFICATE = "is valid only if its roster was certified earlier than is known here"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Equivocation:
+    """Two entries that one owner signed for one span and round, as statements with their signatures."""
+
+    owner: PeerId
+    span: SpanId
+    round: int
+    signed: tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
+
+    def sentence(self) -> str:
+        """Return what is reported about the owner."""
+        return (
+            f"{short_peer_id(self.owner)} signed two different entries for {self.span} in round {self.round}; peers "
+            "may differ on that span until it is repaired; both are kept as evidence, keep this peer off the list"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EntryVerdict:
-    """The fate of an entry, all entries absorbed because of it, in order, and the reason of a refusal."""
+    """What became of an entry.
+
+    Attributes:
+        absorbed: all entries absorbed because of it, in order.
+        reason: of a refusal.
+        is_kept: whether it waits here with its payload.
+        evidence: that its owner signed another one, the first time that this is found of that owner.
+    """
 
     fate: EntryFate
     absorbed: tuple[Entry, ...] = ()
     reason: str = ""
+    is_kept: bool = False
+    evidence: Equivocation | None = None
 
 
 class ChainBook:
@@ -50,9 +82,10 @@ class ChainBook:
         self.heads: dict[SpanId, SpanHead] = {}
         self._rules = rules
         self._verify = verify
-        self._retained_rounds = retained_cycles * rules.clock.num_fragments
+        self.evidence: dict[PeerId, Equivocation] = {}
+        self._retained = retained_cycles
         self._kept: dict[SpanId, dict[Digest, Entry]] = {}
-        self._waiting: dict[SpanId, dict[Digest, tuple[Entry, float]]] = {}
+        self._waiting: dict[SpanId, tuple[Entry, float]] = {}
         self._digests: dict[int, Digest] = {}
 
     def set_head(self, span: SpanId, head: SpanHead) -> None:
@@ -75,22 +108,55 @@ class ChainBook:
         """Tell, before its payload costs any work, whether an entry says nothing new."""
         head = self.heads.get(entry.span)
         if head is None or entry.height <= head.height:
-            return True
-        return entry.parent != head.digest and entry.parent in self._waiting.get(entry.span, {})
+            return head is None or self._twin_of(entry) is None
+        held = self._waiting.get(entry.span)
+        return held is not None and held[0].signature == entry.signature and entry.parent != head.digest
 
-    def offer(self, entry: Entry, payload_norm: float, rosters: Mapping[Digest, tuple[Roster, Grid]]) -> EntryVerdict:
-        """Judge an entry; absorb it and all that waited for it when the predicate holds."""
+    def offer(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, *, is_late: bool = False
+    ) -> EntryVerdict:
+        """Judge an entry; absorb it and what waited for it when the predicate holds.
+
+        Args:
+            latest_round: the latest round of which an entry may be absorbed now.
+            is_late: it comes late on a parent that this peer has named in the round in progress: until that is over
+                the parent may get another child, which a majority helped to make.
+        """
         if self.is_known(entry):
             return EntryVerdict(fate=EntryFate.KNOWN)
-        if entry.roster not in rosters:
-            return EntryVerdict(fate=EntryFate.LACKS_ROSTER)
-        if entry.parent != self.heads[entry.span].digest:
-            return self._wait(entry, payload_norm, rosters[entry.roster][1])
+        evidence = self._find_evidence(entry, rosters)
+        verdict = self._judge(entry, payload_norm, rosters, latest_round, is_late)
+        return verdict if evidence is None else replace(verdict, evidence=evidence)
+
+    def absorb_due(self, rosters: RosterBook, latest_round: int) -> tuple[Entry, ...]:
+        """Absorb what waited and has become valid, because its round has come or its parent was transferred."""
+        return tuple(e for span in list(self._waiting) for e in self._absorb_waiting(span, rosters, latest_round))
+
+    def _judge(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, is_late: bool
+    ) -> EntryVerdict:
+        head = self.heads[entry.span]
+        if entry.height <= head.height:
+            return EntryVerdict(fate=EntryFate.KNOWN)
+        match rosters.governance(entry.roster, entry.round):
+            case Governance.UNKNOWN:
+                return EntryVerdict(fate=EntryFate.LACKS_ROSTER)
+            case Governance.TOO_LATE_HERE:
+                return EntryVerdict(fate=EntryFate.LACKS_CERTIFICATE)
+            case Governance.OTHER:
+                return EntryVerdict(fate=EntryFate.REFUSED, reason=_not_governing(entry, rosters))
+            case Governance.GOVERNS:
+                pass
+        if entry.round > latest_round or (is_late and entry.parent == head.digest):
+            return self._wait(entry, payload_norm, rosters, latest_round, EntryFate.EARLY)
+        if entry.parent != head.digest:
+            return self._wait(entry, payload_norm, rosters, latest_round, EntryFate.WAITS)
         try:
             self._absorb(entry, payload_norm, rosters)
         except PeerError as error:
             return EntryVerdict(fate=EntryFate.REFUSED, reason=str(error))
-        return EntryVerdict(fate=EntryFate.ABSORBED, absorbed=(entry, *self._absorb_waiting(entry.span, rosters)))
+        waited = self._absorb_waiting(entry.span, rosters, latest_round)
+        return EntryVerdict(fate=EntryFate.ABSORBED, absorbed=(entry, *waited))
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
         """Return the kept entry of `span` whose parent is `parent`, for a peer that missed it."""
@@ -111,40 +177,97 @@ class ChainBook:
                 digest = self._digests[fragment] = heads_digest(heads)
         return digest
 
-    def _wait(self, entry: Entry, payload_norm: float, grid: Grid) -> EntryVerdict:
-        if not is_signed_by_owner(entry, grid, self._verify):
+    def _wait(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, fate: EntryFate
+    ) -> EntryVerdict:
+        if not is_signed_by_owner(entry, rosters.folded[entry.roster][1], self._verify):
             reason = f"the entry for {entry.span} in round {entry.round} is not signed by its owner"
             return EntryVerdict(fate=EntryFate.REFUSED, reason=reason)
-        waiting = self._waiting.setdefault(entry.span, {})
-        if len(waiting) >= MOST_WAITING_PER_SPAN:
-            waiting.clear()
-        waiting[entry.parent] = (entry, payload_norm)
-        return EntryVerdict(fate=EntryFate.WAITS)
+        is_kept = self._finds_room(entry, rosters, latest_round)
+        if is_kept:
+            self._waiting[entry.span] = (entry, payload_norm)
+        return EntryVerdict(fate=fate, is_kept=is_kept)
 
-    def _absorb(self, entry: Entry, payload_norm: float, rosters: Mapping[Digest, tuple[Roster, Grid]]) -> None:
+    def _finds_room(self, entry: Entry, rosters: RosterBook, latest_round: int) -> bool:
+        """Make room for an entry that waits, or tell that there is none.
+
+        In its span the one that can be absorbed sooner stays: of a round that is near, then of the lowest height. So
+        an entry of a far round, which may be never, keeps out nothing that can become valid before it.
+        """
+
+        def patience(waiting: Entry) -> tuple[bool, int]:
+            return waiting.round > latest_round, waiting.height
+
+        held = self._waiting.get(entry.span)
+        if held is not None:
+            is_sound = rosters.governance(held[0].roster, held[0].round) is Governance.GOVERNS
+            if is_sound and held[0].signature != entry.signature and patience(held[0]) <= patience(entry):
+                return False
+        others = {span: len(e.payload) for span, (e, _) in self._waiting.items() if span != entry.span}
+        room = MOST_WAITING_BYTES - len(entry.payload) - sum(others.values())
+        for span in [span for span in others if self._waiting[span][0].round > latest_round >= entry.round]:
+            if room < 0:
+                del self._waiting[span]
+                room += others[span]
+        return room >= 0
+
+    def _absorb(self, entry: Entry, payload_norm: float, rosters: RosterBook) -> None:
         head = self.heads[entry.span]
-        roster, grid = rosters[entry.roster]
+        roster, grid = rosters.folded[entry.roster]
         check_entry(entry, head, roster, grid, self._rules, payload_norm, self._verify)
         self.heads[entry.span] = next_head(head, entry)
         self._digests.pop(entry.span.fragment, None)
         kept = self._kept.setdefault(entry.span, {})
         kept[entry.parent] = entry
-        for parent in [p for p, old in kept.items() if old.round <= entry.round - self._retained_rounds]:
+        for parent in [p for p, old in kept.items() if old.height <= entry.height - self._retained]:
             del kept[parent]
 
-    def _absorb_waiting(self, span: SpanId, rosters: Mapping[Digest, tuple[Roster, Grid]]) -> list[Entry]:
-        waiting = self._waiting.get(span, {})
-        absorbed: list[Entry] = []
-        while (candidate := waiting.pop(self.heads[span].digest, None)) is not None:
-            try:
-                self._absorb(*candidate, rosters)
-            except PeerError:
-                break
-            absorbed.append(candidate[0])
-        height = self.heads[span].height
-        for parent in [p for p, (entry, _) in waiting.items() if entry.height <= height]:
-            del waiting[parent]
-        return absorbed
+    def _absorb_waiting(self, span: SpanId, rosters: RosterBook, latest_round: int) -> list[Entry]:
+        """Absorb the entry of a span that waits, if it is its turn; drop it when it can never be."""
+        head, held = self.heads.get(span), self._waiting.get(span)
+        if held is None or head is None:
+            return []
+        entry, payload_norm = held
+        is_over = entry.height <= head.height
+        if is_over or rosters.governance(entry.roster, entry.round) is not Governance.GOVERNS:
+            del self._waiting[span]
+            return []
+        if entry.parent != head.digest or entry.round > latest_round:
+            return []
+        del self._waiting[span]
+        try:
+            self._absorb(entry, payload_norm, rosters)
+        except PeerError:
+            return []
+        return [entry]
+
+    def _twin_of(self, entry: Entry) -> Entry | None:
+        """Return another entry of the same span, round and roster that is held here, absorbed or waiting."""
+        held = self._waiting.get(entry.span)
+        here = [*self._kept.get(entry.span, {}).values(), *((held[0],) if held is not None else ())]
+        same = (e for e in here if e.round == entry.round and e.roster == entry.roster)
+        return next((e for e in same if e.signature != entry.signature), None)
+
+    def _find_evidence(self, entry: Entry, rosters: RosterBook) -> Equivocation | None:
+        """Return that an entry and one held here were signed by one owner, unless its evidence is kept already."""
+        twin = self._twin_of(entry)
+        if twin is None or entry.roster not in rosters or len(self.evidence) >= MOST_EVIDENCE:
+            return None
+        grid = rosters.folded[entry.roster][1]
+        owner = grid.owner(entry.span)
+        if owner is None or owner in self.evidence or not is_signed_by_owner(entry, grid, self._verify):
+            return None
+        signed = ((twin.statement(), twin.signature), (entry.statement(), entry.signature))
+        found = Equivocation(owner=owner, span=entry.span, round=entry.round, signed=signed)
+        self.evidence[owner] = found
+        return found
+
+
+def _not_governing(entry: Entry, rosters: RosterBook) -> str:
+    governing = rosters.governing(entry.round)
+    instead = f"roster {governing[0].k} governs that round" if governing is not None else "none governs that round"
+    named = rosters.folded[entry.roster][0].k
+    return f"the entry for {entry.span} in round {entry.round} names roster {named}, but {instead}"
 
 
 class Remedy(enum.Enum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, Vote
@@ -24,7 +24,7 @@ from p2p_diloco.protocol.overlay import Relay
 from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
-from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.routes import Routes
@@ -35,9 +35,18 @@ from p2p_diloco.protocol.wire import MOST_COUNTED
 
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 
-MOST_UNKNOWN_ROSTERS = 4
 CYCLES_IN_MEMORY = 1
 """Of entries: who was late for a round asks at once. All that the manifest wants retained lies on the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noted:
+    """Who has an entry that may become valid; its payload is not kept, it is asked for when it may be."""
+
+    sender: PeerId
+    height: int
+    round: int
+    roster: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +101,7 @@ class PeerEngine:
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
         self._old_goodbye = recalled.goodbye
-        self._lacking_roster: dict[Digest, list[tuple[PeerId, Entry, float]]] = {}
+        self._noted: dict[SpanId, _Noted] = {}
         self._recall(recalled)
 
     def _recall(self, recalled: Recalled) -> None:
@@ -177,6 +186,8 @@ class PeerEngine:
         begun = self._turns.tick(now)
         if begun is not None:
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
+            due = self.chains.absorb_due(self.book, begun + 1)
+            actions += self._absorbed(due, now) if due else self._ask_noted(now)
             waits, said = self._repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
             contributes = self.serves_state and left_out is not None and not waits
@@ -283,10 +294,10 @@ class PeerEngine:
         learnt = any(isinstance(action, KeepRoster) for action in actions)
         if learnt and beat is not None and beat.heartbeat.roster not in self.book:
             actions.append(self.membership.ask_rosters(sender, now))
-        for digest in [digest for digest in self._lacking_roster if digest in self.book]:
-            for donor, entry, norm in self._lacking_roster.pop(digest):
-                actions += self.entry_checked(donor, entry, norm, now)
-        return actions
+        lacking = next(filter(self.book.lacks_earlier_certificate, reply.rosters), None)
+        if lacking is not None:
+            actions.append(self.membership.ask_certificate(sender, lacking.roster.parent, now))
+        return actions + self._ask_noted(now)
 
     def _take_goodbye(self, word: Goodbye) -> list[Action]:
         from_whom = self.membership.heard.get(word.peer)
@@ -307,27 +318,76 @@ class PeerEngine:
     def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
         """Take an entry whose payload the codec found sound, with its exact norm."""
         self.catch_up.heard(sender, now)
-        verdict = self.chains.offer(entry, payload_norm, self.book.folded)
+        head = self.chains.heads.get(entry.span)
+        is_asked = self.catch_up.has_asked(entry.span, sender)
+        is_late = not is_asked and self.exchange.has_named(entry.span, entry.parent, before=entry.round)
+        latest = self.rules.clock.round_at(now) + 1
+        verdict = self.chains.offer(entry, payload_norm, self.book, latest, is_late=is_late)
+        said: list[Action] = []
+        if verdict.evidence is not None:
+            said.append(Report(topic="equivocation", text=verdict.evidence.sentence()))
         if verdict.fate is EntryFate.ABSORBED:
-            return self._absorbed(verdict.absorbed, now)
-        if verdict.fate is EntryFate.WAITS and self._repair.follows:
-            if sender != self.me.peer:
-                self._repair.not_alone(now)
-            self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
-            return self._repair.pump(now)
-        if verdict.fate is EntryFate.LACKS_ROSTER:
-            if self._repair.is_past_branch(sender, entry):
-                self.catch_up.entry_absent(sender, entry.span, entry.parent)
-                return self._repair.pump(now)
-            waiting = self._lacking_roster.setdefault(entry.roster, [])
-            if len(self._lacking_roster) > MOST_UNKNOWN_ROSTERS or len(waiting) >= max(self.rules.num_spans):
-                self._lacking_roster.clear()
-            else:
-                waiting.append((sender, entry, payload_norm))
-            return [self.membership.ask_rosters(sender, now)]
+            return said + self._absorbed(verdict.absorbed, now)
         if verdict.fate is EntryFate.REFUSED:
-            return [Report(topic="entry-refused", text=verdict.reason)]
-        return []
+            said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
+            if head is not None:
+                # Whoever was asked has nothing that follows our head: who differs there is found by comparing.
+                self.catch_up.entry_absent(sender, entry.span, head.digest)
+            return said + self._repair.pump(now)
+        if verdict.fate is EntryFate.KNOWN or not self._repair.follows:
+            return said
+        if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self._repair.is_past_branch(sender, entry):
+            self.catch_up.entry_absent(sender, entry.span, entry.parent)
+            return said + self._repair.pump(now)
+        return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
+
+    def _wait_for(self, fate: EntryFate, sender: PeerId, entry: Entry, *, is_kept: bool, now: float) -> list[Action]:
+        """Ask for what an entry lacks, and note who has it where it is not kept here."""
+        if not is_kept or fate is EntryFate.EARLY:
+            self._note(sender, entry, now)
+        if fate is EntryFate.LACKS_ROSTER:
+            return [self.membership.ask_rosters(sender, now)]
+        if fate is EntryFate.LACKS_CERTIFICATE:
+            return [self.membership.ask_certificate(sender, entry.roster, now)]
+        if fate is EntryFate.EARLY:
+            return []
+        if sender != self.me.peer:
+            self._repair.not_alone(now)
+        self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
+        return self._repair.pump(now)
+
+    def _note(self, sender: PeerId, entry: Entry, now: float) -> None:
+        """Note who has an entry; of a span one is noted, and nobody else displaces a member's, nor a far round a near.
+
+        A note only says whom to ask, and only members are asked, so a flood of them costs nothing.
+        """
+        old, latest = self._noted.get(entry.span), self.rules.clock.round_at(now) + 1
+        if old is not None:
+            if self._is_member(old.sender) and not self._is_member(sender):
+                return
+            if entry.round > latest >= old.round:
+                return
+        self._noted[entry.span] = _Noted(sender=sender, height=entry.height, round=entry.round, roster=entry.roster)
+
+    def _ask_noted(self, now: float) -> list[Action]:
+        """Fetch what follows our head where a member has had an entry that may be valid now."""
+        latest, is_wanted = self.rules.clock.round_at(now) + 1, False
+        for span, noted in list(self._noted.items()):
+            head = self.chains.heads.get(span)
+            if head is None or noted.height <= head.height:
+                del self._noted[span]
+            elif (
+                noted.round <= latest
+                and self._is_member(noted.sender)
+                and self.book.governance(noted.roster, noted.round) is Governance.GOVERNS
+            ):
+                del self._noted[span]
+                self.catch_up.want_entry(span, noted.sender)
+                is_wanted = True
+        return self._repair.pump(now) if is_wanted else []
+
+    def _is_member(self, peer: PeerId) -> bool:
+        return self.book.in_force is not None and self.book.in_force.member(peer) is not None
 
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
@@ -340,7 +400,7 @@ class PeerEngine:
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
-        return actions + self._repair.pump(now)
+        return actions + self._ask_noted(now) + self._repair.pump(now)
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview, payload_norm: float, now: float

@@ -55,6 +55,7 @@ class Exchange:
         self._is_awaited = False
         """The island was asked for its contribution to the round in progress, and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
+        self._named: dict[SpanId, Digest] = {}
         self.is_over = False
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
@@ -68,6 +69,7 @@ class Exchange:
         self.collection = self.finish = None
         self._is_awaited = False
         self._left_out = left_out
+        self._named = {}
         governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
         if governing is None or round_index < 0 or self.is_over:
@@ -136,6 +138,8 @@ class Exchange:
         pieces: list[tuple[PeerId, Piece]] = []
         shares = split_by_reducer(contribution, collection.grid, collection.row)
         held_back = self._held_back(collection, contribution)
+        self._named = {encoded.span: encoded.parent for encoded in contribution.spans}
+        self._named.update(pair for held in held_back.values() for pair in held.items())
         for reducer in self._reducers(collection):
             spans, held = shares.get(reducer, []), held_back.get(reducer, {})
             # Who gets nothing of what it expects would wait for it until the deadline: an empty opening says so.
@@ -169,6 +173,11 @@ class Exchange:
             if span not in unsaid and head is not None and head.round < collection.round and reducer is not None:
                 held.setdefault(reducer, {})[span] = head.digest
         return held
+
+    def has_named(self, span: SpanId, parent: Digest, before: int) -> bool:
+        """Tell whether this peer has named `parent` in the round in progress, which is later than `before`."""
+        collection = self.collection
+        return collection is not None and before < collection.round and self._named.get(span) == parent
 
     def _reducers(self, collection: Collection) -> list[PeerId]:
         """Return who reduces for the row of this peer, each once."""

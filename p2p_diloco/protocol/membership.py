@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import ZERO_DIGEST, PeerId, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
 from p2p_diloco.protocol.attendance import Attendance, Self
 from p2p_diloco.protocol.ballot import (
@@ -184,6 +184,11 @@ class Membership(Attendance):
     def ask_rosters(self, to: PeerId, now: float) -> Send:
         """Ask a peer whose roster is not known here for what we lack."""
         return Send(to=to, message=RosterRequest(known=self.book.landmarks()), deadline=self._soon(now))
+
+    def ask_certificate(self, to: PeerId, digest: Digest, now: float) -> Send:
+        """Ask a peer for its certificate of a roster that is known here: it may hold an earlier one."""
+        parent = self.book.folded[digest][0].parent
+        return Send(to=to, message=RosterRequest(known=(parent,)), deadline=self._soon(now))
 
     def spread(self, certified: CertifiedRoster, to: Collection[PeerId], deadline: float) -> list[Action]:
         """Send a certified roster: to members of its parent as a difference, whole to others.

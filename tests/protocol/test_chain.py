@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_run import RUN, run_rules, verify
+from fake_run import RUN, peer_id, run_rules, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
-from made import SPAN, entry_on, head_of, ids, roster_of
+from made import SPAN, book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1, roster_of
 
 from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.chain import ChainBook, EntryFate, Remedy, choose_remedy, heads_digest
 from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
-from p2p_diloco.protocol.grid import fold_roster
 
 ROSTER = roster_of(1)
-FOLDED = {ROSTER.digest(): (ROSTER, fold_roster(ROSTER, 16))}
+BOOK = book_with(founding(), roster_1(1))
+NOW = 1000
+"""The latest round of which an entry may be absorbed."""
 OWNER = ids(1)[0]
 START = head_of()
 
@@ -36,38 +38,41 @@ def log(length: int) -> list[Entry]:
     return entries
 
 
-@given(st.permutations(range(6)))
+@given(st.permutations(range(5)))
 def test_entries_are_absorbed_in_parent_order_whatever_the_order_of_arrival(order: list[int]) -> None:
-    chains, entries = book(), log(6)
-    absorbed = [entry for place in order for entry in chains.offer(entries[place], 1.0, FOLDED).absorbed]
+    """One that waits is kept; of any other it is noted who has it, and it comes again."""
+    chains, entries = book(), log(5)
+    absorbed: list[Entry] = []
+    for _ in entries:
+        absorbed += [entry for place in order for entry in chains.offer(entries[place], 1.0, BOOK, NOW).absorbed]
     assert absorbed == entries
-    assert chains.heads[SPAN].height == 6
+    assert chains.heads[SPAN].height == 5
 
 
 def test_an_entry_is_absorbed_once() -> None:
     chains, (entry,) = book(), log(1)
-    assert chains.offer(entry, 1.0, FOLDED).fate is EntryFate.ABSORBED
+    assert chains.offer(entry, 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
     assert chains.is_known(entry)
-    assert chains.offer(entry, 1.0, FOLDED).fate is EntryFate.KNOWN
+    assert chains.offer(entry, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
 
 
 def test_an_entry_for_a_span_without_a_head_says_nothing() -> None:
     entry = entry_on(START, ROSTER, OWNER, span=SpanId(1, 1))
-    assert book().offer(entry, 1.0, FOLDED).fate is EntryFate.KNOWN
+    assert book().offer(entry, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
 
 
 def test_an_entry_of_an_unknown_roster_waits_elsewhere() -> None:
-    assert book().offer(log(1)[0], 1.0, {}).fate is EntryFate.LACKS_ROSTER
+    assert book().offer(log(1)[0], 1.0, book_with(), NOW).fate is EntryFate.LACKS_ROSTER
 
 
 def test_an_entry_that_breaks_a_rule_is_refused_with_its_reason() -> None:
-    verdict = book().offer(replace(log(1)[0], tokens=7), 1.0, FOLDED)
+    verdict = book().offer(replace(log(1)[0], tokens=7), 1.0, BOOK, NOW)
     assert verdict.fate is EntryFate.REFUSED
     assert "not signed" in verdict.reason
 
 
 def test_only_entries_that_their_owner_signed_wait() -> None:
-    verdict = book().offer(replace(log(2)[1], tokens=7), 1.0, FOLDED)
+    verdict = book().offer(replace(log(2)[1], tokens=7), 1.0, BOOK, NOW)
     assert verdict.fate is EntryFate.REFUSED
     assert "not signed" in verdict.reason
 
@@ -75,46 +80,158 @@ def test_only_entries_that_their_owner_signed_wait() -> None:
 def test_a_waiting_entry_that_turns_out_bad_is_dropped() -> None:
     chains, entries = book(), log(2)
     bad = entry_on(next_head(START, entries[0]), ROSTER, OWNER, weights=())
-    assert chains.offer(bad, 1.0, FOLDED).fate is EntryFate.WAITS
+    assert chains.offer(bad, 1.0, BOOK, NOW).fate is EntryFate.WAITS
     assert chains.is_known(bad)
-    assert chains.offer(entries[0], 1.0, FOLDED).absorbed == (entries[0],)
-    assert chains.offer(entries[1], 1.0, FOLDED).fate is EntryFate.ABSORBED
+    assert chains.offer(entries[0], 1.0, BOOK, NOW).absorbed == (entries[0],)
+    assert chains.offer(entries[1], 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
 
 
-def test_few_entries_wait() -> None:
-    chains, entries = book(), log(40)
-    for entry in entries[1:]:
-        chains.offer(entry, 1.0, FOLDED)
-    absorbed = chains.offer(entries[0], 1.0, FOLDED).absorbed
-    assert len(absorbed) < 17
-    assert chains.heads[SPAN].height == len(absorbed)
+def test_of_a_span_only_the_entry_that_is_lowest_waits() -> None:
+    chains, entries = book(), log(5)
+    kept = [chains.offer(entries[place], 1.0, BOOK, NOW).is_kept for place in (3, 4, 2, 1)]
+    assert kept == [True, False, True, True]
+    assert chains.offer(entries[1], 1.0, BOOK, NOW).fate is EntryFate.KNOWN, "it waits already"
+    assert chains.offer(entries[0], 1.0, BOOK, NOW).absorbed == tuple(entries[:2])
+
+
+def test_an_entry_of_a_far_round_waits_and_does_not_freeze_its_span() -> None:
+    for far in (2**60, 2**63 - 1):
+        chains, entries = book(), log(2)
+        ahead = entry_on(START, ROSTER, OWNER, round=far - far % 2)
+        verdict = chains.offer(ahead, 1.0, BOOK, NOW)
+        assert (verdict.fate, verdict.is_kept) == (EntryFate.EARLY, True)
+        assert chains.heads[SPAN] == START
+        assert chains.offer(entries[0], 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
+        assert chains.offer(entries[1], 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
+        assert chains.absorb_due(BOOK, far) == (), "its parent has another child by then"
+
+
+def test_an_entry_of_the_next_round_but_one_is_absorbed_when_its_round_is_near() -> None:
+    chains, entries = book(), log(2)
+    chains.offer(entries[0], 1.0, BOOK, 1)
+    assert chains.offer(entries[1], 1.0, BOOK, 1).fate is EntryFate.EARLY
+    assert chains.absorb_due(BOOK, 1) == ()
+    assert chains.absorb_due(BOOK, 2) == (entries[1],)
+
+
+def test_of_two_that_wait_the_one_of_a_near_round_stays() -> None:
+    chains, entries = book(), log(3)
+    far = entry_on(START, ROSTER, OWNER, round=2**40)
+    assert chains.offer(far, 1.0, BOOK, NOW).is_kept
+    assert chains.offer(entries[2], 1.0, BOOK, NOW).is_kept
+    assert not chains.offer(far, 1.0, BOOK, NOW).is_kept
+
+
+def test_entries_that_wait_are_bounded_by_the_bytes_of_all_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of near rounds none makes room for another; those of far rounds make room for them."""
+    monkeypatch.setattr("p2p_diloco.protocol.chain.MOST_WAITING_BYTES", 20)
+    chains = book()
+    spans = [SpanId(0, index) for index in range(3)]
+    grid = BOOK.folded[ROSTER.digest()][1]
+    assert {grid.owner(span) for span in spans} == {OWNER}
+    for span in spans:
+        chains.set_head(span, START)
+    far = [entry_on(START, ROSTER, OWNER, span=span, round=2**40, payload=bytes(10)) for span in spans]
+    parent = next_head(START, log(1)[0])
+    near = [entry_on(parent, ROSTER, OWNER, span=span, payload=bytes(10)) for span in spans]
+    assert [chains.offer(entry, 1.0, BOOK, NOW).is_kept for entry in far] == [True, True, False]
+    assert [chains.offer(entry, 1.0, BOOK, NOW).is_kept for entry in reversed(near)] == [True, True, False]
+
+
+def test_an_owner_of_a_superseded_roster_writes_no_more() -> None:
+    later = certify(child_of(ROSTER, ROSTER.members), [OWNER], ballot=ballot_number(5, 0))
+    rosters = book_with(founding(), roster_1(1), later)
+    chains = book()
+    assert chains.offer(log(1)[0], 1.0, rosters, NOW).fate is EntryFate.ABSORBED, "an old entry of its time"
+    for round_index in (6, 8, 2**40):
+        stale = entry_on(chains.heads[SPAN], ROSTER, OWNER, round=round_index)
+        verdict = chains.offer(stale, 1.0, rosters, NOW)
+        assert verdict.fate is EntryFate.REFUSED
+        assert verdict.reason.endswith("names roster 1, but roster 2 governs that round")
+    below = book_with(founding(), certify(ROSTER, [peer_id("boot")], ballot=ballot_number(5, 0)))
+    early = chains.offer(entry_on(chains.heads[SPAN], later.roster, OWNER, round=4), 1.0, rosters, NOW)
+    assert early.fate is EntryFate.LACKS_CERTIFICATE
+    nobody = chains.offer(entry_on(chains.heads[SPAN], founding().roster, OWNER, round=8), 1.0, below, NOW)
+    assert nobody.reason.endswith("names roster 0, but roster 1 governs that round")
+
+
+def test_an_entry_that_waits_under_a_roster_that_governs_its_round_no_more_is_dropped() -> None:
+    chains, entries = book(), log(5)
+    assert chains.offer(entries[4], 1.0, BOOK, NOW).is_kept
+    later = certify(child_of(ROSTER, ROSTER.members), [OWNER], ballot=ballot_number(5, 0))
+    rosters = book_with(founding(), roster_1(1), later)
+    under_it = entry_on(next_head(next_head(START, entries[0]), entries[1]), later.roster, OWNER, round=8)
+    above = entry_on(replace(head_of(digest=b"x"), height=7), later.roster, OWNER, round=8)
+    assert chains.offer(above, 1.0, rosters, NOW).is_kept, "it takes the place of one that can be valid no more"
+    assert chains.offer(under_it, 1.0, rosters, NOW).is_kept
+    other = book()
+    other.offer(entries[4], 1.0, BOOK, NOW)
+    assert other.absorb_due(rosters, NOW) == ()
+    assert not other.is_known(entries[4])
+
+
+def test_a_waiting_entry_lacks_nothing_while_its_span_is_fetched() -> None:
+    chains, entries = book(), log(2)
+    chains.offer(entries[1], 1.0, BOOK, NOW)
+    del chains.heads[SPAN]
+    assert chains.absorb_due(BOOK, NOW) == ()
+    chains.set_head(SPAN, next_head(START, entries[0]))
+    assert chains.absorb_due(BOOK, NOW) == (entries[1],)
+
+
+def test_a_late_child_of_a_parent_that_was_named_waits_for_the_end_of_the_round() -> None:
+    chains, entries = book(), log(1)
+    assert chains.offer(entries[0], 1.0, BOOK, NOW, is_late=True).fate is EntryFate.EARLY
+    assert chains.heads[SPAN] == START
+    assert chains.absorb_due(BOOK, NOW) == (entries[0],)
+
+
+@pytest.mark.parametrize("first_waits", [False, True])
+def test_two_entries_of_one_owner_for_a_span_and_round_are_kept_as_evidence_once(first_waits: bool) -> None:
+    chains, entries = book(), log(2)
+    one = entries[1] if first_waits else entries[0]
+    other = replace(one, tokens=7)
+    other = replace(other, signature=sign_as(OWNER, other.statement()))
+    forged = replace(one, tokens=8, signature=bytes(64))
+    chains.offer(one, 1.0, BOOK, NOW)
+    assert chains.is_known(one)
+    assert chains.offer(forged, 1.0, BOOK, NOW).evidence is None
+    assert not chains.is_known(other)
+    found = chains.offer(other, 1.0, BOOK, NOW).evidence
+    assert found is not None
+    assert (found.owner, found.span, found.round) == (OWNER, SPAN, one.round)
+    assert all(verify(OWNER, statement, signature) for statement, signature in found.signed)
+    assert "signed two different entries" in found.sentence()
+    assert chains.evidence == {OWNER: found}
+    assert chains.offer(other, 1.0, BOOK, NOW).evidence is None, "once for each owner"
 
 
 def test_waiting_entries_that_were_overtaken_are_dropped() -> None:
     chains, entries = book(), log(3)
     other = entry_on(head_of(digest=b"another branch"), ROSTER, OWNER)
-    assert chains.offer(replace(other, height=2, signature=other.signature), 1.0, FOLDED).fate is EntryFate.REFUSED
-    waits = entry_on(replace(head_of(digest=b"another branch"), height=1), ROSTER, OWNER)
-    assert chains.offer(waits, 1.0, FOLDED).fate is EntryFate.WAITS
+    assert chains.offer(replace(other, height=2, signature=other.signature), 1.0, BOOK, NOW).fate is EntryFate.REFUSED
+    waits = entry_on(replace(head_of(digest=b"another branch"), height=1), ROSTER, OWNER, round=8)
+    assert chains.offer(waits, 1.0, BOOK, NOW).fate is EntryFate.WAITS
     for entry in entries[:2]:
-        chains.offer(entry, 1.0, FOLDED)
+        chains.offer(entry, 1.0, BOOK, NOW)
     assert chains.is_known(waits)
+    assert chains.absorb_due(BOOK, NOW) == ()
     chains.set_head(SPAN, START)
     assert not chains.is_known(waits)
 
 
 def test_an_entry_that_waited_is_taken_after_a_transfer_brought_its_parent() -> None:
     chains, entries = book(), log(3)
-    assert chains.offer(entries[2], 1.0, FOLDED).fate is EntryFate.WAITS
+    assert chains.offer(entries[2], 1.0, BOOK, NOW).fate is EntryFate.WAITS
     chains.set_head(SPAN, next_head(next_head(START, entries[0]), entries[1]))
     assert not chains.is_known(entries[2])
-    assert chains.offer(entries[2], 1.0, FOLDED).absorbed == (entries[2],)
+    assert chains.offer(entries[2], 1.0, BOOK, NOW).absorbed == (entries[2],)
 
 
 def test_entries_are_kept_for_those_who_missed_them_but_not_for_ever() -> None:
     chains, entries = book(retained_cycles=2), log(5)
     for entry in entries:
-        chains.offer(entry, 1.0, FOLDED)
+        chains.offer(entry, 1.0, BOOK, NOW)
     kept = [chains.entry_after(SPAN, entry.parent) for entry in entries]
     assert kept == [None, None, None, entries[3], entries[4]]
     assert chains.entry_after(SpanId(1, 0), START.digest) is None
@@ -122,7 +239,7 @@ def test_entries_are_kept_for_those_who_missed_them_but_not_for_ever() -> None:
 
 def test_a_transfer_forgets_entries_that_may_be_of_another_branch() -> None:
     chains, entries = book(), log(1)
-    chains.offer(entries[0], 1.0, FOLDED)
+    chains.offer(entries[0], 1.0, BOOK, NOW)
     chains.set_head(SPAN, head_of(height=9, digest=b"elsewhere"))
     assert chains.entry_after(SPAN, START.digest) is None
     chains.drop_head(SPAN)

@@ -21,8 +21,8 @@ from made import (
 )
 from swarm_driver import Swarm
 
-from p2p_diloco.ids import ZERO_DIGEST, sha256
-from p2p_diloco.protocol.actions import KeepGoodbye, ReduceSpan, Report, Send, Stage
+from p2p_diloco.ids import ZERO_DIGEST, SpanHead, SpanId, sha256
+from p2p_diloco.protocol.actions import Action, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send, Stage
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
@@ -140,34 +140,143 @@ def test_a_good_bye_of_somebody_heard_is_reported_once() -> None:
     assert engine.receive(bob, word, 0.0) == []
 
 
-def test_an_entry_of_an_unknown_roster_waits_for_the_roster() -> None:
-    certified = roster_1(1)
-    ann = ids(1)[0]
-    swarm = founded(1)
-    head, _ = swarm.machines["p0"].vectors[next(iter(swarm.machines["p0"].vectors))]
-    engine = engine_of()
-    span = next(iter(engine.rules.span_elements))
-    engine.hold_state({span: head})
-    entry = entry_on(head, certified.roster, ann, span=span)
-    (ask,) = engine.entry_checked(ann, entry, 1.0, 0.0)
+def following(engine: PeerEngine, *rosters: CertifiedRoster) -> tuple[SpanId, SpanHead]:
+    """Let an engine hold a start and hear ann, a donor; return a span and where it stands."""
+    span, start, ann = next(iter(engine.rules.span_elements)), head_of(), peer_id("ann")
+    engine.hold_state(dict.fromkeys(engine.rules.span_elements, start))
+    engine.link_up(ann)
+    if rosters:
+        engine.receive(ann, RosterReply(rosters=(founding(), *rosters)), 0.0)
+    roster = rosters[-1].roster.digest() if rosters else ZERO_DIGEST
+    engine.receive(ann, heartbeat(ann, roster=roster, heads=(fragment_head(-2),)), 0.0)
+    return span, start
+
+
+def asked_entries(actions: list[Action]) -> list[EntryRequest]:
+    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, EntryRequest)]
+
+
+def test_an_entry_of_an_unknown_roster_is_asked_for_again_once_the_roster_is_known() -> None:
+    """Anybody can send such, so their vectors are not kept."""
+    ann, later = peer_id("ann"), certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1))
+    entry = entry_on(start, later.roster, ann, span=span)
+    (ask,) = engine.entry_checked(ann, entry, 1.0, 0.1)
     assert isinstance(ask, Send)
-    engine.receive(ann, RosterReply(rosters=(founding(), certified)), 0.0)
-    assert engine.chains.heads[span].height == head.height + 1
+    assert isinstance(ask.message, RosterRequest)
+    again = engine.receive(ann, RosterReply(rosters=(later,)), 0.2)
+    assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
 
 
-def test_entries_of_unknown_rosters_do_not_pile_up() -> None:
-    engine = engine_of()
-    swarm = founded(1)
-    span = next(iter(engine.rules.span_elements))
-    head, _ = swarm.machines["p0"].vectors[span]
-    engine.hold_state({span: head})
-    for place in range(50):
-        roster = roster_1(1, included_total=place).roster
-        engine.entry_checked(ids(1)[0], entry_on(head, roster, ids(1)[0], span=span), 1.0, 0.0)
-    assert len(engine._lacking_roster) <= 6
-    for _ in range(50):
-        engine.entry_checked(ids(1)[0], entry_on(head, roster, ids(1)[0], span=span), 1.0, 0.0)
-    assert sum(map(len, engine._lacking_roster.values())) <= 3
+def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_and_keeps_no_vector() -> None:
+    ann, later = peer_id("ann"), certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1))
+    engine.entry_checked(ann, entry_on(start, later.roster, ann, span=span), 1.0, 0.1)
+    for place in range(200):
+        roster, round_index = roster_1(1, included_total=place + 1).roster, 2 ** (place % 62)
+        engine.entry_checked(peer_id("stranger"), entry_on(start, roster, ann, span=span, round=round_index), 1.0, 0.1)
+        engine.entry_checked(ann, entry_on(start, roster, ann, span=span, round=2**60), 1.0, 0.1)
+    assert len(engine._noted) == 1
+    again = engine.receive(ann, RosterReply(rosters=(later,)), 0.2)
+    assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
+
+
+def test_strangers_are_not_asked_for_entries_that_they_say_they_have() -> None:
+    later = certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1))
+    engine.entry_checked(peer_id("eve"), entry_on(start, later.roster, peer_id("eve"), span=span), 1.0, 0.1)
+    assert asked_entries(engine.receive(peer_id("eve"), RosterReply(rosters=(later,)), 0.2)) == []
+    roster = later.roster
+    engine.entry_checked(peer_id("ann"), entry_on(start, roster, peer_id("ann"), span=span), 1.0, 0.3)
+    assert not engine._noted, "overtaken"
+
+
+def test_an_entry_that_needs_an_earlier_certificate_has_it_asked_for() -> None:
+    ann = peer_id("ann")
+    child = child_of(roster_1(1).roster, [member(ann)])
+    late, early = (certify(child, [ann], ballot=ballot_number(round_index, 0)) for round_index in (4, 1))
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1), late)
+    engine.receive(ann, heartbeat(ann, roster=child.digest(), heads=(fragment_head(2),), sequence=2), 4 * 8.0)
+    entry = entry_on(start, child, ann, span=span, round=4)
+    (ask,) = engine.entry_checked(ann, entry, 1.0, 4 * 8.0)
+    assert isinstance(ask, Send)
+    assert ask.message == RosterRequest(known=(roster_1(1).roster.digest(),))
+    learnt = engine.receive(ann, RosterReply(rosters=(early,)), 4 * 8.0)
+    assert KeepRoster(certified=early) in learnt
+    assert asked_entries(learnt) == [EntryRequest(span=span, parent=start.digest)]
+    assert engine.entry_checked(ann, entry, 1.0, 4 * 8.0 + 1)
+    assert engine.chains.heads[span].height == 1
+
+
+def test_a_child_whose_parent_must_have_been_certified_earlier_has_that_certificate_asked_for() -> None:
+    ann = peer_id("ann")
+    parent = child_of(roster_1(1).roster, [member(ann)])
+    late = certify(parent, [ann], ballot=ballot_number(9, 0))
+    grandchild = certify(child_of(parent, [member(ann)]), [ann], ballot=ballot_number(7, 0))
+    engine = engine_of("cat")
+    following(engine, roster_1(1), late)
+    *_, ask = engine.receive(ann, RosterReply(rosters=(grandchild,)), 0.0)
+    assert isinstance(ask, Send)
+    assert ask.message == RosterRequest(known=(roster_1(1).roster.digest(),))
+
+
+def test_an_entry_of_a_far_round_waits_and_is_absorbed_when_its_round_is_near() -> None:
+    ann = peer_id("ann")
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1))
+    ahead = entry_on(start, roster_1(1).roster, ann, span=span, round=4)
+    assert engine.entry_checked(ann, ahead, 1.0, 0.1) == []
+    assert engine.chains.heads[span] == start
+    engine.tick(2 * 8.0)
+    assert engine.chains.heads[span] == start
+    engine.tick(3 * 8.0)
+    assert engine.chains.heads[span].height == 1
+
+
+def test_an_entry_that_was_asked_for_and_is_refused_is_no_answer() -> None:
+    """A peer whose log holds what does not count cannot give us the next entry: it is not asked again and again."""
+    ann = peer_id("ann")
+    later = certify(child_of(roster_1(1).roster, [member(ann)]), [ann], ballot=ballot_number(1, 0))
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1), later)
+    stale = entry_on(start, roster_1(1).roster, ann, span=span, round=4)
+    heads = [start] * engine.rules.num_spans[span.fragment]
+    heads[span.index] = next_head(start, stale)
+    engine.receive(ann, heartbeat(ann, roster=later.roster.digest(), heads=(fragment_head(2),), sequence=2), 32.0)
+    asked = engine.receive(ann, HeadsReply(fragment=span.fragment, heads=tuple(heads)), 32.0)
+    assert asked_entries(asked) == [EntryRequest(span=span, parent=start.digest)]
+    report, *instead = engine.entry_checked(ann, stale, 1.0, 32.1)
+    assert isinstance(report, Report)
+    assert "names roster 1, but roster 2 governs that round" in report.text
+    assert asked_entries(instead) == []
+
+
+def test_two_entries_of_one_owner_are_reported_loudly_and_once() -> None:
+    ann = peer_id("ann")
+    engine = engine_of("cat")
+    span, start = following(engine, roster_1(1))
+    one, other, third = (
+        entry_on(start, roster_1(1).roster, ann, span=span, payload=payload) for payload in (b"1", b"2", b"3")
+    )
+    engine.entry_checked(ann, one, 1.0, 0.1)
+    reports = [
+        action.topic
+        for entry in (other, third)
+        for action in engine.entry_checked(ann, entry, 1.0, 0.1)
+        if isinstance(action, Report)
+    ]
+    assert reports == ["equivocation"]
+
+
+def test_an_entry_that_lacks_something_is_nothing_to_who_does_not_follow() -> None:
+    engine = PeerEngine(me=self_of(peer_id("boot"), trains=False), rules=run_rules(), verify=verify)
+    span, start = following(engine, roster_1(1))
+    entry = entry_on(start, roster_1(1, included_total=3).roster, peer_id("ann"), span=span)
+    assert engine.entry_checked(peer_id("ann"), entry, 1.0, 0.1) == []
 
 
 def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
@@ -181,7 +290,7 @@ def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
     beat = heartbeat(ann, roster=certified.roster.digest(), heads=(fragment_head(-2),))
     engine.receive(ann, beat, 0.0)
     parent = next_head(start, entry_on(start, certified.roster, ann, span=span))
-    asked = engine.entry_checked(ann, entry_on(parent, certified.roster, ann, span=span), 1.0, 0.0)
+    asked = engine.entry_checked(ann, entry_on(parent, certified.roster, ann, span=span), 1.0, 8.0)
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
 
 
@@ -194,7 +303,8 @@ def test_only_an_entry_that_another_sends_shows_that_somebody_is_here(sender: st
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, start))
     engine.tick(0.0)
     parent = next_head(start, entry_on(start, certified.roster, engine.me.peer, span=span))
-    engine.entry_checked(peer_id(sender), entry_on(parent, certified.roster, engine.me.peer, span=span), 1.0, 1.0)
+    entry = entry_on(parent, certified.roster, engine.me.peer, span=span, round=1)
+    engine.entry_checked(peer_id(sender), entry, 1.0, 1.0)
     assert engine._repair._alone_since == (1.0 if is_sign_of_life else 0.0)
 
 
@@ -216,12 +326,12 @@ def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() ->
     engine.link_up(ann)
     beat = heartbeat(ann, roster=certified.roster.digest(), heads=(fragment_head(-2),))
     engine.receive(ann, beat, 0.0)
-    following = entry_on(start, given_up, ann, span=span)
+    next_one = entry_on(start, given_up, ann, span=span)
     heads = [start] * engine.rules.num_spans[span.fragment]
-    heads[span.index] = next_head(start, following)
+    heads[span.index] = next_head(start, next_one)
     asked = engine.receive(ann, HeadsReply(fragment=span.fragment, heads=tuple(heads)), 0.1)
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
-    instead = engine.entry_checked(ann, following, 1.0, 0.2)
+    instead = engine.entry_checked(ann, next_one, 1.0, 0.2)
     assert [a.message for a in instead if isinstance(a, Send)] == [
         SpanRequest(span=span, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16)
     ]

@@ -352,10 +352,10 @@ def test_a_donor_that_has_gone_on_is_asked_where_it_stands() -> None:
 
 def test_a_donor_that_is_where_we_were_has_nothing_for_us() -> None:
     page = repair()
-    folded = page._membership.book.folded
-    owner = folded[ROSTER.digest()][1].owner(SPAN)
+    book = page._membership.book
+    owner = book.folded[ROSTER.digest()][1].owner(SPAN)
     assert owner is not None
-    page._chains.offer(entry_on(HEAD, ROSTER, owner), 1.0, folded)
+    page._chains.offer(entry_on(HEAD, ROSTER, owner), 1.0, book, 1000)
     assert page._chains.heads[SPAN] != HEAD
     assert answer(page, HEAD.digest, HEAD.digest, HEAD.digest) == [CompareContent]
 

@@ -161,9 +161,7 @@ def test_an_earlier_certificate_needs_as_many_votes_as_any() -> None:
         book.add(certified_in(child, ids(1), 5))
 
 
-def test_a_child_that_was_certified_before_its_parent_is_refused_until_the_parents_earlier_certificate_is_known() -> (
-    None
-):
+def test_a_child_certified_before_its_parent_is_refused_until_an_earlier_certificate_is_known() -> None:
     child = child_of(roster_1(3).roster, roster_1(3).roster.members)
     grandchild = certified_in(child_of(child, child.members), ids(3), 6)
     book = book_with(founding(), roster_1(3), certified_in(child, ids(3), 7))
