@@ -84,6 +84,10 @@ class Inspector:
         """Hear a machine announce that it goes by another branch: each span may go back once."""
         self._may_fall[machine.name] = set(self._player.spans)
 
+    def span_given_up(self, machine: Machine, span: SpanId) -> None:
+        """Hear a machine announce that it adopts a span: it may go back once."""
+        self._may_fall.setdefault(machine.name, set()).add(span)
+
     def entry_comes_next(self, machine: Machine, state: SpanState, entry: Entry) -> None:
         """Check that an island absorbs an entry in order, and once."""
         if entry.round <= state.head.round:

@@ -85,6 +85,13 @@ class Disk:
             state = maths.absorb(state, entry)
         return state
 
+    def rebuilt_before(self, span: SpanId, maths: SharedMaths, tip: Digest) -> SpanState | None:
+        """Return what a span was before the entry that led to `tip`, if the checkpoint and the entries lead there."""
+        before, state = None, self.checkpoint[span]
+        while state.head.digest != tip and (entry := self.entry_after(span, state.head.digest)) is not None:
+            before, state = state, maths.absorb(state, entry)
+        return before if state.head.digest == tip else None
+
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
         """Return the kept entry of a span whose parent is `parent`."""
         return self.entries.get(span, {}).get(parent)

@@ -17,10 +17,10 @@ from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import radial_mean
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb, content_digest
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb
 from p2p_diloco.outer.vector import Vector, read_only
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.swarm.vector_work import Codecs, state_bytes
+from p2p_diloco.swarm.vector_work import Codecs, content_digests, state_bytes
 
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5)
 MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
@@ -67,7 +67,7 @@ class SharedMaths:
         """Return the content digest x of a state."""
         found = self._contents.get(state)
         if found is None:
-            found = content_digest(state.anchor_N, state.momentum_N, state.head.digest)
+            ((_, found),) = content_digests([state])
             self._contents[state] = found
         return found
 

@@ -23,9 +23,11 @@ from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
     CompareContent,
+    HashSpan,
     KeepBallots,
     KeepGoodbye,
     KeepRoster,
+    RebuildParent,
     RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
@@ -87,6 +89,10 @@ class Player(Stage):
             ServeEntry: self._serve_entry,
             ServeContent: self._serve_content,
             RebuildSpan: lambda machine, action: self.later(machine, REBUILD_SECONDS, self._rebuild, machine, action),
+            RebuildParent: lambda machine, action: self.later(
+                machine, REBUILD_SECONDS, self._rebuild_parent, machine, action
+            ),
+            HashSpan: self._hash_span,
             CompareContent: self._compare_content,
             RoundClosed: lambda machine, action: machine.closed.append(action),
             Report: self._report,
@@ -212,6 +218,8 @@ class Player(Stage):
     def _replace(self, machine: Machine, action: ReplaceSpan) -> None:
         if not action.is_mended:
             machine.disk.give_up(action.span)
+        if action.is_adoption:
+            self.inspector.span_given_up(machine, action.span)
         self._hand_over(machine, Replacement(action.span, state_from_bytes(action.head, action.state)))
 
     def _take(self, machine: Machine, command: Replacement) -> None:
@@ -271,6 +279,19 @@ class Player(Stage):
             return
         state = self.maths.raw(found) if self.maths.content(found) != self.maths.content(held) else None
         self.perform(machine, engine.span_rebuilt(span, found.head, state, now))
+
+    def _rebuild_parent(self, machine: Machine, action: RebuildParent) -> None:
+        span, disk = action.span, machine.disk
+        found = disk.rebuilt_before(span, self.maths, action.tip) if span in disk.checkpoint else None
+        engine, now = machine.running, machine.local(self.now)
+        head, raw = (None, None) if found is None else (found.head, self.maths.raw(found))
+        self.perform(machine, engine.parent_rebuilt(span, action.tip, head, raw, now))
+
+    def _hash_span(self, machine: Machine, action: HashSpan) -> None:
+        state = self.inspector.shared(action.span, state_from_bytes(action.head, action.state))
+        content = self.maths.content(state)
+        now = machine.local(self.now)
+        self.perform(machine, machine.running.span_hashed(action.span, action.head, content, now))
 
     def _serve_content(self, machine: Machine, action: ServeContent) -> None:
         states = self._states(machine, action.fragment)

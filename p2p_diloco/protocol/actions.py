@@ -103,12 +103,14 @@ class ReplaceSpan:
 
     `state` is handed over: nobody else writes to it, or reads it, any more.
     `is_mended`: the same log, put right; otherwise it may be another branch, and entries kept of the span are given up.
+    `is_adoption`: an announced one, after which the log may be shorter.
     """
 
     span: SpanId
     head: SpanHead
     state: bytes | memoryview
     is_mended: bool = False
+    is_adoption: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,29 @@ class RebuildSpan:
     """Work out from a checkpoint and own entries what a span's bytes should be; answer with `span_rebuilt`."""
 
     span: SpanId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildParent:
+    """Work out from a checkpoint and own entries what a span was before the entry that led to `tip`.
+
+    Answer with `parent_rebuilt`.
+    """
+
+    span: SpanId
+    tip: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashSpan:
+    """Return the content digest of a span that was transferred, before anything takes it; answer with `span_hashed`.
+
+    `state` is as in `ReplaceSpan`, but stays with the engine.
+    """
+
+    span: SpanId
+    head: SpanHead
+    state: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,5 +209,5 @@ class Report:
 
 Action = (
     Send | KeepBallots | KeepGoodbye | KeepRoster | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
-    | ServeEntry | ServeContent | CompareContent | RebuildSpan | RoundClosed | Report
+    | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan | RoundClosed | Report
 )  # fmt: skip

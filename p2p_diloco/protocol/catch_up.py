@@ -3,18 +3,25 @@
 It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each,
 entries before spans: on a thin link a joiner must first keep up with what it holds. As long as a donor answers
 something it may take its time with the rest; one that does not is left for another.
+
+One peer's word is a reason to ask. Entries prove themselves: they are signed by their owner. A whole span proves
+nothing, so it is taken only at a tip, and with the bytes, that a majority named (`majority.py`); until then it waits
+here, in nobody's way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId
-from p2p_diloco.protocol.actions import Action, ReplaceSpan, Send
-from p2p_diloco.protocol.chain import ChainBook, Remedy, choose_remedy
-from p2p_diloco.protocol.donors import Donors
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
+from p2p_diloco.protocol.chain import ChainBook, wins_tie
+from p2p_diloco.protocol.donors import SHUN_SECONDS, Donors
 from p2p_diloco.protocol.heads_asked import HeadsAsked
+from p2p_diloco.protocol.majority import NamedContents, Voices, is_start
 from p2p_diloco.protocol.messages import (
+    ContentReply,
     ContentRequest,
     EntryRequest,
     HeadsReply,
@@ -32,9 +39,22 @@ MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
 """Requests under way at one donor: enough that it never waits for the next one, nor for those that were lost."""
 QUIET_SHARE = 0.125
 """Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
-WITNESSES = 2
 MOST_LACKING = 2
-"""Donors that lack the entry we need, after which the whole span is fetched."""
+"""Donors that lack the entry we need, after which nobody is asked for it any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tie:
+    """Another peer stands on another child of our tip's parent, and theirs wins.
+
+    Attributes:
+        tip: where we stand.
+        parent, state: the span before our last entry, from the own disk; None until the disk has answered.
+    """
+
+    tip: Digest
+    parent: SpanHead | None = None
+    state: bytes | None = None
 
 
 class CatchUp:
@@ -52,17 +72,26 @@ class CatchUp:
         self._heads_asked = HeadsAsked()
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
-        self._sources: dict[SpanId, PeerId] = {}
         self._first_asked: dict[SpanId, float] = {}
         self._servers: dict[SpanId, set[PeerId]] = {}
         self._windows = {
             Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0),
             Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds),
         }
-        self._head_accusers: dict[SpanId, set[PeerId]] = {}
         self._lacking: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
+        self.voices = Voices()
+        """Whose word counts; kept by `Repair`."""
+        self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
+        self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
+        self._level: dict[int, set[PeerId]] = {}
+        self._unjoinable: set[SpanId] = set()
+        self._goes_back: set[SpanId] = set()
+        self._above_since: dict[SpanId, float] = {}
+        self._doubted: dict[PeerId, float] = {}
+        self._on_word_of: dict[SpanId, PeerId] = {}
+        self._ties: dict[SpanId, _Tie] = {}
 
     # -- what is known to be missing
 
@@ -85,8 +114,10 @@ class CatchUp:
         """Fetch nothing of what is wanted now."""
         for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
-        for asked in (self._servers, self._first_asked, self._sources):
+        for asked in (self._servers, self._first_asked, self._told, self._level, self._contents):
             asked.clear()
+        for judged in (self._unjoinable, self._goes_back, self._above_since, self._on_word_of, self._ties):
+            judged.clear()
 
     def adopt(self) -> None:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
@@ -106,9 +137,26 @@ class CatchUp:
         return not missing
 
     def left_out(self) -> frozenset[SpanId] | None:
-        """Return the spans that are being fetched, to which nothing can be contributed; None: to no span can be."""
+        """Return the spans that are being fetched, to which nothing can be contributed; None: to no span can be.
+
+        That one peer alone says it stands higher keeps nobody from contributing.
+        """
         lacks_some = self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
-        return frozenset(self._wanted) if self.is_complete() or not (self.is_adopting or lacks_some) else None
+        if not self.is_complete() and (self.is_adopting or lacks_some):
+            return None
+        return frozenset(span for span in self._wanted if not self._is_one_word(span))
+
+    def _is_one_word(self, span: SpanId) -> bool:
+        if self._wanted[span][0] is Want.SPAN or span not in self._targets or self.voices.needed < 2:
+            return False
+        mine = self._chains.heads[span]
+        told = self._told.get(span.fragment, {})
+        return sum(heads[span.index].height > mine.height for heads in told.values()) < 2
+
+    @property
+    def is_waiting_for_a_majority(self) -> bool:
+        """Tell whether a span has come that nobody has vouched for yet."""
+        return any(transfer.is_whole and transfer.named is None for transfer in self._transfers.values())
 
     # -- asking
 
@@ -139,7 +187,7 @@ class CatchUp:
             del self._targets[span]  # who cannot be asked must not be waited for
         self._donors.look(now)
         everybody = list(dict.fromkeys([*donors, *(sources or ())]))
-        actions = self._give_up_on(everybody, now)
+        actions = [*self._confirm(now), *self._give_up_on(everybody, now)]
         sound, wide = (self._donors.sound(some, now) for some in (donors, donors if sources is None else sources))
         self._take_back_for(wide)
         left = {want: window.size for want, window in self._windows.items()}
@@ -177,7 +225,10 @@ class CatchUp:
     def _waiting(self, want: Want) -> list[SpanId]:
         """Return what nobody was asked for yet; first the spans of which something has come."""
         waiting = [span for span, (what, _) in self._wanted.items() if what is want and span not in self._asked]
-        return sorted(waiting, key=lambda span: span not in self._transfers) if want is Want.SPAN else waiting
+        if want is Want.ENTRY:
+            return waiting
+        waiting = [span for span in waiting if span not in self._transfers or not self._transfers[span].is_whole]
+        return sorted(waiting, key=lambda span: span not in self._transfers)
 
     def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
         window = self._windows[want]
@@ -243,28 +294,143 @@ class CatchUp:
         fits = reply.fragment < len(self._rules.num_spans) and len(reply.heads) == self._rules.num_spans[reply.fragment]
         return fits and self._heads_asked.take(reply.fragment, sender)
 
-    def note_differences(self, sender: PeerId, reply: HeadsReply) -> None:
-        """Note for each span of a fragment what the comparison asks for."""
+    def note_differences(self, sender: PeerId, reply: HeadsReply, now: float, *, is_donor: bool = True) -> list[Action]:
+        """Note where a voice's spans stand, and do what follows from it.
+
+        Entries are asked for on the word of one donor. A whole span is fetched where a majority stands elsewhere and
+        entries do not lead there.
+        """
+        self._told.setdefault(reply.fragment, {})[sender] = reply.heads
+        self._level.get(reply.fragment, set()).discard(sender)
+        actions: list[Action] = []
         for index, theirs in enumerate(reply.heads):
             span = SpanId(reply.fragment, index)
             mine = self._chains.heads.get(span)
-            remedy = choose_remedy(mine, theirs)
-            if mine is not None and mine.digest == theirs.digest and mine != theirs:
-                self._accuse_head(span, sender)
-            elif remedy is Remedy.REPLAY:
+            if mine is None or mine.digest == theirs.digest:
+                continue
+            if is_donor and theirs.height > mine.height and self._doubted.get(sender, now) <= now:
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self._wanted.setdefault(span, (Want.ENTRY, sender))
-            elif remedy is Remedy.TRANSFER:
-                self._wanted[span] = (Want.SPAN, sender)
-            elif reply.fragment in self._unadopted and mine is not None and mine.digest != theirs.digest:
-                self._chains.drop_head(span)
-                self.want_transfer(span, sender)
-        self.adopted(reply.fragment)
+            actions += self._follow_majority(span, mine, now) or self._settle_tie(span, mine, theirs, sender, now)
+        if all(self._is_decided(SpanId(reply.fragment, index)) for index in range(len(reply.heads))):
+            self.adopted(reply.fragment)
+        return actions
+
+    def stands_level(self, fragment: int, voice: PeerId) -> None:
+        """Hear that a voice stands where we stand with all spans of a fragment."""
+        self._told.get(fragment, {}).pop(voice, None)
+        self._level.setdefault(fragment, set()).add(voice)
+
+    def _voters(self, span: SpanId) -> dict[SpanHead, set[PeerId]]:
+        """Return who stands where, of those that do not stand where we stand with the whole fragment."""
+        voters: dict[SpanHead, set[PeerId]] = {}
+        for voice, heads in self._told.get(span.fragment, {}).items():
+            voters.setdefault(heads[span.index], set()).add(voice)
+        return voters
+
+    def _with_us(self, span: SpanId, mine: SpanHead) -> set[PeerId]:
+        """Return which voices stand where we stand."""
+        return self._voters(span).get(mine, set()) | self._level.get(span.fragment, set())
+
+    def _is_decided(self, span: SpanId) -> bool:
+        mine = self._chains.heads.get(span)
+        groups = [*self._voters(span).values(), self._with_us(span, mine) if mine is not None else set()]
+        return any(map(self.voices.are_enough, groups))
+
+    def _follow_majority(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
+        """Fetch a span that a majority holds at a tip to which no entries lead from ours.
+
+        Where the majority stands lower, it may be on its way to us: entries that only we hold lead it here. So it has
+        two cycles for that, unless it goes by another branch of rosters.
+        """
+        named = next((head for head, group in self._voters(span).items() if self.voices.are_enough(group)), None)
+        if named is None or named.digest == mine.digest:
+            self._above_since.pop(span, None)
+            return []
+        if self._wanted.get(span, (None, None))[0] is Want.SPAN:
+            return []
+        if named.height > mine.height and span not in self._unjoinable:
+            return []
+        if named.height < mine.height and span.fragment not in self._unadopted:
+            if self._chains.entry_after(span, named.digest) is not None:
+                return []
+            if now - self._above_since.setdefault(span, now) < self._rules.patience_seconds:
+                return []
+        self._goes_back.add(span)
+        self.want_transfer(span, min(self._voters(span)[named]))
+        text = (
+            f"{span} stands at height {mine.height}, round {mine.round}; a majority stands at height {named.height}, "
+            f"round {named.round}, and no entries lead there; fetching it"
+        )
+        return [Report(topic="adoption", text=text)]
+
+    # -- two children of one tip
+
+    def _settle_tie(self, span: SpanId, mine: SpanHead, theirs: SpanHead, sender: PeerId, now: float) -> list[Action]:
+        """Look what the span was before our last entry, where another child of it wins: the later, then the smaller.
+
+        Nobody moves on a word: the parent comes from the own disk, and the other child is an entry signed by its owner.
+        Nor does who stands where most stand.
+        """
+        num_with_us = len(self.voices.heard & self._with_us(span, mine))
+        is_tie = theirs.height == mine.height and wins_tie(theirs, mine) and span.fragment not in self._unadopted
+        if not is_tie or 2 * (num_with_us + 1) > len(self.voices.near) + 1 or span in self._wanted:
+            return []
+        tie = self._ties.get(span)
+        if tie is None or tie.tip != mine.digest:
+            self._ties[span] = _Tie(tip=mine.digest)
+            return [RebuildParent(span=span, tip=mine.digest)]
+        if tie.parent is None:
+            return []
+        return [self._send(sender, EntryRequest(span=span, parent=tie.parent.digest), now)]
+
+    def parent_rebuilt(
+        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
+    ) -> list[Action]:
+        """Take the result of a `RebuildParent`; ask for the other child when others next say that they hold it.
+
+        Where the disk does not lead there, and one other peer is all there is, it is believed: else two would never
+        agree again. With more than one other, a majority will decide.
+        """
+        tie, mine = self._ties.get(span), self._chains.heads.get(span)
+        if tie is None or mine is None or not tip == tie.tip == mine.digest:
+            return []
+        if parent is not None:
+            tie.parent, tie.state = parent, state
+            self._chains.fork_at(span, parent)
+            self._heads_asked.forget(span.fragment)
+            return []
+        others = sorted(self._told.get(span.fragment, {}).keys() & self.voices.heard)
+        text = f"{span} differs from what others hold, and this disk does not hold what it was before"
+        if len(self.voices.near) != 1 or not others:
+            return [Report(topic="adoption", text=f"{text}; waiting for a majority")]
+        text = f"{text}; fetching it from {short_peer_id(others[0])}, the only other member"
+        return [Report(topic="adoption", text=text), *self.yield_to(span, others[0])]
+
+    def step_back(self, span: SpanId) -> list[Action]:
+        """Let a span stand where it stood before our last entry: the other child of its parent is here, and wins."""
+        tie = self._ties.pop(span)
+        assert tie.parent is not None, "who is asked for the other child has its parent"
+        assert tie.state is not None, "a parent comes with its bytes"
+        round_index = self._chains.heads[span].round
+        self._chains.set_head(span, tie.parent)
+        text = f"{span} has two children in round {round_index} or later; following the one that all agree on"
+        replaced = ReplaceSpan(span=span, head=tie.parent, state=tie.state, is_mended=True, is_adoption=True)
+        self._has_new_head(span)
+        return [Report(topic="adoption", text=text), replaced]
+
+    def yield_to(self, span: SpanId, other: PeerId) -> list[Action]:
+        """Fetch a span from the only other member, on its word."""
+        self._goes_back.add(span)
+        self.want_transfer(span, other)
+        self._on_word_of[span] = other
+        return []
 
     def entry_absorbed(self, span: SpanId, now: float) -> None:
         """Go on with the next entry of a replay, or end it."""
         self._lacking.pop(span, None)
+        self._moved_on(span)
         if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
             return
         self._answered(span, Want.ENTRY, now)
@@ -280,25 +446,30 @@ class CatchUp:
             del self._targets[span]
         return head is not None and span in self._targets
 
-    def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest) -> None:
-        """Hear that a donor has no entry after our head; if it is ahead of us, our logs cannot be joined: transfer.
+    def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest, now: float) -> list[Action]:
+        """Hear that a donor has no entry after our head.
 
-        The next comparison raises what another donor lacks again, but not for ever: nobody may have kept it.
+        If it said that it is ahead of us, our logs cannot be joined, or it is not: a majority decides, and it is asked
+        for no entries on its word for a while. The next comparison raises what another donor lacks again, but not for
+        ever: nobody may have kept it.
         """
         asked = self._asked.get(span)
         head = self._chains.heads.get(span)
         if asked is None or asked.donor != sender or head is None or head.digest != parent:
-            return
+            return []
         self._drop(span)
         if not self._is_behind(span):
-            return
+            return []
         self._heads_asked.forget(span.fragment)  # the next comparison raises it again
         target = self._targets[span][1]
         lacking = self._lacking.setdefault(span, set())
         lacking.add(sender)
-        if sender == target or len(lacking) >= MOST_LACKING:
-            del self._targets[span]
-            self.want_transfer(span, target)
+        if sender != target and len(lacking) < MOST_LACKING:
+            return []
+        del self._targets[span], self._lacking[span]
+        self._unjoinable.add(span)
+        self._doubted[target] = now + SHUN_SECONDS
+        return self._follow_majority(span, head, now)
 
     def want_transfer(self, span: SpanId, donor: PeerId) -> None:
         """Fetch a whole span: its log cannot be joined with the donor's."""
@@ -316,28 +487,28 @@ class CatchUp:
             return []
         is_asked = asked is not None and asked.donor == sender
         transfer = self._transfers.get(span)
-        is_new = transfer is None or transfer.head.digest != reply.head.digest
+        is_new = transfer is None or transfer.head != reply.head
         if is_new and (reply.offset or not is_asked):
             return []  # of a version that was given up
-        mine, expected = self._chains.heads.get(span), self._rules.span_bytes[span]
-        if mine is not None and reply.head.height < mine.height:
-            self._drop(span)  # the log does not go back; the next comparison says what is needed
+        expected = self._rules.span_bytes[span]
+        if self._would_go_back(span, reply.head):
             return []
         received = 0 if transfer is None or is_new else transfer.received_bytes
         behind = reply.offset + len(reply.piece)
         if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
             return self._refuse_piece(span, sender, now)
         if transfer is None or is_new:
-            transfer = self._transfers[span] = Transfer(reply.head, expected)
+            transfer = self._transfers[span] = Transfer(reply.head, expected, now)
         if asked is not None and is_asked:
             del self._asked[span]
             self._donors.answered(sender, asked.piece_bytes, len(reply.piece), now - asked.at)
         if reply.offset == received:
             self._answered(span, Want.SPAN, now)
-            transfer.add(reply.piece)
-        if transfer.received_bytes == expected:
-            return [self._take_whole(span, transfer, sender)]
-        return [self._ask(span, Want.SPAN, sender, now)] if is_asked else []
+            transfer.add(reply.piece, sender)
+            if transfer.is_whole:
+                self._asked.pop(span, None)
+                return [HashSpan(span=span, head=transfer.head, state=transfer.state)]
+        return [self._ask(span, Want.SPAN, sender, now)] if is_asked and not transfer.is_whole else []
 
     def _refuse_piece(self, span: SpanId, sender: PeerId, now: float) -> list[Action]:
         for forgotten in (self._transfers, self._asked):
@@ -345,12 +516,94 @@ class CatchUp:
         self._wanted[span] = (Want.SPAN, None)
         return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
-    def _take_whole(self, span: SpanId, transfer: Transfer, donor: PeerId) -> Action:
+    def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:
+        """Tell whether a span would lose entries, and give it up then; the next comparison says what is needed."""
+        mine = self._chains.heads.get(span)
+        if mine is None or head.height >= mine.height or span in self._goes_back:
+            return False
         self._drop(span)
+        return True
+
+    # -- a majority's word
+
+    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
+        """Take the result of a `HashSpan`."""
+        transfer = self._transfers.get(span)
+        if transfer is None or transfer.head != head or not transfer.is_whole:
+            return []
+        transfer.content = content
+        return self._settle(span, transfer, now)
+
+    def take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
+        """Note what a voice holds of the spans that are being fetched."""
+        if not self._contents.take(sender, reply):
+            return []
+        fetched = [(span, transfer) for span, transfer in self._transfers.items() if span.fragment == reply.fragment]
+        return [action for span, transfer in fetched for action in self._settle(span, transfer, now)]
+
+    def _confirm(self, now: float) -> list[Action]:
+        """Ask all voices what they hold of the spans that come, until a majority has named each."""
+        if not self._transfers:
+            self._contents.clear()
+            return []
+        actions: list[Action] = []
+        for span, transfer in list(self._transfers.items()):
+            actions += self._settle(span, transfer, now)
+        fragments = sorted({span.fragment for span, transfer in self._transfers.items() if transfer.named is None})
+        for fragment in fragments:
+            for voice in self.voices.askable:
+                if self._contents.may_ask(fragment, voice, now):
+                    actions.append(self._send(voice, ContentRequest(fragment=fragment), now))
+        return actions
+
+    def _settle(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
+        """Hand over a span that is what a majority named, refuse one that is not, and give up a version that is old."""
+        head, said = transfer.head, self._contents.of(span)
+        for what in set(said.values()):
+            voters = [voice for voice, pair in said.items() if pair == what]
+            if what[0] == head.digest and (self.voices.may_name(head, voters) or self._on_word_of.get(span) in voters):
+                transfer.named = what[1]
+        if transfer.named is None:
+            if self._is_old(span, transfer, now):
+                del self._transfers[span]
+                self._asked.pop(span, None)
+            return []
+        if transfer.content is None or self._would_go_back(span, head):
+            return []
+        if transfer.content != transfer.named:
+            return self._refuse_span(span, transfer, now)
+        is_adoption = span in self._goes_back
+        self._drop(span)
+        self._moved_on(span)
         self._has_new_head(span)
-        self._sources[span] = donor
-        self._chains.set_head(span, transfer.head)
-        return ReplaceSpan(span=span, head=transfer.head, state=transfer.state)
+        self._chains.set_head(span, head)
+        return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
+
+    def _is_old(self, span: SpanId, transfer: Transfer, now: float) -> bool:
+        """Tell whether a majority stands elsewhere: nobody will vouch for what comes any more."""
+        if now - transfer.began < 2 * self._rules.entry_seconds or (
+            is_start(transfer.head) and self.voices.founder_holds
+        ):
+            return False
+        elsewhere: dict[Digest, set[PeerId]] = {}
+        for voice, (chain, _) in self._contents.of(span, since=transfer.began).items():
+            elsewhere.setdefault(chain, set()).add(voice)
+        return any(chain != transfer.head.digest and self.voices.are_enough(v) for chain, v in elsewhere.items())
+
+    def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
+        """Name who served other bytes than a majority holds, and ask others."""
+        want, preferred = self._wanted[span]
+        self._drop(span)
+        self._wanted[span] = (want, None if preferred in transfer.donors else preferred)
+        what = f"served {span} with other bytes than a majority holds"
+        return [action for donor in sorted(transfer.donors) for action in self._donors.shun(donor, what, now)]
+
+    def _moved_on(self, span: SpanId) -> None:
+        """Forget what was found out about the tip before."""
+        self._unjoinable.discard(span)
+        self._goes_back.discard(span)
+        for kept in (self._above_since, self._ties):
+            kept.pop(span, None)
 
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
         """Put a span right from the own disk."""
@@ -363,23 +616,10 @@ class CatchUp:
         self.scrub.moved(span)
         self._heads_asked.forget(span.fragment)
 
-    def overrule(self, span: SpanId, now: float) -> list[Action]:
-        """Fetch a span again from one of those who hold something else; leave the donor that it came from."""
-        source = self._sources.pop(span, None)
-        accusers = self.scrub.accusers(span)
-        self.want_transfer(span, accusers[0])
+    def overrule(self, span: SpanId, others: Sequence[PeerId]) -> None:
+        """Fetch a span again from one of a majority that holds something else."""
+        self.want_transfer(span, others[0])
         self.scrub.moved(span)
-        if source is None or source in accusers:
-            return []
-        return self._donors.shun(source, f"served {span} with other bytes than others hold", now)
-
-    def _accuse_head(self, span: SpanId, peer: PeerId) -> None:
-        """Note that a peer says other things of the same chain digest; two of them have the span fetched again."""
-        accusers = self._head_accusers.setdefault(span, set())
-        accusers.add(peer)
-        if len(accusers) >= WITNESSES:
-            del self._head_accusers[span]
-            self.want_transfer(span, peer)
 
     def _answered(self, span: SpanId, want: Want, now: float) -> None:
         """Learn how long an answer took, from the first time that the question was asked."""
@@ -401,5 +641,6 @@ class CatchUp:
             self._first_asked.pop(span, None)
 
     def _drop(self, span: SpanId) -> None:
-        for kept in (self._wanted, self._asked, self._transfers, self._servers, self._first_asked):
+        fetched = (self._wanted, self._asked, self._transfers, self._servers, self._first_asked, self._on_word_of)
+        for kept in fetched:
             kept.pop(span, None)

@@ -32,6 +32,7 @@ class EntryFate(enum.Enum):
     EARLY = "waits for its round, or for the end of this one"
     LACKS_ROSTER = "names a roster that is not known here"
     LACKS_CERTIFICATE = "is valid only if its roster was certified earlier than is known here"
+    OTHER_CHILD = "follows our tip's parent, and wins over the entry that led to our tip"
     REFUSED = "refused"
 
 
@@ -87,6 +88,7 @@ class ChainBook:
         self._kept: dict[SpanId, dict[Digest, Entry]] = {}
         self._waiting: dict[SpanId, tuple[Entry, float]] = {}
         self._digests: dict[int, Digest] = {}
+        self._forks: dict[SpanId, SpanHead] = {}
 
     def set_head(self, span: SpanId, head: SpanHead) -> None:
         """Let a span stand where a transfer, a checkpoint or the founding puts it.
@@ -96,6 +98,7 @@ class ChainBook:
         self.heads[span] = head
         self._digests.pop(span.fragment, None)
         self._kept.pop(span, None)
+        self._forks.pop(span, None)
 
     def drop_head(self, span: SpanId) -> None:
         """Hold a span no more: its log belongs to a branch that was given up."""
@@ -103,12 +106,17 @@ class ChainBook:
         self._digests.pop(span.fragment, None)
         self._kept.pop(span, None)
         self._waiting.pop(span, None)
+        self._forks.pop(span, None)
+
+    def fork_at(self, span: SpanId, parent: SpanHead) -> None:
+        """Let another child of our tip's parent be told from an old entry, until the tip moves."""
+        self._forks[span] = parent
 
     def is_known(self, entry: Entry) -> bool:
         """Tell, before its payload costs any work, whether an entry says nothing new."""
         head = self.heads.get(entry.span)
         if head is None or entry.height <= head.height:
-            return head is None or self._twin_of(entry) is None
+            return head is None or (self._twin_of(entry) is None and not self._is_other_child(entry))
         held = self._waiting.get(entry.span)
         return held is not None and held[0].signature == entry.signature and entry.parent != head.digest
 
@@ -136,7 +144,8 @@ class ChainBook:
         self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, is_late: bool
     ) -> EntryVerdict:
         head = self.heads[entry.span]
-        if entry.height <= head.height:
+        is_other_child = self._is_other_child(entry)
+        if entry.height <= head.height and not is_other_child:
             return EntryVerdict(fate=EntryFate.KNOWN)
         match rosters.governance(entry.roster, entry.round):
             case Governance.UNKNOWN:
@@ -147,6 +156,8 @@ class ChainBook:
                 return EntryVerdict(fate=EntryFate.REFUSED, reason=_not_governing(entry, rosters))
             case Governance.GOVERNS:
                 pass
+        if is_other_child:
+            return self._judge_other_child(entry, payload_norm, rosters, latest_round)
         if entry.round > latest_round or (is_late and entry.parent == head.digest):
             return self._wait(entry, payload_norm, rosters, latest_round, EntryFate.EARLY)
         if entry.parent != head.digest:
@@ -176,6 +187,24 @@ class ChainBook:
             if heads is not None:
                 digest = self._digests[fragment] = heads_digest(heads)
         return digest
+
+    def _is_other_child(self, entry: Entry) -> bool:
+        head, parent = self.heads.get(entry.span), self._forks.get(entry.span)
+        if head is None or parent is None or entry.parent != parent.digest:
+            return False
+        return wins_tie(next_head(parent, entry), head)
+
+    def _judge_other_child(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int
+    ) -> EntryVerdict:
+        if entry.round > latest_round:
+            return EntryVerdict(fate=EntryFate.EARLY)
+        try:
+            roster, grid = rosters.folded[entry.roster]
+            check_entry(entry, self._forks[entry.span], roster, grid, self._rules, payload_norm, self._verify)
+        except PeerError as error:
+            return EntryVerdict(fate=EntryFate.REFUSED, reason=str(error))
+        return EntryVerdict(fate=EntryFate.OTHER_CHILD)
 
     def _wait(
         self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, fate: EntryFate
@@ -217,6 +246,7 @@ class ChainBook:
         check_entry(entry, head, roster, grid, self._rules, payload_norm, self._verify)
         self.heads[entry.span] = next_head(head, entry)
         self._digests.pop(entry.span.fragment, None)
+        self._forks.pop(entry.span, None)
         kept = self._kept.setdefault(entry.span, {})
         kept[entry.parent] = entry
         for parent in [p for p, old in kept.items() if old.height <= entry.height - self._retained]:
@@ -270,29 +300,12 @@ def _not_governing(entry: Entry, rosters: RosterBook) -> str:
     return f"the entry for {entry.span} in round {entry.round} names roster {named}, but {instead}"
 
 
-class Remedy(enum.Enum):
-    """What a span needs, compared with where another peer's stands."""
+def wins_tie(one: SpanHead, other: SpanHead) -> bool:
+    """Tell which of two children of one tip all agree on where no majority names either: the later, then the smaller.
 
-    NOTHING = "nothing"
-    REPLAY = "the entries after mine"
-    TRANSFER = "the whole span"
-
-
-def choose_remedy(mine: SpanHead | None, theirs: SpanHead) -> Remedy:
-    """Compare a span with another peer's at a closed boundary. Both sides, asked about the other, agree on who moves.
-
-    More entries behind it wins, since each needed a majority that named its parent; then the later round; then the
-    smaller digest. A replay that turns out impossible, because the other side has no child of my head, becomes a
-    transfer.
+    The later round, because its owner had the last word; any order will do as long as it is the same everywhere.
     """
-    if mine is None:
-        return Remedy.TRANSFER
-    if mine.digest == theirs.digest or theirs.height < mine.height:
-        return Remedy.NOTHING
-    if theirs.height > mine.height:
-        return Remedy.REPLAY
-    they_win = (-theirs.round, theirs.digest) < (-mine.round, mine.digest)
-    return Remedy.TRANSFER if they_win else Remedy.NOTHING
+    return (-one.round, one.digest) < (-other.round, other.digest)
 
 
 def heads_digest(heads: Sequence[SpanHead]) -> Digest:

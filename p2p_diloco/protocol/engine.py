@@ -328,16 +328,18 @@ class PeerEngine:
             said.append(Report(topic="equivocation", text=verdict.evidence.sentence()))
         if verdict.fate is EntryFate.ABSORBED:
             return said + self._absorbed(verdict.absorbed, now)
+        if verdict.fate is EntryFate.OTHER_CHILD:
+            return said + self.catch_up.step_back(entry.span) + self.entry_checked(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
             said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
             if head is not None:
                 # Whoever was asked has nothing that follows our head: who differs there is found by comparing.
-                self.catch_up.entry_absent(sender, entry.span, head.digest)
+                said += self.catch_up.entry_absent(sender, entry.span, head.digest, now)
             return said + self._repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self._repair.follows:
             return said
         if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self._repair.is_past_branch(sender, entry):
-            self.catch_up.entry_absent(sender, entry.span, entry.parent)
+            said += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
             return said + self._repair.pump(now)
         return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
@@ -436,6 +438,16 @@ class PeerEngine:
     def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
         """Take the result of a `RebuildSpan`: at which head it was rebuilt, and its bytes if they are not ours."""
         return self._repair.span_rebuilt(span, head, state, now)
+
+    def parent_rebuilt(
+        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
+    ) -> list[Action]:
+        """Take the result of a `RebuildParent`: where the span stood before `tip`, and its bytes; or None twice."""
+        return self._repair.parent_rebuilt(span, tip, parent, state, now)
+
+    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
+        """Take the result of a `HashSpan`: the content digest of what was transferred."""
+        return self._repair.span_hashed(span, head, content, now)
 
     # -- links and leaving
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from p2p_diloco.ids import PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.beacon import Beacon
-from p2p_diloco.protocol.catch_up import WITNESSES, CatchUp
+from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.followers import Followers
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.majority import voices_for
 from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
@@ -32,10 +33,13 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.scrub import WITNESSES
 from p2p_diloco.protocol.transfer import CatchUpRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
 ASKS_IN_A_ROUND = 8
+PATIENT_CYCLES = 2
+SAID_AGAIN_SILENCES = 16
 ENOUGH_READY = 3
 """Peers with thin lines that together serve newcomers as a founder does."""
 
@@ -63,6 +67,8 @@ class Repair:
         self._witnesses_asked_until = -math.inf
         self.followers = Followers(rules=rules, membership=membership)
         self._served_since = math.inf
+        self._listens_since = math.inf
+        self._waits_since = math.inf
 
     # -- what others may hear
 
@@ -75,7 +81,8 @@ class Repair:
     def donors(self, now: float) -> list[PeerId]:
         """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state.
 
-        Only peers that go by the chain of rosters in force here: others hold what may have to be given up.
+        Only members, the founder and the hub, and only those that go by the chain of rosters in force here: others hold
+        what may have to be given up. From strangers nothing is learnt.
         """
         roster = self._membership.book.in_force
         hub = roster.hub() if roster is not None else None
@@ -99,6 +106,8 @@ class Repair:
 
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
         """Tell whether a peer on our chain that has just sent this is one of the donors."""
+        if not self._may_give(sender):
+            return False
         if beat.ready and not self._membership.has_said_goodbye(sender, beat.incarnation):
             return bool(beat.heads) and sender in self._linked
         return sender in self.donors(now)
@@ -117,8 +126,37 @@ class Repair:
         return {
             peer: beat
             for peer, beat in sorted(self._membership.alive(now).items())
-            if beat.heads and peer in self._linked and book.is_on_chain(beat.roster)
+            if beat.heads and peer in self._linked and self._may_give(peer) and book.is_on_chain(beat.roster)
         }
+
+    def _may_give(self, peer: PeerId) -> bool:
+        """Tell whether a peer is a member of the roster in force, or the founder; strangers teach nothing."""
+        roster = self._membership.book.in_force
+        return roster is not None and (roster.member(peer) is not None or peer == self._founder())
+
+    def _founder(self) -> PeerId:
+        """Return the one member of roster 0, which the organiser has signed."""
+        return self._membership.book.founder
+
+    def _look(self, now: float) -> None:
+        """Work out whose word counts now."""
+        membership, book = self._membership, self._membership.book
+        roster, grid = book.in_force, book.grid()
+        if roster is None or grid is None:
+            return
+        holders = self._holders(now).keys()
+        self._listens_since = min(self._listens_since, now) if holders else math.inf
+        self.catch_up.voices = voices_for(
+            me=membership.me.peer,
+            can_be_dialled=membership.me.can_be_dialled,
+            is_ready=membership.ready,
+            has_listened=now - self._listens_since >= self._rules.silence_seconds,
+            roster=roster,
+            grid=grid,
+            founder=self._founder(),
+            gone=frozenset(member.peer for member in roster.members if membership.has_left(member)),
+            holders=holders,
+        )
 
     def is_needless(self, now: float) -> bool:
         """Tell whether others can give what this peer holds without training; ask about once a second.
@@ -167,12 +205,13 @@ class Repair:
             mine = beacon.boundary_digest(fragment)
             if mine is None or clock.closed_round(fragment, now) != theirs.round:
                 continue
+            if mine == theirs.digest:
+                catch_up.stands_level(fragment, sender)
             if mine != theirs.digest:
-                # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they
-                # would wait for it for ever, and it for them.
-                if self._is_donor(sender, beat, now):
+                self._look(now)
+                if self._is_donor(sender, beat, now) or sender in catch_up.voices.askable:
                     actions += catch_up.ask_heads(fragment, sender, now)
-            elif self.serves_state:
+            elif self.serves_state and self._may_give(sender):
                 catch_up.adopted(fragment)
                 # Who is not ready yet becomes so by the word of donors, not of whoever stands where it stands.
                 if self._membership.ready or self._is_donor(sender, beat, now):
@@ -202,7 +241,8 @@ class Repair:
         if self._is_left_alone(now):
             self.catch_up.stop_waiting()
         self.catch_up.want_everything()
-        actions = self.catch_up.pump(donors, now, self.sources(now))
+        self._look(now)
+        actions = self.catch_up.pump(donors, now, self.sources(now)) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
             if self._membership.me.trains and not self._membership.ready and not self._membership.leaving:
@@ -221,6 +261,17 @@ class Repair:
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
+
+    def _say_waiting(self, now: float) -> list[Action]:
+        """Say once, after a while, that what has come is not taken because no majority has named it, and who is heard."""
+        if not self.catch_up.is_waiting_for_a_majority:
+            self._waits_since = math.inf
+            return []
+        self._waits_since = min(self._waits_since, now)
+        if now - self._waits_since < 2 * self._rules.silence_seconds:
+            return []
+        self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
+        return [Report(topic="majority", text=self.catch_up.voices.sentence())]
 
     def not_alone(self, now: float) -> None:
         """Note that somebody who can give something is here, or may be."""
@@ -248,13 +299,15 @@ class Repair:
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
-        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now)
+        self._look(now)
+        voices = self.catch_up.voices
+        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, voices)
         actions: list[Action] = []
         for span in rebuild:
             text = f"{span} differs from what {short_peer_id(peer)} holds; looking what it should be"
             actions += [Report(topic="content", text=text), RebuildSpan(span=span)]
         for span in overruled:
-            actions += self._overrule(span, now)
+            actions += self._overrule(span)
         return actions + self.pump(now)
 
     def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
@@ -273,28 +326,48 @@ class Repair:
         if head is not None and state is not None:
             text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
             return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
-        # Who is not ready is never the truth: the word of one donor is enough, should there be no other.
-        if scrub.is_overruled(span) or not self._membership.ready:
-            return [*self._overrule(span, now), *self.pump(now)]
+        self._look(now)
+        if scrub.overrulers(span, self.catch_up.voices):
+            return [*self._overrule(span), *self.pump(now)]
         if head is None:
-            return [*self._break_tie(span, now), *self.pump(now)]
+            return [*self._break_tie(span), *self.pump(now)]
         return [Report(topic="content", text=f"{span} is as this disk says; whoever differs must be wrong")]
 
-    def _overrule(self, span: SpanId, now: float) -> list[Action]:
-        text = f"{span} differs from what others hold; fetching it again"
-        return [Report(topic="content", text=text), *self.catch_up.overrule(span, now)]
+    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
+        """Take the result of a `HashSpan`."""
+        self._look(now)
+        return self.catch_up.span_hashed(span, head, content, now) + self.pump(now)
 
-    def _break_tie(self, span: SpanId, now: float) -> list[Action]:
-        """Differ from one other and have nothing on disk that decides: one of the two must move, so that both agree.
+    def parent_rebuilt(
+        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
+    ) -> list[Action]:
+        """Take the result of a `RebuildParent`."""
+        self._look(now)
+        return self.catch_up.parent_rebuilt(span, tip, parent, state, now) + self.pump(now)
+
+    def _overrule(self, span: SpanId) -> list[Action]:
+        text = f"{span} differs from what a majority holds; fetching it again"
+        self.catch_up.overrule(span, self.catch_up.scrub.overrulers(span, self.catch_up.voices))
+        return [Report(topic="content", text=text)]
+
+    def _break_tie(self, span: SpanId) -> list[Action]:
+        """Differ from the only other member and have nothing on disk that decides: one must move, so that both agree.
 
         Whose key is greater moves at once. The other does when they still differ in the next scrub: then the first one
-        knows from its disk that it is right.
+        knows from its disk that it is right. Where there are more, a majority will decide.
         """
-        other = self.catch_up.scrub.accusers(span)[0]
+        voices, accusers = self.catch_up.voices, self.catch_up.scrub.accusers(span)
+        other = accusers[0]
+        if len(voices.near) != 1 or other not in voices.near:
+            text = f"{span} differs from what {short_peer_id(other)} holds, and this disk does not decide; keeping it"
+            return [Report(topic="content", text=f"{text} unless a majority says otherwise")]
         moves = self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
         what = "fetching it from there" if moves else "leaving it, for the other has to move"
         text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here decides; {what}"
-        return [Report(topic="content", text=text), *(self.catch_up.overrule(span, now) if moves else ())]
+        if moves:
+            self.catch_up.scrub.moved(span)
+            self.catch_up.yield_to(span, other)
+        return [Report(topic="content", text=text)]
 
     # -- questions and answers
 
@@ -310,8 +383,8 @@ class Repair:
                 return [self._answer_entry(sender, message, now)]
             case EntryAbsent():
                 self.catch_up.heard(sender, now)
-                self.catch_up.entry_absent(sender, message.span, message.parent)
-                return self.pump(now)
+                absent = self.catch_up.entry_absent(sender, message.span, message.parent, now)
+                return absent + self.pump(now)
             case SpanRequest() if self.serves_state and message.span in self._chains.heads:
                 self.followers.asked(sender, now)
                 return [_serving(sender, message)]
@@ -320,8 +393,11 @@ class Repair:
                 return self.catch_up.take_span(sender, message, now) + self.pump(now)
             case ContentRequest() if self.serves_state and self._holds(message.fragment):
                 return [ServeContent(to=sender, fragment=message.fragment)]
-            case ContentReply() if self._holds(message.fragment):
-                return self._take_content(sender, message, now)
+            case ContentReply():
+                self._look(now)
+                settled = self.catch_up.take_content(sender, message, now)
+                actions = [*settled, *self.pump(now)] if settled else []
+                return actions + (self._take_content(sender, message, now) if self._holds(message.fragment) else [])
             case _:
                 return []
 
@@ -350,10 +426,14 @@ class Repair:
     def _take_heads(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
         if not self.catch_up.take_heads(sender, reply):
             return []
-        self.catch_up.note_differences(sender, reply)
-        actions = self.pump(now)
+        self._look(now)
+        # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they would
+        # wait for it for ever, and it for them. But its word counts.
+        is_donor = sender in self.donors(now)
+        actions = self.catch_up.note_differences(sender, reply, now, is_donor=is_donor) + self.pump(now)
         heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
-        if self.serves_state and heads == reply.heads:
+        stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]
+        if self.serves_state and stands_level:
             # Boundaries are as old as the round. Who caught up since would wait for the next one, and with a single
             # fragment, whose boundary moves with every entry, for ever.
             actions += self.catch_up.ask_content(reply.fragment, sender, now)
@@ -397,4 +477,5 @@ def _catch_up_rules(rules: RunRules) -> CatchUpRules:
         piece_seconds=rules.piece_seconds,
         piece_target_seconds=min(rules.clock.round_seconds, rules.piece_seconds / 2.0),
         pause_seconds=rules.clock.round_seconds,
+        patience_seconds=PATIENT_CYCLES * rules.clock.num_fragments * rules.clock.round_seconds,
     )

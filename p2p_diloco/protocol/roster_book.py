@@ -138,6 +138,11 @@ class RosterBook:
             self._chain.append(link)
             self._agreed_in.append(_agreed_in(self._certified[link]))
 
+    @property
+    def founder(self) -> PeerId:
+        """Return the one member of roster 0, which the organiser has signed. Only where some roster is known."""
+        return self._certified[self._chain[0]].roster.members[0].peer
+
     def grid(self) -> Grid | None:
         """Return the grid of the roster in force."""
         return self.folded[self.in_force_digest][1] if self.in_force_digest is not None else None

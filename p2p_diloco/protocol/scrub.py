@@ -2,7 +2,7 @@
 
 Memory can fail. Whoever differs from another peer first works out from its own checkpoint and entries what its bytes
 should be: that decides between two, and mends without anybody's help. Where the disk does not lead there, or says that
-memory is right, two others that hold the same bytes overrule it.
+memory is right (a bit may have flipped before the checkpoint), a majority that holds the same other bytes overrules it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.protocol.actions import CompareContent
+from p2p_diloco.protocol.majority import Voices
 from p2p_diloco.protocol.messages import ContentReply
 
 WITNESSES = 2
@@ -82,12 +83,12 @@ class Scrub:
         return CompareContent(peer=sender, fragment=reply.fragment, digests=reply.digests)
 
     def compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
+        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float, voices: Voices
     ) -> tuple[list[SpanId], list[SpanId]]:
         """Note a comparison at equal chain digests.
 
         Returns:
-            The spans to rebuild from the own disk, and those that others have overruled.
+            The spans to rebuild from the own disk, and those that a majority of `voices` has overruled since.
         """
         differing = list(differing)
         said = self._said.pop((fragment, peer), ())
@@ -102,7 +103,7 @@ class Scrub:
                 if span not in self._rebuilding:
                     self._rebuilding.add(span)
                     rebuild.append(span)
-            elif self.is_overruled(span):
+            elif self.overrulers(span, voices):
                 overruled.append(span)
         return rebuild, overruled
 
@@ -114,10 +115,14 @@ class Scrub:
         """Return who holds something else than this peer."""
         return sorted(self._accusers.get(span, {}))
 
-    def is_overruled(self, span: SpanId) -> bool:
-        """Tell whether two others agree with each other and not with us."""
-        said = list(self._accusers.get(span, {}).values())
-        return any(said.count(each) >= WITNESSES for each in said)
+    def overrulers(self, span: SpanId, voices: Voices) -> list[PeerId]:
+        """Return a majority that agrees with each other and not with us; nobody where there is none."""
+        said = self._accusers.get(span, {})
+        for what in said.values():
+            agreeing = [peer for peer in sorted(said) if said[peer] == what]
+            if what is not None and voices.are_enough(agreeing):
+                return agreeing
+        return []
 
     def rebuilt(self, span: SpanId) -> bool:
         """Hear that the own disk has answered about a span; False when it was not asked since the scrub began."""

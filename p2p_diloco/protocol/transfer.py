@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.kernels.slabs import awaited_vector
 
 
@@ -30,6 +30,7 @@ class CatchUpRules:
         piece_seconds: for a piece of a span.
         piece_target_seconds: what a piece should take, so that entries do not wait long behind pieces.
         pause_seconds: after a comparison that differed, before the same peer is asked again.
+        patience_seconds: for a majority that stands lower to follow entries that only we hold.
     """
 
     num_spans: tuple[int, ...]
@@ -39,16 +40,29 @@ class CatchUpRules:
     piece_seconds: float
     piece_target_seconds: float
     pause_seconds: float
+    patience_seconds: float
 
 
 class Transfer:
-    """A span that is being fetched: all of one version, in one piece of memory, from the front without a gap."""
+    """A span that is being fetched: all of one version, in one piece of memory, from the front without a gap.
 
-    __slots__ = ("head", "received_bytes", "state")
+    Attributes:
+        began: when its first piece came.
+        donors: whose pieces it is made of.
+        content: content digest of what came; None until all has come and was hashed.
+        named: content digest that a majority named for this head; None until one has.
+    """
 
-    def __init__(self, head: SpanHead, total_bytes: int) -> None:
+    __slots__ = ("began", "content", "donors", "head", "named", "received_bytes", "state", "total_bytes")
+
+    def __init__(self, head: SpanHead, total_bytes: int, began: float) -> None:
         self.head = head
+        self.total_bytes = total_bytes
+        self.began = began
         self.received_bytes = 0
+        self.donors: set[PeerId] = set()
+        self.content: Digest | None = None
+        self.named: Digest | None = None
         self.state = awaited_vector(total_bytes // 4).data.cast("B")
         """Whoever gets it at the end owns it. As long as the agreed span, whatever a donor says.
 
@@ -56,8 +70,14 @@ class Transfer:
         holes there as large as all of them.
         """
 
-    def add(self, piece: bytes | memoryview) -> None:
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all pieces have come."""
+        return self.received_bytes == self.total_bytes
+
+    def add(self, piece: bytes | memoryview, donor: PeerId) -> None:
         """Put the next piece where it belongs."""
+        self.donors.add(donor)
         end = self.received_bytes + len(piece)
         self.state[self.received_bytes : end] = piece
         self.received_bytes = end

@@ -15,9 +15,11 @@ from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
     CompareContent,
+    HashSpan,
     KeepBallots,
     KeepGoodbye,
     KeepRoster,
+    RebuildParent,
     RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
@@ -322,7 +324,15 @@ class SwarmNode:
                 if not action.is_mended:
                     self._archive.give_up(action.span)
                 self._replica.replace(action.span, state_from_bytes(action.head, action.state))
-            case ServeSpan() | ServeEntry() | ServeContent() | CompareContent() | RebuildSpan():
+            case (
+                ServeSpan()
+                | ServeEntry()
+                | ServeContent()
+                | CompareContent()
+                | RebuildSpan()
+                | RebuildParent()
+                | HashSpan()
+            ):
                 self._serving.play(action)
 
     def _contribute(self, contribution: Any) -> None:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from p2p_diloco.ids import PeerId, SpanHead, SpanId
-from p2p_diloco.protocol.actions import Action, CompareContent, RebuildSpan, ServeContent, ServeEntry, ServeSpan
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.protocol.actions import (
+    Action,
+    CompareContent,
+    HashSpan,
+    RebuildParent,
+    RebuildSpan,
+    ServeContent,
+    ServeEntry,
+    ServeSpan,
+)
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import ContentReply, EntryAbsent, Message, SpanReply
@@ -14,7 +23,7 @@ from p2p_diloco.swarm.contents import Contents
 from p2p_diloco.swarm.pieces import Pieces
 from p2p_diloco.swarm.replica import Replica
 from p2p_diloco.swarm.surroundings import EntryArchive
-from p2p_diloco.swarm.vector_work import content_digests, state_bytes
+from p2p_diloco.swarm.vector_work import content_digests, state_bytes, state_from_bytes
 
 HASH_SECONDS = 10.0
 SLOW_LINK = 4.0
@@ -72,7 +81,9 @@ class Serving:
             keep_seconds=SLOW_LINK * engine.rules.piece_seconds,
         )
 
-    def play(self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan) -> None:
+    def play(
+        self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan
+    ) -> None:
         """Do what was asked; the answer goes out, or to the engine, when the worker is done."""
         match action:
             case ServeSpan():
@@ -85,6 +96,10 @@ class Serving:
                 self._compare_content(action)
             case RebuildSpan():
                 self._rebuild(action.span)
+            case RebuildParent():
+                self._rebuild_parent(action)
+            case HashSpan():
+                self._hash(action)
 
     def _post_piece(self, to: PeerId, reply: SpanReply) -> None:
         self._post(to, reply, self._now() + SLOW_LINK * self._engine.rules.piece_seconds)
@@ -152,3 +167,25 @@ class Serving:
             self._play(self._engine.span_rebuilt(span, *found, self._now()))
 
         self._work(rebuilt, None, rebuild)
+
+    def _rebuild_parent(self, action: RebuildParent) -> None:
+        def rebuild() -> tuple[SpanHead | None, bytes | None]:
+            before = self._archive.rebuild_parent(action.span, action.tip)
+            return (None, None) if before is None else (before.head, state_bytes(before))
+
+        def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
+            self._play(self._engine.parent_rebuilt(action.span, action.tip, *found, self._now()))
+
+        self._work(rebuilt, None, rebuild)
+
+    # -- what was transferred
+
+    def _hash(self, action: HashSpan) -> None:
+        def content() -> Digest:
+            ((_, content),) = content_digests([state_from_bytes(action.head, action.state)])
+            return content
+
+        def hashed(found: Digest) -> None:
+            self._play(self._engine.span_hashed(action.span, action.head, found, self._now()))
+
+        self._work(hashed, None, content)

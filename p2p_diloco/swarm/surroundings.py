@@ -47,6 +47,10 @@ class EntryArchive(Protocol):
         """Return the span at chain digest `digest` from what lies on the disk, or None. Computes; for the worker."""
         ...
 
+    def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
+        """Return the span before the entry that led to `tip`, from what lies on the disk, or None; for the worker."""
+        ...
+
 
 class NoArchive:
     """Keeps nothing: an `EntryArchive` for a peer without a disk."""
@@ -62,6 +66,10 @@ class NoArchive:
         return None
 
     def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
+        """Know nothing."""
+        return None
+
+    def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
         """Know nothing."""
         return None
 

@@ -18,7 +18,7 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
 from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, LARGEST_MOMENTUM
 from p2p_diloco.kernels.choice import block_kernels, frozen, radial_kernels, span_kernels, vector_kernels
 from p2p_diloco.kernels.heap import trim_heap
@@ -30,8 +30,10 @@ from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.entry import HEAD_LAYOUT
 from p2p_diloco.protocol.inclusion import balanced
 from p2p_diloco.protocol.messages import SpanReply
+from p2p_diloco.protocol.wire import to_bytes
 
 MOST_SHRINKS = 16
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
@@ -210,10 +212,16 @@ def _mean_of(
 
 
 def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:
-    """Return the pair of chain and content digest of each span."""
-    return tuple(
-        (state.head.digest, content_digest(state.anchor_N, state.momentum_N, state.head.digest)) for state in states
-    )
+    """Return the pair of chain and content digest of each span; the latter covers the whole head, not only its digest.
+
+    So whoever names a span's content names its height, its round and its radius with it.
+    """
+    return tuple((state.head.digest, _content_of(state)) for state in states)
+
+
+def _content_of(state: SpanState) -> Digest:
+    content = content_digest(state.anchor_N, state.momentum_N, state.head.digest)
+    return sha256(content, to_bytes(state.head, HEAD_LAYOUT))
 
 
 def state_bytes(state: SpanState) -> bytes:

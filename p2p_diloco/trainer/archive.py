@@ -83,6 +83,16 @@ class Archive:
                 return reached
         return None
 
+    def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
+        """Return the span as it was before the entry that led to `tip`, from the oldest checkpoint that leads there."""
+        for state in self.checkpoints.load_span(span):
+            before: SpanState | None = None
+            while state.head.digest != tip and (reached := self._follow_one(state, span)) is not None:
+                before, state = state, reached
+            if before is not None and state.head.digest == tip:
+                return before
+        return None
+
     def _write_soon(self, what: Entry | SpanId) -> None:
         self._waiting.append(what)
         if not self._is_called:
@@ -157,14 +167,18 @@ class Archive:
 
     def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
         """Absorb the entries on disk, in parent order, up to `until` or the last one."""
-        while state.head.digest != until:
-            entry = self._log.entry_after(span, state.head.digest)
-            if entry is None:
-                break
-            try:
-                update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)
-                state = absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=self._plan.outer)
-            except (FrameError, NonFiniteUpdate, StateError) as error:
-                self._hear("entries", f"an entry kept of {span} cannot be replayed: {error}")
-                break
+        while state.head.digest != until and (reached := self._follow_one(state, span)) is not None:
+            state = reached
         return state
+
+    def _follow_one(self, state: SpanState, span: SpanId) -> SpanState | None:
+        """Absorb the next entry on disk; None where there is none that can be."""
+        entry = self._log.entry_after(span, state.head.digest)
+        if entry is None:
+            return None
+        try:
+            update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)
+            return absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=self._plan.outer)
+        except (FrameError, NonFiniteUpdate, StateError) as error:
+            self._hear("entries", f"an entry kept of {span} cannot be replayed: {error}")
+            return None

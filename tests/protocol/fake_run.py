@@ -112,6 +112,13 @@ class Disk:
             head, state = next_head(head, entry), absorbed_bytes(state, entry)
         return head, state
 
+    def rebuilt_before(self, span: SpanId, tip: Digest) -> tuple[SpanHead, bytes] | None:
+        """Return what a span was before the entry that led to `tip`, if checkpoint and entries lead there."""
+        before, now = None, self.checkpoint[span]
+        while now[0].digest != tip and (entry := self.entries.get(span, {}).get(now[0].digest)) is not None:
+            before, now = now, (next_head(now[0], entry), absorbed_bytes(now[1], entry))
+        return before if now[0].digest == tip else None
+
 
 def absorbed_bytes(state: bytes, entry: Entry) -> bytes:
     return sha256(state, entry.payload)

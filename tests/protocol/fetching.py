@@ -5,12 +5,14 @@ from __future__ import annotations
 from fake_run import RUN, run_rules, verify
 from made import SPAN, head_of, ids
 
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.protocol.actions import Action, HashSpan
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.donors import FIRST_PIECE_BYTES
 from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.messages import SpanReply, SpanRequest
+from p2p_diloco.protocol.majority import Voices
+from p2p_diloco.protocol.messages import ContentReply, SpanReply, SpanRequest
 from p2p_diloco.protocol.transfer import CatchUpRules
 
 A, B, C = ids(3)
@@ -32,6 +34,7 @@ def what_is_fetched(*spans: SpanId, span_bytes: int = 8) -> CatchUpRules:
         piece_seconds=2.0,
         piece_target_seconds=1.0,
         pause_seconds=8.0,
+        patience_seconds=32.0,
     )
 
 
@@ -41,3 +44,36 @@ def piece(offset: int = 0, body: bytes = b"12345678", head: SpanHead = NEW, tota
 
 def question(offset: int) -> SpanRequest:
     return SpanRequest(span=SPAN, version=NEW.digest, offset=offset, most_bytes=FIRST_PIECE_BYTES)
+
+
+def voices(*peers: PeerId, needed: int | None = None) -> Voices:
+    """Return voices that are all heard; more than half of them are needed."""
+    heard = frozenset(peers)
+    return Voices(near=heard, heard=heard, needed=needed if needed is not None else len(heard) // 2 + 1)
+
+
+def content_of(state: bytes) -> Digest:
+    return sha256(b"content", state)
+
+
+def hashed(fetch: CatchUp, actions: list[Action], now: float) -> list[Action]:
+    """Answer the one `HashSpan` among these, as the shell does."""
+    (order,) = [action for action in actions if isinstance(action, HashSpan)]
+    return fetch.span_hashed(order.span, order.head, content_of(bytes(order.state)), now)
+
+
+def vouched(
+    fetch: CatchUp, *peers: PeerId, head: SpanHead = NEW, state: bytes = b"12345678", now: float = 9.0
+) -> list[Action]:
+    """Let voices be asked what they hold of the span that comes, and let all say the same."""
+    fetch.pump([], now)
+    reply = ContentReply(fragment=0, digests=((head.digest, content_of(state)),))
+    return [action for peer in peers for action in fetch.take_content(peer, reply, now)]
+
+
+def fetched(fetch: CatchUp, donor: PeerId, reply: SpanReply, now: float, state: bytes | None = None) -> list[Action]:
+    """Take the last piece from a donor whose word is enough."""
+    fetch.voices = voices(donor)
+    actions = hashed(fetch, fetch.take_span(donor, reply, now), now)
+    whole = state if state is not None else bytes(reply.piece)
+    return actions + vouched(fetch, donor, head=reply.head, state=whole, now=now)

@@ -21,9 +21,11 @@ from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
     CompareContent,
+    HashSpan,
     KeepBallots,
     KeepGoodbye,
     KeepRoster,
+    RebuildParent,
     RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
@@ -35,7 +37,7 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
     TakeSnapshot,
 )
-from p2p_diloco.protocol.entry import Entry, included_places, next_head
+from p2p_diloco.protocol.entry import HEAD_LAYOUT, Entry, included_places, next_head
 from p2p_diloco.protocol.messages import (
     ContentReply,
     EntryAbsent,
@@ -52,6 +54,7 @@ from p2p_diloco.protocol.roster import (
 )
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire import to_bytes
 
 
 class Stage:
@@ -221,6 +224,14 @@ class Stage:
                 self._send(machine, action.to, entry or absent, self._local(machine) + ROUND_SECONDS)
             case RebuildSpan():
                 self._later(machine, 0.1, lambda: self._rebuild(machine, action.span))
+            case RebuildParent():
+                self._later(machine, 0.1, lambda: self._rebuild_parent(machine, action))
+            case HashSpan():
+                content = self._content_of(action.head, bytes(action.state))
+                self.perform(
+                    machine,
+                    machine.rules_engine.span_hashed(action.span, action.head, content, self._local(machine)),
+                )
             case ServeContent():
                 digests = self._content(machine, action.fragment)
                 self._send(machine, action.to, ContentReply(fragment=action.fragment, digests=digests), self.now + 9)
@@ -311,7 +322,12 @@ class Stage:
 
     def _content(self, machine: Machine, fragment: int) -> tuple[tuple[Digest, Digest], ...]:
         found: Mapping[SpanId, tuple[SpanHead, bytes]] = machine.vectors
-        return tuple((found[span][0].digest, sha256(found[span][1])) for span in ALL_SPANS if span.fragment == fragment)
+        return tuple(
+            (found[span][0].digest, self._content_of(*found[span])) for span in ALL_SPANS if span.fragment == fragment
+        )
+
+    def _content_of(self, head: SpanHead, state: bytes) -> Digest:
+        return sha256(state, to_bytes(head, HEAD_LAYOUT))
 
     def _compare(self, machine: Machine, order: CompareContent) -> None:
         mine = self._content(machine, order.fragment)
@@ -333,6 +349,12 @@ class Stage:
         head, state = machine.disk.rebuilt(span, held[0].digest)
         reached = head if head.digest == held[0].digest else None
         self.perform(machine, engine.span_rebuilt(span, reached, state if state != held[1] else None, now))
+
+    def _rebuild_parent(self, machine: Machine, order: RebuildParent) -> None:
+        before = machine.disk.rebuilt_before(order.span, order.tip) if order.span in machine.disk.checkpoint else None
+        answer = before if before is not None else (None, None)
+        engine, now = machine.rules_engine, self._local(machine)
+        self.perform(machine, engine.parent_rebuilt(order.span, order.tip, *answer, now))
 
     # -- disks
 

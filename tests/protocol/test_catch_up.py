@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from fake_run import RUN, run_rules, verify
-from fetching import NEW, A, B, C, catch_up, piece, question, what_is_fetched
+from fetching import NEW, A, B, C, catch_up, fetched, piece, question, voices, what_is_fetched
 from made import SPAN, head_of
 
 from p2p_diloco.ids import SpanHead, SpanId
@@ -37,7 +35,7 @@ def test_a_newcomer_fetches_each_span_in_pieces() -> None:
     assert fetch.pump([A], 0.1) == []
     (following,) = asked(fetch.take_span(A, piece(body=b"1234"), 0.2))
     assert following == question(4)
-    (replaced,) = fetch.take_span(A, piece(4, b"5678"), 0.3)
+    (replaced,) = fetched(fetch, A, piece(4, b"5678"), 0.3, state=b"12345678")
     assert replaced == ReplaceSpan(span=SPAN, head=NEW, state=b"12345678")
     assert chains.heads[SPAN] == NEW
     assert fetch.is_complete()
@@ -135,7 +133,7 @@ def test_what_a_dead_donor_has_served_is_kept_and_the_next_one_goes_on_there() -
     fetch.take_span(A, piece(body=b"1234"), 0.1)
     fetch.lose(A)
     assert asked(fetch.pump([B], 0.2)) == [question(4)]
-    fetch.take_span(B, piece(4, b"5678"), 0.3)
+    fetched(fetch, B, piece(4, b"5678"), 0.3, state=b"12345678")
     assert chains.heads[SPAN] == NEW
 
 
@@ -148,7 +146,7 @@ def test_a_piece_that_comes_late_is_as_good_as_any_and_one_that_came_before_is_n
     assert fetch.take_span(A, piece(4, b"56"), 3.1) == [], "kept, but B is asked already"
     (again,) = asked(fetch.take_span(B, piece(4, b"56"), 3.2))
     assert again == question(6), "B says it again, and goes on behind it"
-    fetch.take_span(A, piece(6, b"78"), 3.3)
+    fetched(fetch, A, piece(6, b"78"), 3.3, state=b"12345678")
     assert chains.heads[SPAN] == NEW
 
 
@@ -163,7 +161,7 @@ def test_pieces_of_a_version_that_was_given_up_change_nothing() -> None:
     fetch.pump([B], 0.3)
     fetch.take_span(B, piece(body=b"abcd", head=other), 0.4)
     assert fetch.take_span(A, piece(4, b"5678"), 0.5) == []
-    fetch.take_span(B, piece(4, b"efgh", head=other), 0.6)
+    fetched(fetch, B, piece(4, b"efgh", head=other), 0.6, state=b"abcdefgh")
     assert chains.heads[SPAN] == other
 
 
@@ -205,7 +203,7 @@ def heads(fetch: CatchUp, donor: bytes, head: SpanHead, now: float = 0.0) -> boo
     reply = HeadsReply(fragment=0, heads=(head,))
     if not fetch.take_heads(donor, reply):  # type: ignore[arg-type]
         return False
-    fetch.note_differences(donor, reply)  # type: ignore[arg-type]
+    fetch.note_differences(donor, reply, now)  # type: ignore[arg-type]
     return True
 
 
@@ -223,11 +221,12 @@ def test_heads_are_asked_of_one_peer_at_a_time_and_taken_from_nobody_else() -> N
 def test_a_log_that_cannot_be_joined_is_transferred() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
+    fetch.voices = voices(A)
     assert heads(fetch, A, NEW)
     assert asked(fetch.pump([A], 0.0)) == [EntryRequest(span=SPAN, parent=head_of().digest)]
-    fetch.entry_absent(B, SPAN, head_of().digest)
+    fetch.entry_absent(B, SPAN, head_of().digest, 0.0)
     assert fetch.pump([A], 0.0) == []
-    fetch.entry_absent(A, SPAN, head_of().digest)
+    fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
     assert isinstance(asked(fetch.pump([A], 0.0))[0], SpanRequest)
 
 
@@ -236,35 +235,25 @@ def test_an_entry_that_another_donor_lacks_is_raised_by_the_next_comparison() ->
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
     fetch.pump([B], 0.0)
-    fetch.entry_absent(B, SPAN, head_of().digest)
+    fetch.entry_absent(B, SPAN, head_of().digest, 0.0)
     assert fetch.pump([A, B], 0.0) == []
 
 
-def test_when_two_donors_lack_the_entry_the_span_is_fetched_from_who_is_ahead() -> None:
+def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> None:
     fetch, chains = catch_up()
-    chains.set_head(SPAN, head_of())
-    for sender in (B, C):
-        assert heads(fetch, sender, NEW)
-        assert heads(fetch, A, NEW)
-        (send,) = fetch.pump([A, B, C], 0.0)
-        assert isinstance(send, Send)
-        assert send.to == sender
-        fetch.entry_absent(sender, SPAN, head_of().digest)
-    (send,) = fetch.pump([A, B, C], 0.0)
-    assert isinstance(send, Send)
-    assert (send.to, type(send.message)) == (A, SpanRequest)
-
-
-def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:
-    fetch, chains = catch_up()
+    fetch.voices = voices(A, B, C)
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
-    assert heads(fetch, B, head_of(height=3, digest=b"3"))
-    fetch.pump([A, B], 0.0)
-    fetch.entry_absent(A, SPAN, head_of().digest)
-    (send,) = fetch.pump([A, B], 0.0)
+    fetch.pump([A, B, C], 0.0)
+    assert fetch.entry_absent(A, SPAN, head_of().digest, 0.0) == [], "one peer's word"
+    assert fetch.is_complete()
+    assert heads(fetch, B, head_of(height=9, digest=b"other"), 3.0)
+    fetch.pump([A, B, C], 3.0)
+    assert fetch.entry_absent(B, SPAN, head_of().digest, 3.0) == [], "two words, and they differ"
+    assert heads(fetch, C, NEW, 6.0)
+    (send,) = fetch.pump([A, B, C], 6.0)
     assert isinstance(send, Send)
-    assert (send.to, type(send.message)) == (A, SpanRequest)
+    assert (send.to, type(send.message)) == (min(A, C), SpanRequest)
 
 
 def test_who_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
@@ -272,7 +261,7 @@ def test_who_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
     fetch.pump([B], 0.0)
-    fetch.entry_absent(B, SPAN, head_of().digest)
+    fetch.entry_absent(B, SPAN, head_of().digest, 0.0)
     assert fetch.pump([B], 0.0) == []
     assert fetch.is_complete()
 
@@ -300,22 +289,6 @@ def test_an_entry_that_waits_has_its_parent_fetched() -> None:
     assert send.to == B
 
 
-def test_equally_long_logs_move_to_the_later_round() -> None:
-    fetch, chains = catch_up()
-    chains.set_head(SPAN, head_of())
-    heads(fetch, A, head_of(digest=b"x", round_index=7))
-    assert isinstance(asked(fetch.pump([A], 0.0))[0], SpanRequest)
-
-
-def test_a_false_height_is_put_right_once_two_say_so() -> None:
-    fetch, chains = catch_up()
-    chains.set_head(SPAN, replace(NEW, height=1000))
-    heads(fetch, A, NEW)
-    assert fetch.is_complete()
-    heads(fetch, B, NEW)
-    assert not fetch.is_complete()
-
-
 def test_who_adopts_a_branch_gives_up_a_longer_log() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, NEW)
@@ -323,10 +296,13 @@ def test_who_adopts_a_branch_gives_up_a_longer_log() -> None:
     assert fetch.is_adopting
     assert not fetch.is_complete()
     theirs = head_of(height=2, digest=b"theirs")
+    fetch.voices = voices(A, B)
     heads(fetch, A, theirs)
-    assert SPAN not in chains.heads
-    fetch.pump([A], 0.0)
-    fetch.take_span(A, piece(head=theirs), 0.1)
+    assert fetch.pump([A], 0.0) == [], "one of two has spoken"
+    fetch.voices = voices(A)
+    heads(fetch, A, theirs, 3.0)
+    fetch.pump([A], 3.0)
+    fetched(fetch, A, piece(head=theirs), 3.1)
     assert chains.heads[SPAN] == theirs
     assert fetch.is_complete()
     assert not fetch.is_adopting
@@ -346,25 +322,6 @@ def test_digests_are_asked_for_until_two_agree() -> None:
     assert isinstance(send, Send)
     assert send.message == ContentRequest(fragment=0)
     assert fetch.ask_content(0, A, 0.1) == []
-
-
-def test_an_overruled_span_is_fetched_from_an_accuser_and_its_donor_left() -> None:
-    fetch, _ = catch_up()
-    fetch.want_everything()
-    fetch.pump([A], 0.0)
-    fetch.take_span(A, piece(), 0.1)
-    for peer in (B, C):
-        fetch.scrub.accuse(SPAN, peer, None)
-    assert fetch.scrub.is_overruled(SPAN)
-    (report,) = fetch.overrule(SPAN, 0.2)
-    assert isinstance(report, Report)
-    assert "served fragment 0 span 0 with other bytes than others hold" in report.text
-    (send,) = fetch.pump([A, B, C], 0.3)
-    assert isinstance(send, Send)
-    assert send.to == min(B, C)
-    fetch.take_span(send.to, piece(), 0.4)
-    fetch.scrub.accuse(SPAN, send.to, None)
-    assert fetch.overrule(SPAN, 0.5) == [], "a donor that says so itself has not lied about it"
 
 
 def test_a_span_put_right_from_the_own_disk_is_fetched_from_nobody() -> None:
@@ -395,5 +352,5 @@ def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
     fetch.pump([A], 300.0)
     fetch.heard(A, 307.0)
     assert len(fetch.pump([A], 308.1)) > 0, "whatever else the donor answers meanwhile"
-    fetch.take_span(A, piece(4, b"5678"), 308.2)
+    fetched(fetch, A, piece(4, b"5678"), 308.2, state=b"12345678")
     assert fetch.is_complete()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1, roster_of
 
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.chain import ChainBook, EntryFate, Remedy, choose_remedy, heads_digest
+from p2p_diloco.protocol.chain import ChainBook, EntryFate, heads_digest, wins_tie
 from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
 
 ROSTER = roster_of(1)
@@ -253,27 +253,14 @@ def test_a_fragment_has_heads_only_when_no_span_is_missing() -> None:
     assert chains.fragment_heads(0, 2) == (START, START)
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "remedy"),
-    [
-        (None, START, Remedy.TRANSFER),
-        (START, START, Remedy.NOTHING),
-        (START, head_of(height=2, digest=b"x"), Remedy.REPLAY),
-        (head_of(height=2, digest=b"x"), START, Remedy.NOTHING),
-        (START, head_of(digest=b"x", round_index=5), Remedy.TRANSFER),
-        (head_of(digest=b"x", round_index=5), START, Remedy.NOTHING),
-    ],
-)
-def test_more_entries_win_then_the_later_round(mine: SpanHead | None, theirs: SpanHead, remedy: Remedy) -> None:
-    assert choose_remedy(mine, theirs) is remedy
-
-
-@given(st.tuples(*[st.integers(0, 3)] * 4), st.booleans())
-def test_both_sides_agree_on_who_moves(numbers: tuple[int, int, int, int], same: bool) -> None:
-    one = head_of(height=numbers[0], round_index=numbers[1], digest=b"1")
-    other = head_of(height=numbers[2], round_index=numbers[3], digest=b"2")
-    remedies = {choose_remedy(one, other) is Remedy.NOTHING, choose_remedy(other, one) is Remedy.NOTHING}
-    assert remedies == {True, False}
+@given(st.tuples(*[st.integers(0, 3)] * 2))
+def test_of_two_children_the_later_wins_then_the_smaller_digest_and_both_sides_agree(rounds: tuple[int, int]) -> None:
+    one, other = (head_of(round_index=r, digest=d) for r, d in zip(rounds, (b"1", b"2"), strict=True))
+    assert wins_tie(one, other) != wins_tie(other, one)
+    if rounds[0] != rounds[1]:
+        assert wins_tie(one, other) == (rounds[0] > rounds[1])
+    else:
+        assert wins_tie(one, other) == (one.digest < other.digest)
 
 
 def test_a_digest_covers_every_field_of_every_head() -> None:

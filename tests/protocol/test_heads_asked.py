@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fetching import NEW, A, B, catch_up, piece, what_is_fetched
+from fetching import NEW, A, B, catch_up, content_of, hashed, piece, voices, what_is_fetched
 from made import SPAN, head_of
 
 from p2p_diloco.ids import PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.heads_asked import HeadsAsked
-from p2p_diloco.protocol.messages import HeadsReply
+from p2p_diloco.protocol.messages import ContentReply, HeadsReply
 
 OTHER = SpanId(0, 1)
 
@@ -59,7 +59,7 @@ def heard(fetch: CatchUp, donor: PeerId, head: SpanHead) -> bool:
         return False
     reply = HeadsReply(fragment=0, heads=(head,))
     assert fetch.take_heads(donor, reply)
-    fetch.note_differences(donor, reply)
+    fetch.note_differences(donor, reply, 0.0)
     return True
 
 
@@ -93,7 +93,7 @@ def two_spans() -> tuple[CatchUp, ChainBook]:
     assert fetch.ask_heads(0, A, 0.0)
     reply = HeadsReply(fragment=0, heads=(NEW, NEW))
     assert fetch.take_heads(A, reply)
-    fetch.note_differences(A, reply)
+    fetch.note_differences(A, reply, 0.0)
     assert not fetch.ask_heads(0, A, 9.0)
     return fetch, chains
 
@@ -101,16 +101,19 @@ def two_spans() -> tuple[CatchUp, ChainBook]:
 def test_what_a_donor_lacks_is_raised_by_the_next_comparison_with_it() -> None:
     fetch, _ = two_spans()
     fetch.pump([A, B], 0.0)
-    fetch.entry_absent(A, SPAN, head_of().digest)
+    fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
     assert fetch.ask_heads(0, A, 9.0)
 
 
 def test_a_span_that_was_fetched_is_compared_with_all_again() -> None:
-    """The donor may have said false things of it; two others must be able to say so."""
     fetch, _ = two_spans()
     fetch.want_transfer(SPAN, B)
     fetch.pump([A, B], 0.0)
-    assert fetch.take_span(B, piece(), 0.1)
+    fetch.voices = voices(B)
+    assert hashed(fetch, fetch.take_span(B, piece(), 0.1), 0.1) == []
+    fetch.pump([], 0.1)
+    said = ((NEW.digest, content_of(b"12345678")), (NEW.digest, content_of(b"other")))
+    assert fetch.take_content(B, ContentReply(fragment=0, digests=said), 0.2)
     assert fetch.ask_heads(0, A, 9.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetching import A, B, catch_up, piece
+from fetching import A, B, catch_up, fetched, piece
 from made import SPAN, head_of
 
 from p2p_diloco.protocol.actions import Send
@@ -15,7 +15,7 @@ def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
     fetch.pump([A], 0.0)
     fetch.take_span(A, piece(total=99), 0.1)  # that does not fit: others are asked for spans before A
     fetch.pump([B], 0.2)
-    fetch.take_span(B, piece(head=head_of(height=4, digest=b"old")), 0.3)
+    assert fetched(fetch, B, piece(head=head_of(height=4, digest=b"old")), 0.3)
     chains.heads[SPAN] = head_of(height=4, digest=b"old")
     fetch.want_entry(SPAN, A)
     (send,) = fetch.pump([A, B], 0.4)

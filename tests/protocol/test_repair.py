@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
-from made import SPAN, entry_on, founding, fragment_head, head_of, heartbeat, ids, membership_of, roster_1
+from made import (
+    SPAN,
+    certify,
+    child_of,
+    entry_on,
+    founding,
+    fragment_head,
+    head_of,
+    heartbeat,
+    ids,
+    member,
+    membership_of,
+    roster_1,
+)
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.protocol.actions import (
@@ -23,6 +36,7 @@ from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
 from p2p_diloco.protocol.followers import Followers
 from p2p_diloco.protocol.heartbeat import Heartbeat
+from p2p_diloco.protocol.majority import Voices
 from p2p_diloco.protocol.messages import (
     ContentReply,
     ContentRequest,
@@ -38,13 +52,13 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.repair import Repair
 from p2p_diloco.protocol.roster import CertifiedRoster
 
-A, B, C = ids(3)
+A, B, C, D = ids(4)
 ROSTER = roster_1(2).roster
 
 
-def repair(*, holds: bool = True) -> Repair:
+def repair(*, holds: bool = True, num_members: int = 2) -> Repair:
     rules = run_rules()
-    membership = membership_of(A, founding(), roster_1(2))
+    membership = membership_of(A, founding(), roster_1(num_members))
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
@@ -121,17 +135,26 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.donors(0.0) == []
 
 
-def test_ready_peers_are_compared_with_ready_ones_where_there_are_any() -> None:
-    page = repair()
+def test_ready_peers_follow_ready_ones_where_there_are_any() -> None:
+    """Who is not ready may hold an entry that nobody else can give: it is asked where it stands, but not followed."""
+    page = repair(num_members=3)
     page._linked.add(C)
-    ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
-    page._membership.hear(ahead, 0.0)
-    assert page.compare(C, ahead, 0.0) == []
-    unready = heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),), ready=False, sequence=2)
-    page._membership.hear(unready, 0.0)
+    roster = roster_1(3).roster.digest()
+    ready = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
+    ahead = heartbeat(C, roster=roster, heads=(fragment_head(-2),), ready=False)
+    for beat in (ready, ahead):
+        page._membership.hear(beat, 0.0)
     (send,) = page.compare(C, ahead, 0.0)
     assert isinstance(send, Send)
     assert isinstance(send.message, HeadsRequest)
+    higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
+    page.take(C, higher, 0.1)
+    assert page.catch_up.is_complete()
+    unready = heartbeat(B, roster=roster, heads=(fragment_head(),), ready=False, sequence=3)
+    page._membership.hear(unready, 0.2)
+    page.compare(C, ahead, 0.3)
+    page.take(C, higher, 0.4)
+    assert not page.catch_up.is_complete()
 
 
 def test_time_that_a_process_slept_is_no_time_alone() -> None:
@@ -253,6 +276,8 @@ def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founde
     assert page.sources(0.0) == [boot]
     page._linked.add(B)
     page._membership.hear(ready(C), 0.0)
+    assert page.sources(0.0) == [boot], "from strangers nothing is learnt"
+    page._membership.book.add(certify(child_of(ROSTER, [member(peer) for peer in (A, B, C)]), [A, B]))
     assert page.sources(0.0) == [C]
     assert page.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
 
@@ -283,29 +308,45 @@ def test_who_differs_looks_first_what_its_own_disk_says() -> None:
     assert page.span_rebuilt(SPAN, HEAD, b"right", 0.2) == [], "an answer that nobody waits for"
 
 
-def test_who_is_not_ready_takes_the_word_of_one_whatever_its_disk_says() -> None:
+def test_who_is_not_ready_takes_the_word_of_the_only_other_member_whatever_its_disk_says() -> None:
     page = repair()
     differing(page)
-    assert "differs from what others hold" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
+    assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
     assert not page.catch_up.is_complete()
 
 
-def test_a_memory_that_is_as_the_disk_says_stays_unless_two_others_agree() -> None:
-    page = repair()
-    page._membership.ready = True
+def among_four(*, is_ready: bool = True) -> Repair:
+    """Return the page of one of four members that hears all others, of which `D` has not said anything yet."""
+    page = repair(num_members=4)
+    page._linked.update({C, D})
+    roster = roster_1(4).roster.digest()
+    for peer in (B, C, D):
+        page._membership.hear(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
+    page._membership.ready = is_ready
+    return page
+
+
+def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwise() -> None:
+    page = among_four()
     differing(page)
     assert "whoever differs must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
     assert page.catch_up.is_complete()
-    assert "differs from what others hold" in sentences(differing(page, C))
+    assert "differs from what a majority holds" in sentences(differing(page, C))
     assert not page.catch_up.is_complete()
 
 
-def test_two_who_agree_are_believed_when_the_disk_has_no_better_word() -> None:
-    page = repair()
+def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_is_not() -> None:
+    page = among_four()
+    differing(page)
+    said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    assert "keeping it unless a majority says otherwise" in said
+    assert page.catch_up.is_complete()
+    assert "differs from what a majority holds" in sentences(differing(page, C))
+    assert not page.catch_up.is_complete()
+    page = among_four()
     differing(page)
     differing(page, C)
-    assert "differs from what others hold" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
-    assert not page.catch_up.is_complete()
+    assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
 
 
 def test_a_span_that_moved_on_while_the_disk_was_asked_is_looked_at_again() -> None:
@@ -364,8 +405,8 @@ def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round()
     page = repair()
     page.begin_round(3)
     for peer in (B, C):
-        page.catch_up.scrub.compared(peer, 0, 3, [], 0.0)
-        page.catch_up.scrub.compared(peer, 1, 2, [], 0.0)
+        page.catch_up.scrub.compared(peer, 0, 3, [], 0.0, Voices())
+        page.catch_up.scrub.compared(peer, 1, 2, [], 0.0, Voices())
     page.begin_round(15)
     assert page.catch_up.scrub.is_verified([B, C])
     page.begin_round(16)

@@ -1,7 +1,8 @@
-"""Contents compared with others: who agrees, who accuses, and when the disk or two others decide."""
+"""Contents compared with others: who agrees, who accuses, and when the disk or a majority decides."""
 
 from __future__ import annotations
 
+from fetching import voices
 from made import SPAN, ids
 
 from p2p_diloco.ids import sha256
@@ -11,6 +12,7 @@ from p2p_diloco.protocol.scrub import Scrub
 
 A, B, C = ids(3)
 D = sha256(b"chain")
+ALL = voices(A, B, C)
 
 
 def scrub() -> Scrub:
@@ -25,7 +27,7 @@ def say(page: Scrub, peer: object, content: bytes, now: float = 0.0) -> tuple[li
     """Let a peer differ, as its reply says it."""
     assert page.may_ask(0, peer, now)  # type: ignore[arg-type]
     assert isinstance(page.take(peer, reply(content)), CompareContent)  # type: ignore[arg-type]
-    return page.compared(peer, 0, 0, [SPAN], now)  # type: ignore[arg-type,return-value]
+    return page.compared(peer, 0, 0, [SPAN], now, ALL)  # type: ignore[arg-type,return-value]
 
 
 def test_two_witnesses_verify() -> None:
@@ -36,7 +38,7 @@ def test_two_witnesses_verify() -> None:
         assert not page.may_ask(0, peer, 0.1)
         assert page.take(peer, reply(b"")) is not None
         assert not page.is_verified([A, B])
-        assert page.compared(peer, 0, 1, [], 0.2) == ([], [])
+        assert page.compared(peer, 0, 1, [], 0.2, ALL) == ([], [])
     assert page.is_verified([A, B, C])
     assert not page.may_ask(0, C, 0.3)
     page.begin_again()
@@ -44,7 +46,7 @@ def test_two_witnesses_verify() -> None:
     assert page.is_verified([])
 
 
-def test_the_first_who_differs_makes_us_look_at_our_disk_and_a_second_who_agrees_overrules() -> None:
+def test_the_first_who_differs_makes_us_look_at_our_disk_and_a_majority_that_agrees_overrules() -> None:
     page = scrub()
     assert say(page, A, b"x") == ([SPAN], [])
     assert not page.may_ask(0, A, 5.0), "not again for a while"
@@ -52,7 +54,7 @@ def test_the_first_who_differs_makes_us_look_at_our_disk_and_a_second_who_agrees
     assert say(page, B, b"x") == ([], [])
     assert page.rebuilt(SPAN)
     assert not page.rebuilt(SPAN)
-    assert page.is_overruled(SPAN)
+    assert page.overrulers(SPAN, ALL) == sorted([A, B])
     assert say(page, C, b"z") == ([], [SPAN])
 
 
@@ -69,7 +71,7 @@ def test_a_reply_too_short_to_say_something_of_a_span_is_still_a_difference() ->
     page = scrub()
     assert page.may_ask(0, A, 0.0)
     page.take(A, ContentReply(fragment=0, digests=()))
-    assert page.compared(A, 0, 0, [SPAN], 0.0) == ([SPAN], [])
+    assert page.compared(A, 0, 0, [SPAN], 0.0, ALL) == ([SPAN], [])
 
 
 def test_what_was_said_of_bytes_that_were_replaced_is_void() -> None:
@@ -101,10 +103,23 @@ def test_what_differs_in_two_scrubs_is_unsettled() -> None:
 
 def test_who_is_no_donor_any_more_testifies_no_more() -> None:
     scrub = Scrub(num_spans=(1,), answer_seconds=1.0, pause_seconds=1.0)
-    scrub.compared(A, 0, 1, (), 0.0)
+    scrub.compared(A, 0, 1, (), 0.0, ALL)
     assert scrub.is_verified([A])
     assert not scrub.is_verified([A, B])
     scrub.hear_only([B])
     assert not scrub.is_verified([B])
-    scrub.compared(B, 0, 1, (), 0.0)
+    scrub.compared(B, 0, 1, (), 0.0, ALL)
     assert scrub.is_verified([B])
+
+
+def test_a_majority_is_not_two_of_five_nor_several_who_said_too_little() -> None:
+    page = scrub()
+    for peer in (A, B):
+        assert page.may_ask(0, peer, 0.0)
+        page.take(peer, ContentReply(fragment=0, digests=()))
+        page.compared(peer, 0, 0, [SPAN], 0.0, ALL)
+    assert page.overrulers(SPAN, ALL) == []
+    page = scrub()
+    say(page, A, b"x")
+    say(page, B, b"x")
+    assert page.overrulers(SPAN, voices(A, B, C, needed=3)) == []

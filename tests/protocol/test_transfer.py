@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from made import head_of
+from made import head_of, ids
 
 from p2p_diloco.protocol.transfer import Transfer, Want
 
+A, B = ids(2)
+
 
 def test_pieces_end_up_one_behind_the_other() -> None:
-    transfer = Transfer(head_of(), 8)
-    for piece in (b"12", memoryview(b"345"), b"678"):
-        transfer.add(piece)
-    assert transfer.received_bytes == 8
+    transfer = Transfer(head_of(), 8, began=0.0)
+    for piece, donor in ((b"12", A), (memoryview(b"345"), B), (b"678", A)):
+        assert not transfer.is_whole
+        transfer.add(piece, donor)
+    assert transfer.is_whole
+    assert transfer.donors == {A, B}
     assert transfer.state == b"12345678"
 
 
 def test_a_piece_that_was_handed_over_may_change() -> None:
-    transfer, piece = Transfer(head_of(), 4), bytearray(b"1234")
-    transfer.add(memoryview(piece))
+    transfer, piece = Transfer(head_of(), 4, began=0.0), bytearray(b"1234")
+    transfer.add(memoryview(piece), A)
     piece[:] = b"xxxx"
     assert transfer.state == b"1234"
 

@@ -112,11 +112,21 @@ class Disk:
         state = self.replayed(span, digest) if span in self.checkpoint else None
         return state if state is not None and state.head.digest == digest else None
 
+    def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
+        before, state = None, self.checkpoint.get(span)
+        while state is not None and state.head.digest != tip:
+            entry = self.entry_after(span, state.head.digest)
+            before, state = state, self._absorbed(state, entry) if entry is not None else None
+        return before if state is not None else None
+
+    def _absorbed(self, state: SpanState, entry: Entry) -> SpanState:
+        update_N = CODECS.entry.decode(entry.payload, state.elements)
+        return absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=OUTER)
+
     def replayed(self, span: SpanId, until: Digest | None = None) -> SpanState:
         state = self.checkpoint[span]
         while state.head.digest != until and (entry := self.entry_after(span, state.head.digest)) is not None:
-            update_N = CODECS.entry.decode(entry.payload, state.elements)
-            state = absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=OUTER)
+            state = self._absorbed(state, entry)
         return state
 
     def keep_ballots(self, ballots: Ballots) -> None:

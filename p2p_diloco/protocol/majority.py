@@ -1,0 +1,156 @@
+"""Whose word about the state counts here, and how many of those peers must say the same.
+
+A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
+word is a reason to ask, never the answer. The *voices* of a peer are the other members of the roster in force that it
+ought to hear: all of them, in a grid those of its row and column, and, where it cannot be dialled, those that it can
+dial. Two more rules make the small cases work:
+
+- Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
+  the spans at height 0, and in a run in which no member can be dialled: there the founder is the *hub*, owns every
+  span, and is all that most members can hear.
+- Who is no member of the roster in force must begin somewhere, and may be unable to reach most members. Once it has
+  listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
+
+A ready member never counts itself against the others: of two members neither can replace the other's state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.protocol.grid import Grid
+from p2p_diloco.protocol.messages import ContentReply
+from p2p_diloco.protocol.roster import Roster
+
+FEWEST_FOR_A_READY_MEMBER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voices:
+    """Who may name tips and bytes to this peer.
+
+    Attributes:
+        near: voices that exist, heard or not.
+        heard: those of them that are linked, alive, and say that they hold the state.
+        founder_holds: whether the founder is heard, and says so too; a voice or not.
+        needed: how many must name the same; may be more than there are.
+        founder: the one member of roster 0; its word is enough for spans that have absorbed no entry.
+        hub: the founder while no member can be dialled; its word is enough for all spans.
+    """
+
+    near: frozenset[PeerId] = frozenset()
+    heard: frozenset[PeerId] = frozenset()
+    needed: int = 1
+    founder: PeerId | None = None
+    hub: PeerId | None = None
+    founder_holds: bool = False
+
+    @property
+    def askable(self) -> list[PeerId]:
+        """Return who can be asked what it holds."""
+        return sorted(self.heard | {self.founder} if self.founder is not None and self.founder_holds else self.heard)
+
+    def are_enough(self, voters: Collection[PeerId]) -> bool:
+        """Tell whether `voters` are a majority, or one of them is the hub."""
+        return len(self.heard.intersection(voters)) >= self.needed or self.hub in voters
+
+    def may_name(self, head: SpanHead, voters: Collection[PeerId]) -> bool:
+        """Tell whether a span that `voters` hold at `head` may be taken."""
+        return self.are_enough(voters) or (is_start(head) and self.founder in voters)
+
+    def sentence(self) -> str:
+        """Say who has been heard and how many are needed."""
+        names = ", ".join(map(short_peer_id, sorted(self.heard))) or "nobody"
+        return (
+            f"hears {names} of the {len(self.near)} members whose word counts here; {self.needed} must name the same "
+            "state before it is taken"
+        )
+
+
+def is_start(head: SpanHead) -> bool:
+    """Tell whether a span has absorbed no entry."""
+    return head.height == 0 and head.round == GENESIS_ROUND
+
+
+def voices_for(
+    *,
+    me: PeerId,
+    can_be_dialled: bool,
+    is_ready: bool,
+    has_listened: bool,
+    roster: Roster,
+    grid: Grid,
+    founder: PeerId,
+    gone: Collection[PeerId],
+    holders: Collection[PeerId],
+) -> Voices:
+    """Return whose word counts for `me`.
+
+    Args:
+        can_be_dialled: whether members that cannot be dialled can reach this peer.
+        is_ready: whether this peer holds the agreed state already.
+        has_listened: whether all that can be heard have had the time to be heard.
+        roster: in force here, and its `grid`.
+        gone: members that have said good-bye.
+        holders: peers that are linked, alive, on our chain of rosters, and say that they hold the state.
+    """
+    members = roster.peers() if len(grid.rows) == 1 else grid.neighbours(me)
+    near = frozenset(
+        member.peer
+        for member in roster.members
+        if member.peer in members and member.peer != me and member.peer not in gone
+        if can_be_dialled or member.can_be_dialled
+    )
+    heard, is_member = near.intersection(holders), roster.member(me) is not None
+    needed = len(near) // 2 + 1
+    if is_member and is_ready:
+        needed = max(needed, FEWEST_FOR_A_READY_MEMBER)
+    elif not is_member and has_listened:
+        needed = len(heard) // 2 + 1
+    hub = founder if roster.k > 0 and roster.hub() == founder != me else None
+    return Voices(near=near, heard=heard, needed=needed, founder=founder, hub=hub, founder_holds=founder in holders)
+
+
+class NamedContents:
+    """Chain and content digests of spans as each voice said them last. A state machine without I/O.
+
+    Args:
+        answer_seconds: how long an answer may take.
+        pause_seconds: from one question to the next, of the same voice about the same fragment.
+    """
+
+    def __init__(self, *, answer_seconds: float, pause_seconds: float) -> None:
+        self._answer_seconds = answer_seconds
+        self._pause_seconds = pause_seconds
+        self._asked: dict[tuple[int, PeerId], float] = {}
+        self._under_way: dict[tuple[int, PeerId], float] = {}
+        self._said: dict[int, dict[PeerId, tuple[tuple[tuple[Digest, Digest], ...], float]]] = {}
+
+    def may_ask(self, fragment: int, voice: PeerId, now: float) -> bool:
+        """Tell whether to ask a voice what it holds of a fragment, and count on its being asked."""
+        key = (fragment, voice)
+        asked, until = self._asked.get(key, -math.inf), self._under_way.get(key, -math.inf)
+        if now < max(asked + self._pause_seconds, until):
+            return False
+        self._asked[key], self._under_way[key] = now, now + self._answer_seconds
+        return True
+
+    def take(self, sender: PeerId, reply: ContentReply) -> bool:
+        """Note an answer; False where nobody asked."""
+        key = (reply.fragment, sender)
+        if self._under_way.pop(key, None) is None:
+            return False
+        self._said.setdefault(reply.fragment, {})[sender] = (reply.digests, self._asked[key])
+        return True
+
+    def of(self, span: SpanId, since: float = -math.inf) -> dict[PeerId, tuple[Digest, Digest]]:
+        """Return what voices hold of a span: of those that were asked no earlier than `since`."""
+        said = self._said.get(span.fragment, {}).items()
+        return {voice: pairs[span.index] for voice, (pairs, at) in said if at >= since and span.index < len(pairs)}
+
+    def clear(self) -> None:
+        """Forget what was said; nothing is being fetched."""
+        self._said.clear()
