@@ -52,7 +52,7 @@ class PeerSettings(BaseModel):
     )
     identity_path: Path | None = Field(None, description="key file of this peer; in the state directory if not named")
     port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        None, description="TCP port to listen on; 0 = any free one"
+        None, description="TCP port to listen on; 0 or not named = a free one, the same at every start"
     )
     public_name: str | None = Field(None, description="host name or IP address under which others reach this machine")
     host_maddrs: tuple[str, ...] = Field(

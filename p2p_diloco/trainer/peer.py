@@ -15,6 +15,7 @@ from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
+from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import plan_run
@@ -85,7 +86,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         if not is_new:
             folder.first_incarnation = int(time.time())
         tally = Tally(observer=observer, unix_seconds=time.time)
-        async with _transport(plan, run, key) as transport:
+        async with _transport(plan, run, key, tally) as transport:
             tally.line = LineWatch(
                 transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
             )
@@ -140,15 +141,14 @@ def _run_of(plan: PeerPlan) -> Digest:
 
 
 @asynccontextmanager
-async def _transport(plan: PeerPlan, run: Digest, key: SigningKey) -> AsyncIterator[Libp2pTransport]:
-    settings = plan.settings
-    default_port = 0 if plan.trains else BOOTSTRAP_PORT
+async def _transport(plan: PeerPlan, run: Digest, key: SigningKey, tally: Tally) -> AsyncIterator[Libp2pTransport]:
+    settings = await _with_port(plan, key, tally)
     transport = Libp2pTransport(
         peer=key.peer,
         run=run,
         identity_path=settings.identity_file,
-        host_maddrs=settings.listen_addresses(default_port) or ("/ip4/0.0.0.0/tcp/0",),
-        announce_maddrs=settings.announced_addresses(default_port),
+        host_maddrs=settings.host_maddrs,
+        announce_maddrs=settings.announced_addresses(0),
         dial_out_only=settings.dial_out_only,
         limits=TransportLimits(
             upload_bytes_per_second=bytes_per_second(settings.max_upload),
@@ -157,6 +157,25 @@ async def _transport(plan: PeerPlan, run: Digest, key: SigningKey) -> AsyncItera
     )
     async with transport:
         yield transport
+
+
+async def _with_port(plan: PeerPlan, key: SigningKey, tally: Tally) -> PeerSettings:
+    """Return the settings with the addresses to listen on, at the port that this peer had before unless they name one.
+
+    A bootstrap peer begins at the port that people know, unless it was given hosts of its own.
+    """
+    settings = plan.settings
+    if settings.dial_out_only:
+        return settings
+    is_told = settings.port is not None or bool(settings.host_maddrs)
+    listening = await keep_port(
+        settings.listen_addresses(0),
+        folder=settings.state_directory,
+        peer=key.peer,
+        preferred=None if plan.trains or is_told else BOOTSTRAP_PORT,
+        say=lambda text: tally.report("port", text),
+    )
+    return settings.model_copy(update={"host_maddrs": listening, "port": None})
 
 
 def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId) -> dict[PeerId, tuple[str, ...]]:

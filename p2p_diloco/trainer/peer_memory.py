@@ -16,7 +16,7 @@ from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.protocol.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, CertifiedRoster, Goodbye
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
-from p2p_diloco.trainer.whole_file import append_to_file, replace_file
+from p2p_diloco.trainer.whole_file import append_to_file, replace_file, write_all
 
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
@@ -137,7 +137,7 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Put `content` under `name`, on the disk before this returns."""
         path = self.path / name
-        self._insist(path, lambda: replace_file(path, lambda draft: _write_all(draft, content)))
+        self._insist(path, lambda: replace_file(path, lambda draft: write_all(draft, content)))
 
     def _insist(self, path: Path, write: Callable[[], None]) -> None:
         """Write, on a full disk again and again as long as room can be made."""
@@ -159,10 +159,6 @@ class RunFolder:
         except FrameError as error:
             raise StateError(f"{self.path / name} is broken ({error}); move it away to start as a newcomer") from None
         return fields
-
-
-def _write_all(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _disk_error(path: Path, error: OSError) -> StateError:

@@ -26,6 +26,11 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         raise
 
 
+def write_all(path: Path, content: bytes) -> None:
+    """Write `content` to `path`; a `write` for `replace_file` returns nothing."""
+    path.write_bytes(content)
+
+
 def append_to_file(path: Path, content: bytes) -> None:
     """Bring `content` to the disk behind what the file at `path` holds.
 

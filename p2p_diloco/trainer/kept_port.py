@@ -1,0 +1,114 @@
+"""The port that a peer listens on, the same one at every start, so that the addresses that others kept stay good.
+
+It lies in the state directory. A new peer's port follows from its identity: two state directories of one machine have
+different identities, so neither takes the port of the other while that is not running. It is below those that systems
+hand out for outgoing connections, so no browser takes it meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from p2p_diloco.address import port_of
+from p2p_diloco.errors import NetworkError
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.trainer.whole_file import replace_file, write_all
+from p2p_diloco.transport.p2pd import check_ports_are_free
+
+PORT_FILE = "port"
+FIRST_PORT, LAST_PORT = 20_000, 29_999
+OLD_DAEMON_SECONDS = 3.0
+"""For so long the libp2p daemon of a peer that was killed may go on listening."""
+
+_PROBE_SECONDS = 0.1
+_CANDIDATES = 64
+_LOWEST_PORT, _HIGHEST_PORT = 1, 65535
+
+
+async def keep_port(
+    host_maddrs: Sequence[str],
+    *,
+    folder: Path,
+    peer: PeerId,
+    preferred: int | None = None,
+    say: Callable[[str], None],
+) -> tuple[str, ...]:
+    """Return the addresses to listen on, with the kept port where they leave the port open (port 0).
+
+    Args:
+        host_maddrs: to listen on, without peer id. One that names a port keeps it.
+        folder: the state directory; what is listened on is kept there.
+        peer: draws the port of a first start.
+        preferred: port of a first start, if it is free: a bootstrap's.
+        say: told in one sentence when this peer's port changes.
+    """
+    kept = _read(folder)
+    named = {port_of(address) for address in host_maddrs} - {0}
+    if all(map(port_of, host_maddrs)):
+        if len(named) == 1 and kept not in named:
+            _write(folder, port_of(host_maddrs[0]), say)
+        return tuple(host_maddrs)
+    if kept is not None and kept not in named and await _comes_free(_at(host_maddrs, kept)):
+        return _at(host_maddrs, kept)
+    for port in _candidates(peer, None if kept is not None else preferred):
+        if port != kept and port not in named and _is_free(_at(host_maddrs, port)):
+            before = kept if kept is not None else preferred
+            if before not in (None, port):
+                say(
+                    f"port {before} is taken by another program; this peer listens on {port} now and keeps it; let "
+                    "that port through where the other was open"
+                )
+            _write(folder, port, say)
+            return _at(host_maddrs, port)
+    return tuple(host_maddrs)  # the system may still know one
+
+
+def _at(host_maddrs: Sequence[str], port: int) -> tuple[str, ...]:
+    return tuple(re.sub(r"/tcp/0$", f"/tcp/{port}", address) for address in host_maddrs)
+
+
+def _candidates(peer: PeerId, preferred: int | None) -> Iterator[int]:
+    if preferred is not None:
+        yield preferred
+    for number in range(_CANDIDATES):
+        draw = int.from_bytes(sha256(b"port", peer, number.to_bytes(2, "little"))[:8], "little")
+        yield FIRST_PORT + draw % (LAST_PORT - FIRST_PORT + 1)
+
+
+async def _comes_free(host_maddrs: Sequence[str]) -> bool:
+    """Tell whether a kept port is free, or soon is: whoever was killed a moment ago may still hold it."""
+    for _ in range(round(OLD_DAEMON_SECONDS / _PROBE_SECONDS)):
+        if _is_free(host_maddrs):
+            return True
+        await asyncio.sleep(_PROBE_SECONDS)
+    return _is_free(host_maddrs)
+
+
+def _is_free(host_maddrs: Sequence[str]) -> bool:
+    try:
+        check_ports_are_free(host_maddrs)
+    except NetworkError:
+        return False
+    return True
+
+
+def _read(folder: Path) -> int | None:
+    """Return the kept port; a file that is torn or holds something else counts as none."""
+    with contextlib.suppress(OSError, ValueError):
+        with (folder / PORT_FILE).open("rb") as file:
+            port = int(file.read(16).decode("ascii"))
+        if _LOWEST_PORT <= port <= _HIGHEST_PORT:
+            return port
+    return None
+
+
+def _write(folder: Path, port: int, say: Callable[[str], None]) -> None:
+    path = folder / PORT_FILE
+    try:
+        replace_file(path, lambda draft: write_all(draft, f"{port}\n".encode("ascii")))
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}; after a restart this peer may listen on another port than {port}")
