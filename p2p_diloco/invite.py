@@ -1,12 +1,16 @@
 """Invites: one line that names a run and who to ask first.
 
 `p2pdiloco://<run id>?b=<multiaddr>&b=<multiaddr>` is all that a newcomer types. It holds no secret: the run id is the
-digest of the signed manifest, so whoever answers can be checked.
+digest of the signed manifest, so whoever answers can be checked. It names several peers, so that it outlives each of
+them; `&r=<digest>` is the newest roster that its printer knew.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from p2p_diloco.address import parse_peer_address
@@ -16,6 +20,9 @@ from p2p_diloco.ids import DIGEST_BYTES, Digest
 SCHEME = "p2pdiloco"
 MAX_INVITE_CHARACTERS = 8192
 MAX_BOOTSTRAPS = 16
+MOST_NAMED = 8
+"""Addresses in an invite that this version prints."""
+MOST_PRINTED_CHARACTERS = 1400
 
 _EXAMPLE = f"{SCHEME}://<run id>?b=/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 
@@ -26,21 +33,55 @@ class Invite:
 
     Attributes:
         run: digest of the run's manifest.
-        bootstraps: full addresses of peers to ask first, each ending in `/p2p/<peer id>`; at least one.
+        bootstraps: full addresses of peers to ask first, bootstraps or members, each ending in `/p2p/<peer id>`; at
+            least one.
+        roster: digest of the newest roster that the printer knew. Nobody looks at it yet.
+        complaints: what is wrong with addresses of the line that were left out, a sentence each.
     """
 
     run: Digest
     bootstraps: tuple[str, ...]
+    roster: Digest | None = None
+    complaints: tuple[str, ...] = ()
 
 
 def format_invite(invite: Invite) -> str:
     """Return the one line; between double quotes it is safe in every shell."""
-    query = "&".join(f"b={quote(address, safe='/:')}" for address in invite.bootstraps)
+    # The roster before the addresses: of a line that was cut off at its end all but the last address is good.
+    roster = [] if invite.roster is None else [f"r={invite.roster.hex()}"]
+    query = "&".join([*roster, *(f"b={quote(address, safe='/:')}" for address in invite.bootstraps)])
     return f"{SCHEME}://{invite.run.hex()}?{query}"
+
+
+def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | None = None) -> Invite:
+    """Make an invite that names as many peers as a line takes that people can still paste.
+
+    Args:
+        peers: full addresses of each peer; those that come first are named first. A second address of any comes after
+            the first of all. They are checked as those that people type, for other peers may have made them.
+        roster: see `Invite`.
+    """
+    listed = [address for turn in zip_longest(*peers) for address in turn if address is not None]
+    named: tuple[str, ...] = ()
+    for address in worth_telling(tuple(dict.fromkeys(listed))):
+        if len(named) == MOST_NAMED:
+            break
+        with contextlib.suppress(ConfigError):
+            longer = Invite(run=run, bootstraps=(*named, parse_peer_address(address)[0]), roster=roster)
+            if len(format_invite(longer)) <= MOST_PRINTED_CHARACTERS:
+                named = longer.bootstraps
+    return Invite(run=run, bootstraps=named, roster=roster)
+
+
+def worth_telling(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses worth telling others: not loopback, unless there is nothing else."""
+    return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or addresses
 
 
 def parse_invite(text: str) -> Invite:
     """Read an invite as people paste it: space and quotes around it do not matter.
+
+    A broken address among good ones is left out, with a complaint: the others still lead to the run.
 
     Raises:
         ConfigError: what is wrong with it, and how it should look.
@@ -60,39 +101,55 @@ def parse_invite(text: str) -> Invite:
     if parts.path not in ("", "/") or parts.fragment:
         extra = parts.path if parts.path not in ("", "/") else f"#{parts.fragment}"
         raise ConfigError(f"the invite holds {_shortened(extra)!r} after its run id; expected {_EXAMPLE}")
-    return Invite(run=parse_run_id(parts.netloc), bootstraps=_parsed_bootstraps(parts.query))
+    return _parsed_query(parse_run_id(parts.netloc), parts.query)
 
 
-def parse_run_id(text: str) -> Digest:
+def parse_run_id(text: str, noun: str = "run id") -> Digest:
     """Read a run id, 64 hexadecimal digits.
 
+    Args:
+        noun: what the digits are, for the error.
     Raises:
         ConfigError: too few, too many, or other characters.
     """
     expected = 2 * DIGEST_BYTES
     if len(text) != expected:
-        raise ConfigError(f"the run id has {len(text)} characters, expected {expected} digits; was the line cut off?")
+        raise ConfigError(f"the {noun} has {len(text)} characters, expected {expected} digits; was the line cut off?")
     strange = sorted(set(text.lower()) - set("0123456789abcdef"))
     if strange:
-        raise ConfigError(f"the run id holds {''.join(strange)!r}; expected hexadecimal digits (0 to 9, a to f) only")
+        raise ConfigError(f"the {noun} holds {''.join(strange)!r}; expected hexadecimal digits (0 to 9, a to f) only")
     return Digest(bytes.fromhex(text))
 
 
-def _parsed_bootstraps(query: str) -> tuple[str, ...]:
-    found: list[str] = []
-    for name, address in parse_qsl(query, keep_blank_values=True):
-        if name != "b":
-            raise ConfigError(
-                f"the invite holds {_shortened(name)!r}, which this version does not know; expected only b=…"
-            )
-        checked, _ = parse_peer_address(address)
-        if checked not in found:
-            found.append(checked)
+def _parsed_query(run: Digest, query: str) -> Invite:
+    found: dict[str, None] = {}
+    wrong: list[ConfigError] = []
+    roster: Digest | None = None
+    for name, text in _parameters(query):
+        try:
+            if name == "r":
+                roster = parse_run_id(text, "roster digest")
+            else:
+                found[parse_peer_address(text)[0]] = None
+        except ConfigError as error:
+            wrong.append(error)
     if not found:
+        if wrong:
+            raise wrong[0]
         raise ConfigError(f"the invite names no bootstrap address; was the line cut off? expected {_EXAMPLE}")
     if len(found) > MAX_BOOTSTRAPS:
         raise ConfigError(f"the invite names {len(found)} bootstrap addresses; expected at most {MAX_BOOTSTRAPS}")
-    return tuple(found)
+    complaints = tuple(f"a part of the invite is left out: {error}" for error in wrong[:MAX_BOOTSTRAPS])
+    return Invite(run=run, bootstraps=tuple(found), roster=roster, complaints=complaints)
+
+
+def _parameters(query: str) -> Iterator[tuple[str, str]]:
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in ("b", "r"):
+            raise ConfigError(
+                f"the invite holds {_shortened(name)!r}, which this version does not know; expected only b=… and r=…"
+            )
+        yield name, text
 
 
 def _shortened(text: str) -> str:

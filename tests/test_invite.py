@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, format_peer_id, sha256
-from p2p_diloco.invite import Invite, format_invite, parse_invite, parse_run_id
+from p2p_diloco.invite import (
+    MOST_NAMED,
+    MOST_PRINTED_CHARACTERS,
+    Invite,
+    format_invite,
+    fresh_invite,
+    parse_invite,
+    parse_run_id,
+    worth_telling,
+)
 from p2p_diloco.signing import SigningKey
 
 RUN = sha256(b"run")
 NAME = format_peer_id(SigningKey(bytes(32)).peer)
+ROSTER = sha256(b"roster")
 FIRST = f"/ip4/203.0.113.7/tcp/31337/p2p/{NAME}"
 SECOND = f"/ip6/2001:db8::1/tcp/31337/p2p/{NAME}"
 LINE = f"p2pdiloco://{RUN.hex()}?b={FIRST}&b={SECOND}"
@@ -90,6 +100,93 @@ def test_what_is_wrong_with_an_invite_is_said(text: str, claim: str) -> None:
         parse_invite(text)
     assert claim in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_an_invite_may_name_the_newest_roster_that_its_printer_knew() -> None:
+    invite = Invite(run=RUN, bootstraps=(FIRST,), roster=ROSTER)
+    assert format_invite(invite) == f"p2pdiloco://{RUN.hex()}?r={ROSTER.hex()}&b={FIRST}"
+    assert parse_invite(format_invite(invite)) == invite
+
+
+@pytest.mark.parametrize(
+    ("part", "complaint"),
+    [
+        (f"b={SECOND[:-3]}", "is left out: "),
+        ("b=/ip4/203.0.113.7/tcp", "cannot be read"),
+        (f"b=/ip4/203.0.113.7/udp/9/p2p/{NAME}", "only TCP is supported"),
+        ("b=%1b[31mred", r"'\x1b[31mred' is not an address"),
+        ("r=abc", "the roster digest has 3 characters, expected 64 digits"),
+    ],
+)
+def test_a_broken_part_among_good_addresses_is_left_out_with_a_complaint(part: str, complaint: str) -> None:
+    invite = parse_invite(f"p2pdiloco://{RUN.hex()}?b={FIRST}&{part}")
+    assert (invite.bootstraps, invite.roster) == ((FIRST,), None)
+    (told,) = invite.complaints
+    assert complaint in told
+    assert told.isprintable()
+
+
+def test_wherever_a_line_is_cut_off_the_whole_addresses_before_still_lead_to_the_run() -> None:
+    invite = Invite(run=RUN, bootstraps=(FIRST, FIRST.replace("31337", "31338"), SECOND), roster=ROSTER)
+    line = format_invite(invite)
+    for length in range(line.index(f"b={SECOND}"), len(line)):
+        cut = parse_invite(line[:length])
+        assert cut.bootstraps == invite.bootstraps[:2]
+
+
+def test_five_hundred_addresses_are_refused() -> None:
+    crowd = "&".join(f"b={FIRST.replace('31337', str(port))}" for port in range(1, 501))
+    with pytest.raises(ConfigError, match="characters; expected at most 8192"):
+        parse_invite(f"p2pdiloco://{RUN.hex()}?{crowd}")
+
+
+def member(number: int, *hosts: str) -> tuple[str, ...]:
+    name = format_peer_id(SigningKey(sha256(bytes([number]))).peer)
+    return tuple(f"/{host}/tcp/31337/p2p/{name}" for host in hosts or (f"ip4/203.0.113.{number}",))
+
+
+def test_a_fresh_invite_names_each_peer_once_before_any_twice() -> None:
+    ada, ben, cleo = (
+        member(1, "ip4/10.0.0.1", "ip4/172.17.0.1"),
+        member(2),
+        member(3, "ip4/10.0.0.3", "ip6/2001:db8::3"),
+    )
+    invite = fresh_invite(RUN, [ada, ben, cleo], ROSTER)
+    assert invite == Invite(run=RUN, bootstraps=(ada[0], ben[0], cleo[0], ada[1], cleo[1]), roster=ROSTER)
+
+
+def test_addresses_that_nobody_could_type_do_not_come_into_an_invite() -> None:
+    strange = (
+        "/ip4/203.0.113.9/tcp/1\x1b[31m",
+        f"/ip4/203.0.113.9/udp/1/p2p/{NAME}",
+        "x" * 9999,
+        f"{FIRST}&b=/",
+        FIRST,
+    )
+    assert fresh_invite(RUN, [strange]).bootstraps == (FIRST,)
+    assert fresh_invite(RUN, [strange[:4]]).bootstraps == ()
+
+
+def test_a_fresh_invite_stays_short_enough_to_paste() -> None:
+    crowd = [member(number) for number in range(200)]
+    invite = fresh_invite(RUN, crowd, ROSTER)
+    assert invite.bootstraps == tuple(addresses[0] for addresses in crowd[:MOST_NAMED])
+    assert len(f'p2p-diloco join "{format_invite(invite)}"') < 1_500
+    long = fresh_invite(RUN, [member(number, f"dns4/{'a' * 60}.{'b' * 60}.org") for number in range(200)], ROSTER)
+    assert 2 <= len(long.bootstraps) < MOST_NAMED
+    assert len(format_invite(long)) <= MOST_PRINTED_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("addresses", "told"),
+    [
+        (("/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1", "/ip6/::1/tcp/1"), ("/ip4/10.0.0.2/tcp/1",)),
+        (("/ip4/127.0.0.1/tcp/1",), ("/ip4/127.0.0.1/tcp/1",)),
+        ((), ()),
+    ],
+)
+def test_loopback_is_told_only_when_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
+    assert worth_telling(addresses) == told
 
 
 @given(st.text(max_size=60))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from p2p_diloco.errors import FrameError, PeerError
-from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.protocol.messages import MOST_RECORDS
 from p2p_diloco.protocol.routes import FEW_LINKS
 from p2p_diloco.swarm.look_pace import LookPace
-from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
+from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, decode_record
 from p2p_diloco.transport.link import Transport
 
 RECORD_LIFETIME_SECONDS = 600.0
@@ -25,6 +25,8 @@ STEADY_SECONDS = 30.0
 """A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
 MOST_KNOWN = 4096
 """Peers whose addresses are kept: records cost their makers nothing."""
+MOST_BOOTSTRAPS_ON_TRUST = 2
+"""Bootstraps in an invite that this peer is linked to and has not dialled: anybody may call itself one."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class LinkKeeper:
         self._wanted_of = wanted
         self._unneeded_since: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
+        self._worked: dict[PeerId, None] = {}  # whoever answered a dial, the latest last
+        self._failures: dict[PeerId, str] = {}
         self._attempts: dict[PeerId, _Attempt] = {}
         self._records: dict[PeerId, PeerRecord] = {}
         self._learnt_at: dict[PeerId, float] = {}
@@ -167,6 +171,8 @@ class LinkKeeper:
         del self._records[oldest], self._learnt_at[oldest]
         self.known.pop(oldest, None)
         self._attempts.pop(oldest, None)
+        self._worked.pop(oldest, None)
+        self._failures.pop(oldest, None)
         return True
 
     def introductions(self) -> tuple[bytes, ...]:
@@ -185,6 +191,36 @@ class LinkKeeper:
             self._learn(record)
             if is_new and record.peer in self.known:
                 self._wake.set()
+
+    def invited(self) -> tuple[tuple[str, ...], ...]:
+        """Return the addresses of each other peer that an invite may name, those that come first being the best.
+
+        That is whom this peer itself has dialled and is linked to, if it says that it can be dialled: its address works
+        from here. Bootstraps come first, then the longest known; last a few bootstraps that have dialled this peer.
+        """
+        linked = self._transport.linked_peers()
+        here = {peer: record for peer, record in self._records.items() if peer in linked and record.can_be_dialled}
+        dialled = [here[peer] for peer in self._worked if peer in here and peer in self._dialled]
+        dialled.sort(key=lambda record: record.role is not PeerRole.BOOTSTRAP)
+        others = [here[peer] for peer in here.keys() - self._dialled if here[peer].role is PeerRole.BOOTSTRAP]
+        others.sort(key=lambda record: record.peer)
+        chosen = (*dialled, *others[:MOST_BOOTSTRAPS_ON_TRUST])
+        # A record may hold whatever its maker likes, such as a third party's address.
+        ends = (f"/p2p/{format_peer_id(record.peer)}" for record in chosen)
+        return tuple(tuple(a for a in r.addresses if a.endswith(end)) for r, end in zip(chosen, ends, strict=True))
+
+    def kept_addresses(self) -> dict[PeerId, tuple[str, ...]]:
+        """Return all known addresses in the order in which a next start should try them.
+
+        First whom this peer has dialled and is linked to, then whom it had reached, the latest first.
+        """
+        here = self._dialled & self._transport.linked_peers()
+        worked = [*(peer for peer in self._worked if peer in here), *reversed(self._worked)]
+        return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *self.known)) if peer in self.known}
+
+    def failures(self) -> dict[PeerId, str]:
+        """Return what happened at those whose last dial failed."""
+        return dict(self._failures)
 
     def _trouble(self, text: str) -> None:
         if text != self._last_trouble:
@@ -230,8 +266,12 @@ class LinkKeeper:
             await self._transport.dial(peer, self.known[peer], loop.time() + DIAL_SECONDS)
             attempt.linked_at = loop.time()
             self._dialled.add(peer)
+            self._worked.pop(peer, None)
+            self._worked[peer] = None
+            self._failures.pop(peer, None)
         except PeerError as error:
             attempt.linked_at = None
+            self._failures[peer] = str(error)
             if attempt.pause == FIRST_RETRY_SECONDS:
                 self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
         attempt.not_before = loop.time() + attempt.pause

@@ -1,4 +1,8 @@
-"""A joiner's first question: the signed manifest of the run that its invite names."""
+"""A joiner's first question: the signed manifest of the run that its invite names. Whoever takes part can answer it.
+
+Several peers are asked at once, so that dead addresses cost a living one no time: those of the invite first, then those
+kept from earlier starts.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,27 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.messages import Introductions, ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.transport.link import Lane, SilentListener, Transport
 
-DIAL_SECONDS = 15.0
+DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 5.5
+"""Before that libp2p does not dial an address again that has just failed."""
+ASKED_AT_ONCE = 16
 MOST_INTRODUCED = 256
 MOST_ANSWERS = 16
+_MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedManifest:
-    """What a joiner gets from the first peer whose answer is good."""
+    """What a joiner gets from the first peer whose answer is good.
 
+    Attributes:
+        peer: who gave it.
+        manifest: the signed manifest, checked.
+        records: of peers, which came on the way.
+    """
+
+    peer: PeerId
     manifest: bytes
     records: tuple[bytes, ...]
 
@@ -31,108 +45,129 @@ class _WrongManifest(PeerError):
 
 
 class _ManifestListener(SilentListener):
-    """Waits for a manifest from those who are asked, and keeps the introductions that come on the way."""
+    """Waits for manifests from those who are asked, and keeps the introductions that come on the way."""
 
     def __init__(self, asked: Collection[PeerId]) -> None:
-        self.came: asyncio.Queue[tuple[PeerId, bytes]] = asyncio.Queue(MOST_ANSWERS)
+        self.came = {peer: asyncio.Queue[bytes](MOST_ANSWERS) for peer in asked}
         self.records: tuple[bytes, ...] = ()
-        self._asked = asked
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        if peer not in self._asked:
+        if peer not in self.came:
             return  # a stranger who dialled us has no say about the run
         try:
             message = decode_message(frame)
         except FrameError:
             return
-        if isinstance(message, ManifestReply) and not self.came.full():
-            self.came.put_nowait((peer, message.manifest))
+        if isinstance(message, ManifestReply) and not self.came[peer].full():
+            self.came[peer].put_nowait(message.manifest)
         elif isinstance(message, Introductions):
             self.records = (*self.records, *message.records)[:MOST_INTRODUCED]
 
 
 async def fetch_manifest(
     transport: Transport,
-    bootstraps: Mapping[PeerId, tuple[str, ...]],
+    peers: Mapping[PeerId, tuple[str, ...]],
     timeout_seconds: float,
     check: Callable[[bytes], object] = len,
 ) -> FetchedManifest:
-    """Ask the peers of an invite for the manifest until one gives a good answer.
+    """Ask peers for the manifest, several at once, until one gives a good answer.
 
     Args:
-        check: raises `FrameError` or `ConfigError` when the bytes are not the manifest of the run; the next peer is
-            asked then.
-    Returns:
-        The signed manifest's bytes, checked, and records of peers that came with it.
+        peers: their addresses; those named first are asked first.
+        check: raises `FrameError` or `ConfigError` when the bytes are not the manifest of the run.
     Raises:
         NetworkError: nobody answered in time; the text says what happened at each.
         ConfigError: all answered that they do not take part in this run, or with a wrong manifest.
     """
-    loop = asyncio.get_running_loop()
-    listener = _ManifestListener(bootstraps.keys())
+    listener = _ManifestListener(peers.keys())
     before, transport.listener = transport.listener, listener
-    trouble: dict[PeerId, PeerError] = {}
-    until = loop.time() + timeout_seconds
+    until = asyncio.get_running_loop().time() + timeout_seconds
+    asking = _Asking(transport, listener, until, check, len(peers))
+    tasks = [asyncio.ensure_future(asking.ask(peer, addresses)) for peer, addresses in peers.items()]
     try:
-        while loop.time() < until:
-            for peer, addresses in bootstraps.items():
-                answer = await _ask(transport, listener, peer, addresses, until, trouble, check)
-                if answer is not None:
-                    return FetchedManifest(manifest=answer, records=listener.records)
-            if trouble and all(isinstance(error, NotInRun | _WrongManifest) for error in trouble.values()):
-                raise ConfigError(f"{_told(trouble)}; check the invite with its sender")
-            await asyncio.sleep(min(RETRY_SECONDS, max(until - loop.time(), 0.0)))
+        for answered in asyncio.as_completed(tasks):
+            found = await answered
+            if found is not None:
+                peer, manifest = found
+                return FetchedManifest(peer=peer, manifest=manifest, records=listener.records)
     finally:
         transport.listener = before
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    told = told_troubles(asking.trouble)
     raise NetworkError(
-        f"none of the {len(bootstraps)} bootstrap peers answered within {timeout_seconds:.0f} s ({_told(trouble)}); is "
-        "one running, is the invite complete, is your network blocking outgoing TCP?"
+        f"none of the {len(peers)} peers asked answered within {timeout_seconds:.0f} s ({told}); is one running, is "
+        "the invite complete, is your network blocking outgoing TCP?"
     )
 
 
-async def _ask(
-    transport: Transport,
-    listener: _ManifestListener,
-    peer: PeerId,
-    addresses: tuple[str, ...],
-    until: float,
-    trouble: dict[PeerId, PeerError],
-    check: Callable[[bytes], object],
-) -> bytes | None:
-    loop = asyncio.get_running_loop()
-    try:
-        await transport.dial(peer, addresses, min(loop.time() + DIAL_SECONDS, until))
-        deadline = min(loop.time() + ANSWER_SECONDS, until)
-        transport.post(peer, encode_message(ManifestRequest(nonce=0)), lane=Lane.CONTROL, deadline=deadline)
-        async with asyncio.timeout_at(deadline):
-            return await _good_answer(listener, peer, check, trouble)
-    except PeerError as error:
-        said = error
-    except TimeoutError:
-        said = PeerError("connected, but it sent no manifest")
-    if peer not in trouble or loop.time() < until:  # a last attempt that was cut short says less than the one before
-        trouble[peer] = said
-    return None
+class _Asking:
+    """One search for a manifest: who may ask now, until when, and what went wrong at whom."""
 
+    def __init__(
+        self,
+        transport: Transport,
+        listener: _ManifestListener,
+        until: float,
+        check: Callable[[bytes], object],
+        num_peers: int,
+    ) -> None:
+        self.trouble: dict[PeerId, PeerError] = {}
+        self._transport = transport
+        self._listener = listener
+        self._until = until
+        self._check = check
+        self._num_peers = num_peers
+        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
-async def _good_answer(
-    listener: _ManifestListener,
-    peer: PeerId,
-    check: Callable[[bytes], object],
-    trouble: dict[PeerId, PeerError],
-) -> bytes:
-    """Wait for a good answer, whoever of those asked gives it; a wrong one of `peer` ends the wait for it."""
-    while True:
-        sender, manifest = await listener.came.get()
+    async def ask(self, peer: PeerId, addresses: tuple[str, ...]) -> tuple[PeerId, bytes] | None:
+        """Ask one peer again and again; None when time is up.
+
+        Raises:
+            ConfigError: every peer has said that it takes no part in the run, or has sent a wrong manifest.
+        """
+        loop = asyncio.get_running_loop()
+        while loop.time() < self._until:
+            try:
+                async with self._turns:
+                    return peer, await self._ask_once(peer, addresses)
+            except PeerError as error:
+                # A last attempt that was cut short says less than the one before.
+                if peer not in self.trouble or loop.time() < self._until:
+                    self.trouble[peer] = error
+                self._raise_if_invite_is_wrong()
+            await asyncio.sleep(min(RETRY_SECONDS, max(self._until - loop.time(), 0.0)))
+        self.trouble.setdefault(peer, PeerError("there was no time left to ask it"))
+        return None
+
+    def _raise_if_invite_is_wrong(self) -> None:
+        errors = self.trouble.values()
+        if len(errors) == self._num_peers and all(isinstance(error, NotInRun | _WrongManifest) for error in errors):
+            raise ConfigError(f"{told_troubles(self.trouble)}; check the invite with its sender")
+
+    async def _ask_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
+        loop = asyncio.get_running_loop()
+        await self._transport.dial(peer, addresses, min(loop.time() + DIAL_SECONDS, self._until))
+        deadline = min(loop.time() + ANSWER_SECONDS, self._until)
+        self._transport.post(peer, encode_message(ManifestRequest(nonce=0)), lane=Lane.CONTROL, deadline=deadline)
         try:
-            check(manifest)
+            async with asyncio.timeout_at(deadline):
+                manifest = await self._listener.came[peer].get()
+        except TimeoutError:
+            raise PeerError("connected, but it sent no manifest") from None
+        try:
+            self._check(manifest)
         except (FrameError, ConfigError) as error:
-            trouble[sender] = wrong = _WrongManifest(f"sent a wrong manifest: {error}")
-            if sender == peer:
-                raise wrong from None
-            continue
+            raise _WrongManifest(f"sent a wrong manifest: {error}") from None
         return manifest
 
 
-def _told(trouble: Mapping[PeerId, PeerError]) -> str:
-    return "; ".join(f"{short_peer_id(peer)}: {error}" for peer, error in trouble.items())
+def told_troubles(trouble: Mapping[PeerId, object]) -> str:
+    """Say what happened at each peer, at the first few of many."""
+    lines = []
+    for peer, error in list(trouble.items())[:_MOST_TOLD]:
+        name = short_peer_id(peer)
+        lines.append(f"{name}: {str(error).removeprefix(f'{name} ')}")
+    left_out = len(trouble) - len(lines)
+    return "; ".join([*lines, *([f"and {left_out} more"] if left_out else [])])

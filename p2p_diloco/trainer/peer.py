@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
-from p2p_diloco.invite import Invite, format_invite
+from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
+from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
@@ -86,20 +86,24 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         if not is_new:
             folder.first_incarnation = int(time.time())
         tally = Tally(observer=observer, unix_seconds=time.time)
+        for complaint in plan.invite.complaints if plan.invite is not None else ():
+            tally.report("invite", complaint)
         async with _transport(plan, run, key, tally) as transport:
             tally.line = LineWatch(
                 transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
             )
-            known = _known_addresses(plan, folder, transport.peer)
+            known = _known_addresses(plan, folder, transport.peer, tally)
             records: list[bytes] = []
-            signed = await _manifest(plan, run, folder, transport, known, records, tally, stop)
+            answered: list[PeerId] = []
+            signed = await _manifest(plan, run, folder, transport, known, records, answered, tally, stop)
             if signed is None:
                 return PeerResult(state_digest="", anchor_loss=None)
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with Libp2pDirectory(transport, initial_peers=initial) as directory:
                 tally.addresses = transport.listen_addresses()
-                tally.invite = format_invite(Invite(run=run, bootstraps=_reachable(transport.listen_addresses())))
-                if plan.organiser_key is not None:
+                invite = fresh_invite(run, [tally.addresses, *(known[peer] for peer in answered)])
+                tally.invite = format_invite(invite) if invite.bootstraps else ""
+                if plan.organiser_key is not None or (not plan.trains and tally.invite):
                     observer.listening(tally.invite)
                 parts = SessionParts(
                     settings=settings,
@@ -115,6 +119,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     directory=directory,
                     known=known,
                     records=tuple(records),
+                    has_met_somebody=bool(answered),
                 )
                 session = PeerSession(parts, tally, stop)
                 await session.run()
@@ -178,14 +183,21 @@ async def _with_port(plan: PeerPlan, key: SigningKey, tally: Tally) -> PeerSetti
     return settings.model_copy(update={"host_maddrs": listening, "port": None})
 
 
-def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId) -> dict[PeerId, tuple[str, ...]]:
-    """Return whom to ask first: the invite's bootstraps, the settings' initial peers, peers of earlier starts."""
+def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId, tally: Tally) -> dict[PeerId, tuple[str, ...]]:
+    """Return whom to ask first: the settings' initial peers, those of the invite, then peers of earlier starts."""
     invited = plan.invite.bootstraps if plan.invite is not None else ()
-    known = folder.recall_addresses()
-    for address in (*invited, *plan.settings.initial_peers):
+    known: dict[PeerId, tuple[str, ...]] = {}
+    for address in (*plan.settings.initial_peers, *invited):
         peer = parse_peer_address(address)[1]
-        known[peer] = tuple(dict.fromkeys((address, *known.get(peer, ()))))
-    return {peer: addresses for peer, addresses in known.items() if peer != me}
+        known[peer] = (*known.get(peer, ()), address)
+    kept = folder.recall_addresses()
+    if not kept and folder.read(ADDRESSES_FILE) not in (None, b"{}"):
+        tally.report(
+            "addresses", f"{folder.path / ADDRESSES_FILE} cannot be read; this start asks only whom it was given"
+        )
+    for peer, addresses in kept.items():
+        known[peer] = (*known.get(peer, ()), *addresses)
+    return {peer: tuple(dict.fromkeys(addresses)) for peer, addresses in known.items() if peer != me}
 
 
 async def _manifest(
@@ -195,6 +207,7 @@ async def _manifest(
     transport: Libp2pTransport,
     known: dict[PeerId, tuple[str, ...]],
     records: list[bytes],
+    answered: list[PeerId],
     tally: Tally,
     stop: StopRequest,
 ) -> SignedManifest | None:
@@ -215,20 +228,23 @@ async def _manifest(
     tally.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
-    tally.report("asking", f"asking {', '.join(map(short_peer_id, known))} what the run is")
+    names = [
+        *map(short_peer_id, list(known)[:MOST_NAMED]),
+        *([f"{len(known)} in all"] if len(known) > MOST_NAMED else []),
+    ]
+    tally.report("asking", f"asking {', '.join(names)} what the run is")
     asking = fetch_manifest(transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
     fetched = await result_before(asking, stop.wait_for_leave())
     if fetched is None:
         tally.report("asking", "nobody had answered; nothing was joined")
         return None
     records += fetched.records
+    answered.append(fetched.peer)
+    invited = {parse_peer_address(address)[1] for address in (plan.invite.bootstraps if plan.invite else ())}
+    place = "the invite names it" if fetched.peer in invited else "met before, the invite does not name it"
+    tally.report("asking", f"{short_peer_id(fetched.peer)} answered ({place})")
     signed = decode_signed_manifest(fetched.manifest)
     manifest = signed.verify(run)
     folder.write(MANIFEST_FILE, fetched.manifest)
     tally.report("manifest", f'manifest of "{manifest.name}" verified against the invite')
     return signed
-
-
-def _reachable(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses worth telling others: not loopback, unless there is nothing else."""
-    return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1"))) or addresses

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,6 +27,9 @@ BALLOTS_FILE = "ballots.bin"
 GOODBYE_FILE = "goodbye.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
+
+MOST_ADDRESSES_KEPT = 48
+"""Peers whose addresses survive a restart: so many can be asked within a minute."""
 
 _LENGTH_BYTES = 4
 
@@ -106,15 +110,16 @@ class RunFolder:
         return incarnation
 
     def keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
-        """Keep where peers were reached, so that a restart needs no bootstrap."""
-        document = {format_peer_id(peer): list(addresses) for peer, addresses in known.items()}
+        """Keep where peers were reached, the best first, so that a restart needs no bootstrap and no good invite."""
+        kept = islice(known.items(), MOST_ADDRESSES_KEPT)
+        document = {format_peer_id(peer): list(addresses) for peer, addresses in kept}
         self.write(ADDRESSES_FILE, json.dumps(document, indent=1).encode())
 
     def recall_addresses(self) -> dict[PeerId, tuple[str, ...]]:
-        """Return addresses of earlier starts; what is missing or broken is left out, for bootstraps know more."""
+        """Return addresses of earlier starts in the order kept; what is missing or cannot be read is left out."""
         try:
             document = json.loads(self.read(ADDRESSES_FILE) or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         known: dict[PeerId, tuple[str, ...]] = {}
         for listed in document.values() if isinstance(document, dict) else ():
@@ -122,7 +127,7 @@ class RunFolder:
                 with contextlib.suppress(ConfigError):
                     address, peer = parse_peer_address(str(text))
                     known[peer] = (*known.get(peer, ()), address)
-        return known
+        return dict(islice(known.items(), MOST_ADDRESSES_KEPT))
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None when there is none."""

@@ -30,6 +30,7 @@ from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.allocator import trim_now_and_then
 from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.trainer.contact import Contact
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
@@ -69,6 +70,7 @@ class SessionParts:
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
     records: tuple[bytes, ...] = ()
+    has_met_somebody: bool = False
 
 
 class PeerSession:
@@ -92,6 +94,7 @@ class PeerSession:
             wanted=self._engine.wanted_links,
         )
         self._keeper.introduced(parts.records)
+        self._contact = Contact(parts, self._keeper, self._engine, tally)
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
         self._replica: IslandThread | HeldState = HeldState(self._plan, in_loop=self._in_loop, died=self._fail)
@@ -306,10 +309,12 @@ class PeerSession:
                 self._tally.phase = "training"
             self._drop_start_once_others_hold_it(now)
             self._tally.addresses = self._parts.transport.listen_addresses()
+            self._contact.watch()
             self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
-            if self._keeper.known != remembered:
-                remembered = dict(self._keeper.known)
-                self._keep_addresses(remembered)
+            kept = self._keeper.kept_addresses()
+            if list(kept.items()) != list(remembered.items()):
+                remembered = kept
+                self._keep_addresses(kept)
             await asyncio.sleep(STATUS_SECONDS)
 
     def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:

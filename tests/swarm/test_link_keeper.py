@@ -14,7 +14,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm import link_keeper
 from p2p_diloco.swarm.look_pace import CALM_LOOK_SECONDS
 from p2p_diloco.transport.directory import PeerRole, decode_record, sign_record
-from tests.swarm.link_stage import ANN, BEN, CLEO, RUN, Scene, now, play
+from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, Scene, now, play
 
 
 def test_peers_find_each_other_on_the_noticeboard_and_link() -> None:
@@ -243,5 +243,81 @@ def test_a_link_that_the_other_end_dialled_is_left_to_it() -> None:
         await scene.keeper(ANN, wanted=lambda _: frozenset())
         await asyncio.sleep(4 * link_keeper.UNNEEDED_SECONDS)
         assert BEN.peer in scene.linked(ANN)
+
+    play(act)
+
+
+def test_an_invite_names_whom_this_peer_has_dialled_itself_and_is_linked_to() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.keeper(ANN)
+        await asyncio.sleep(1.0)
+        ben = await scene.keeper(BEN)
+        await asyncio.sleep(5.0)
+        await scene.keeper(CLEO)
+        await asyncio.sleep(5.0)
+        assert scene.linked(BEN) == {ANN.peer, CLEO.peer}, "and Cleo, who came last, has dialled Ben"
+        assert ben.invited() == (scene.record(ANN).addresses,)
+        scene.network.kill(ANN.peer)
+        await asyncio.sleep(1.0)
+        assert ben.invited() == ()
+
+    play(act)
+
+
+def test_an_invite_names_bootstraps_first_and_no_address_of_a_third_party() -> None:
+    async def act(scene: Scene) -> None:
+        for key in (ANN, CLEO, DAN):
+            await scene.transport(key)
+        ben = await scene.keeper(BEN)
+        foreign = scene.record(EVE).addresses
+        own = {key: scene.record(key).addresses for key in (ANN, CLEO, DAN)}
+        ben.introduced(
+            tuple(
+                sign_record(
+                    key, run=RUN, addresses=addresses, can_be_dialled=can_be_dialled, role=role, issued_at=now()
+                ).encode()
+                for key, addresses, can_be_dialled, role in (
+                    (ANN, (*foreign, *own[ANN]), True, PeerRole.TRAINER),
+                    (CLEO, own[CLEO], True, PeerRole.BOOTSTRAP),
+                    (DAN, own[DAN], False, PeerRole.TRAINER),
+                )
+            )
+        )
+        await asyncio.sleep(5.0)
+        assert scene.linked(BEN) == {ANN.peer, CLEO.peer, DAN.peer}
+        assert ben.invited() == (own[CLEO], own[ANN])
+
+    play(act)
+
+
+def test_of_those_that_dialled_this_peer_an_invite_names_two_bootstraps_at_most() -> None:
+    async def act(scene: Scene) -> None:
+        ben = await scene.keeper(BEN)
+        for key in (ANN, CLEO, DAN, EVE):
+            caller = await scene.transport(key)
+            await caller.dial(BEN.peer, scene.record(BEN).addresses, now() + 5.0)
+            role = PeerRole.TRAINER if key is EVE else PeerRole.BOOTSTRAP
+            record = sign_record(
+                key, run=RUN, addresses=scene.record(key).addresses, can_be_dialled=True, role=role, issued_at=now()
+            )
+            ben.introduced((record.encode(),))
+        assert len(scene.linked(BEN)) == 4
+        bootstraps = {scene.record(key).addresses for key in (ANN, CLEO, DAN)}
+        assert len(ben.invited()) == 2
+        assert set(ben.invited()) < bootstraps
+
+    play(act)
+
+
+def test_addresses_that_worked_are_kept_before_those_that_never_did() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.transport(CLEO)
+        await scene.transport(DAN)
+        ben = await scene.keeper(BEN, known=[ANN, CLEO, DAN, EVE])
+        await asyncio.sleep(3.0)
+        scene.network.kill(CLEO.peer)
+        await asyncio.sleep(3.0)
+        assert list(ben.kept_addresses()) == [DAN.peer, CLEO.peer, ANN.peer, EVE.peer]
+        assert set(ben.failures()) >= {ANN.peer, EVE.peer}
 
     play(act)

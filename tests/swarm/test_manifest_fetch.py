@@ -87,7 +87,7 @@ def test_the_first_answer_counts_and_introductions_come_along() -> None:
         await scene.add(BOOTSTRAP, Introductions(records=(b"record",)), ManifestReply(manifest=MANIFEST))
         return await scene.fetch(BOOTSTRAP)
 
-    assert play(act) == FetchedManifest(manifest=MANIFEST, records=(b"record",))
+    assert play(act) == FetchedManifest(peer=BOOTSTRAP, manifest=MANIFEST, records=(b"record",))
 
 
 def test_a_bootstrap_that_is_down_is_passed_over() -> None:
@@ -96,6 +96,46 @@ def test_a_bootstrap_that_is_down_is_passed_over() -> None:
         return await scene.fetch(BOOTSTRAP, SECOND)
 
     assert play(act).manifest == MANIFEST
+
+
+def test_a_living_peer_behind_sixty_dead_ones_answers_in_time() -> None:
+    async def act(scene: Scene) -> tuple[FetchedManifest, float]:
+        dead = [PeerId(sha256(bytes([number]))) for number in range(60)]
+        for peer in dead:
+            scene.network.cut(ME, peer)  # as addresses that nobody has any more: no refusal, only silence
+        await scene.add(SECOND, ManifestReply(manifest=MANIFEST))
+        begin = asyncio.get_running_loop().time()
+        return await scene.fetch(*dead, SECOND), asyncio.get_running_loop().time() - begin
+
+    found, seconds = play(act)
+    assert found.peer == SECOND
+    assert 30.0 < seconds < 45.0, "several at once, but not all at once"
+
+
+def test_what_happened_is_told_of_the_first_few_of_many() -> None:
+    async def act(scene: Scene) -> str:
+        dead = [PeerId(sha256(bytes([number]))) for number in range(60)]
+        with pytest.raises(NetworkError) as caught:
+            await scene.fetch(*dead)
+        return str(caught.value)
+
+    text = play(act)
+    assert "none of the 60 peers asked answered within 60 s" in text
+    assert "and 52 more" in text
+    assert len(text) < 2000
+
+
+def test_who_takes_no_part_is_asked_again_while_another_may_answer() -> None:
+    async def act(scene: Scene) -> FetchedManifest:
+        async with AsyncExitStack() as starting:
+            old = scene.network.transport(BOOTSTRAP, run=sha256(b"another run"))
+            await starting.enter_async_context(old)
+            fetching = asyncio.ensure_future(scene.fetch(BOOTSTRAP, SECOND))
+            await asyncio.sleep(3.0)
+        await scene.add(BOOTSTRAP, ManifestReply(manifest=MANIFEST))
+        return await fetching
+
+    assert play(act).peer == BOOTSTRAP
 
 
 def test_a_question_that_was_lost_is_asked_again() -> None:
@@ -113,9 +153,9 @@ def test_after_the_time_given_the_error_says_what_happened_at_each() -> None:
         with pytest.raises(NetworkError) as caught:
             await scene.fetch(BOOTSTRAP, SECOND, timeout_seconds=30.0)
         text = str(caught.value)
-        assert "none of the 2 bootstrap peers answered within 30 s" in text
+        assert "none of the 2 peers asked answered within 30 s" in text
         assert f"{short_peer_id(BOOTSTRAP)}: connected, but it sent no manifest" in text
-        assert f"{short_peer_id(SECOND)}" in text
+        assert f"{short_peer_id(SECOND)}: cannot be dialled: /memory/1/p2p/" in text
         assert "refused" in text
         return asyncio.get_running_loop().time() - begin
 

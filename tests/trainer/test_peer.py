@@ -19,10 +19,9 @@ from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.invite import Invite, parse_invite
 from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.settings import PeerSettings
-from p2p_diloco.swarm.manifest_fetch import FetchedManifest
 from p2p_diloco.trainer import peer
 from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
-from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
@@ -177,9 +176,9 @@ def test_another_run_s_manifest_on_the_disk_is_refused(tmp_path: Path, monkeypat
 def test_a_wrong_manifest_from_the_swarm_is_refused_so_that_another_peer_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, expected: str
 ) -> None:
-    async def fetch(*_: Any, check: Callable[[bytes], object]) -> FetchedManifest:
+    async def fetch(*_: Any, check: Callable[[bytes], object]) -> None:
         check(content)
-        return FetchedManifest(manifest=content, records=())
+        raise AssertionError("it was taken")
 
     monkeypatch.setattr(peer, "fetch_manifest", fetch)
 
@@ -193,7 +192,7 @@ def test_a_wrong_manifest_from_the_swarm_is_refused_so_that_another_peer_is_aske
 
 def test_bootstraps_that_do_not_answer_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
-        with pytest.raises(NetworkError, match="none of the 1 bootstrap peers answered within 60 s"):
+        with pytest.raises(NetworkError, match="none of the 1 peers asked answered within 60 s"):
             await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
@@ -217,6 +216,164 @@ def test_an_invite_without_bootstraps_needs_initial_peers(tmp_path: Path, monkey
     async def scene(stage: PeerStage) -> None:
         with pytest.raises(ConfigError, match="add one with --initial-peers"):
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+async def _until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+    until = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < until
+        await asyncio.sleep(0.1)
+
+
+class Lives:
+    """Peers that run at once; killed ones hear nothing of it."""
+
+    def __init__(self, stage: PeerStage) -> None:
+        self._stage = stage
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self.watchers: dict[str, Watcher] = {}
+
+    def start(self, name: str, plan: PeerPlan) -> Watcher:
+        self.watchers[name] = Watcher()
+        self._tasks[name] = asyncio.ensure_future(run_peer(plan, self.watchers[name], StopRequest()))
+        return self.watchers[name]
+
+    async def kill(self, *names: str) -> None:
+        for name in names or tuple(self._tasks):
+            task = self._tasks.pop(name)
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def ready(self, *names: str) -> None:
+        for name in names:
+            await _until(lambda name=name: self.watchers[name].statuses and self.watchers[name].last.ready)
+
+
+DEAD = Invite(run=RUN, bootstraps=(f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(PeerId(sha256(b'dead')))}",))
+
+
+def test_a_newcomer_gets_in_with_the_invite_of_a_ready_member_when_the_bootstrap_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        boot = lives.start("boot", stage.founder())
+        invite = await stage.invite(boot)
+        for name in ("ada", "ben"):
+            lives.start(name, stage.joiner(name, invite, until_round=None))
+        await lives.ready("ada", "ben")
+        await lives.kill("boot")
+        await asyncio.sleep(30.0)
+        printed = parse_invite(lives.watchers["ben"].last.invite)
+        assert printed.roster is not None
+        assert printed.bootstraps[0] == lives.watchers["ben"].last.addresses[0]
+        lives.start("cleo", stage.joiner("cleo", printed, until_round=None))
+        await lives.ready("cleo")
+        assert any(text.endswith("answered (the invite names it)") for text in lives.watchers["cleo"].texts("asking"))
+        assert any("others join with: p2p-diloco join" in text for text in lives.watchers["ben"].texts("invite"))
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_who_has_been_a_member_comes_back_with_an_invite_of_which_nobody_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        invite = await stage.invite(lives.start("boot", stage.founder()))
+        for name in ("ada", "ben"):
+            lives.start(name, stage.joiner(name, invite, until_round=None))
+        await lives.ready("ada", "ben")
+        await lives.kill("boot", "ben")
+        lives.start("ben", stage.joiner("ben", DEAD, until_round=None))
+        await lives.ready("ben")
+        (answered,) = [text for text in lives.watchers["ben"].texts("link") if "answered" in text]
+        assert "whose addresses were known" in answered
+        await lives.kill("ben")
+        RunFolder(tmp_path / "ben", RUN).path.joinpath(MANIFEST_FILE).unlink()
+        lives.start("ben", stage.joiner("ben", DEAD, until_round=None))
+        await lives.ready("ben")
+        asked = lives.watchers["ben"].texts("asking")
+        assert asked[-1].endswith("answered (met before, the invite does not name it)")
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_who_comes_back_to_nobody_says_what_happened_at_each_and_goes_on_trying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
+        lives = Lives(stage)
+        ada = lives.start("ada", stage.joiner("ada", DEAD, until_round=None))
+        await asyncio.sleep(100.0)
+        lonely = [
+            text for text in ada.texts("link") if text.startswith("none of the 1 peers asked answered within 60 s")
+        ]
+        assert len(lonely) == 1
+        assert "refused" in lonely[0]
+        assert "this peer goes on trying" in lonely[0]
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        invite = await stage.invite(lives.start("boot", stage.founder()))
+        lives.start("ada", stage.joiner("ada", invite, until_round=None))
+        await lives.ready("ada")
+        plan = PeerPlan(settings=stage.settings("second"), invite=invite, trains=False, evaluate_seconds=0.0)
+        second = lives.start("second", plan)
+        printed = await stage.invite(second)
+        assert printed.bootstraps[0] == second.last.addresses[0]
+        assert invite.bootstraps[0] in printed.bootstraps
+        await asyncio.sleep(20.0)
+        named = [
+            watcher.last.addresses[0] in parse_invite(lives.watchers["ada"].last.invite).bootstraps
+            for watcher in (lives.watchers["boot"], second)
+        ]
+        assert named == [True, True], "and a member names both"
+        assert second.texts("founded") == []
+        assert second.last.num_members == lives.watchers["ada"].last.num_members == 1
+        await lives.kill("boot")
+        lives.start("ben", stage.joiner("ben", replace(invite, bootstraps=printed.bootstraps[:1]), until_round=None))
+        await lives.ready("ben")
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_broken_address_in_the_invite_is_said_and_the_others_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        invite = await stage.invite(lives.start("boot", stage.founder()))
+        ada = lives.start(
+            "ada", stage.joiner("ada", replace(invite, complaints=("a part is left out",)), until_round=None)
+        )
+        await lives.ready("ada")
+        assert ada.texts("invite")[0] == "a part is left out"
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_kept_addresses_that_cannot_be_read_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        invite = await stage.invite(lives.start("boot", stage.founder()))
+        RunFolder(tmp_path / "ada", RUN).write(ADDRESSES_FILE, b'{"12D3": ["/ip')
+        ada = lives.start("ada", stage.joiner("ada", invite, until_round=None))
+        await lives.ready("ada")
+        assert ada.texts("addresses")[0].endswith("peers.json cannot be read; this start asks only whom it was given")
+        await lives.kill()
 
     play(tmp_path, monkeypatch, scene)
 
@@ -295,18 +452,6 @@ def test_addresses_of_earlier_starts_settings_and_invite_are_all_asked(
         assert stage.initial[0].index(address(b"a", 2)) < stage.initial[0].index(address(b"a", 1)), "the invite's first"
 
     play(tmp_path, monkeypatch, scene)
-
-
-@pytest.mark.parametrize(
-    ("addresses", "told"),
-    [
-        (("/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1", "/ip6/::1/tcp/1"), ("/ip4/10.0.0.2/tcp/1",)),
-        (("/ip4/127.0.0.1/tcp/1",), ("/ip4/127.0.0.1/tcp/1",)),
-        ((), ()),
-    ],
-)
-def test_loopback_is_told_only_when_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
-    assert peer._reachable(addresses) == told
 
 
 def test_the_clock_of_these_tests_is_before_round_0() -> None:

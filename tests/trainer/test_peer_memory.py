@@ -22,6 +22,7 @@ from p2p_diloco.trainer.peer_memory import (
     CUT_ROSTERS_FILE,
     GOODBYE_FILE,
     INCARNATION_FILE,
+    MOST_ADDRESSES_KEPT,
     ROSTERS_FILE,
     RunFolder,
 )
@@ -211,8 +212,18 @@ def test_addresses_survive_a_restart(tmp_path: Path) -> None:
     assert folder_in(tmp_path).recall_addresses() == known
 
 
+def test_so_many_addresses_survive_as_can_be_asked_in_a_minute_and_the_first_ones(tmp_path: Path) -> None:
+    known = {peer_key(f"peer-{number}").peer: (address(f"peer-{number}", 4),) for number in range(200)}
+    folder_in(tmp_path).keep_addresses(known)
+    assert list(folder_in(tmp_path).recall_addresses()) == list(known)[:MOST_ADDRESSES_KEPT]
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"nobody": []}', b'{"x": 3}', b'{"x": ["y", 3, null, {}]}', b"\xff", b"3", b"null"]
+    "content",
+    [
+        *(b"", b"{", b"[]", b'{"nobody": []}', b'{"x": 3}', b'{"x": ["y", 3, null, {}]}', b"\xff", b"3", b"null"),
+        *(b'{"version": 9, "peers": {"x": {"at": 1e300}}}', b"[" * 100_000),
+    ],
 )
 def test_broken_addresses_are_forgotten(tmp_path: Path, content: bytes) -> None:
     folder = folder_in(tmp_path)

@@ -1,0 +1,85 @@
+"""How a peer and others find each other: the invite that it prints now, and whether anybody whom it knows answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from p2p_diloco.address import parse_peer_address
+from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.invite import format_invite, fresh_invite
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.swarm.manifest_fetch import told_troubles
+from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.transport.link import Transport
+
+LONELY_SECONDS = 60.0
+"""Without any link for so long, a peer that knows addresses says what happened at each."""
+INVITE_SECONDS = 600.0
+"""A fresh invite is printed at most so often."""
+
+
+class Found(Protocol):
+    """What `SessionParts` says of this peer and its network."""
+
+    @property
+    def run(self) -> Digest: ...
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def trains(self) -> bool: ...
+    @property
+    def known(self) -> Mapping[PeerId, tuple[str, ...]]: ...
+    @property
+    def has_met_somebody(self) -> bool: ...
+
+
+class Contact:
+    """Call `watch` about once a second."""
+
+    def __init__(self, parts: Found, keeper: LinkKeeper, engine: PeerEngine, tally: Tally) -> None:
+        self._parts = parts
+        self._keeper = keeper
+        self._engine = engine
+        self._tally = tally
+        self._began = asyncio.get_running_loop().time()
+        self._is_settled = parts.has_met_somebody or not parts.known
+        self._is_lonely = False
+        self._printed: frozenset[PeerId] = frozenset()
+        self._printed_at = float("-inf")
+
+    def watch(self) -> None:
+        """Renew the invite in the status, print it when it names other peers, say who answered or that nobody did."""
+        now = asyncio.get_running_loop().time()
+        self._renew_invite(now)
+        if not self._is_settled:
+            self._watch_for_answer(now)
+
+    def _renew_invite(self, now: float) -> None:
+        peers = (self._parts.transport.listen_addresses(), *self._keeper.invited())
+        invite = fresh_invite(self._parts.run, peers, self._engine.book.in_force_digest)
+        self._tally.invite = format_invite(invite) if invite.bootstraps else ""
+        named = frozenset(parse_peer_address(address)[1] for address in invite.bootstraps)
+        is_news = bool(named - self._printed - {self._parts.transport.peer})
+        if is_news and (self._engine.ready or not self._parts.trains) and now - self._printed_at >= INVITE_SECONDS:
+            self._printed, self._printed_at = named, now
+            self._tally.report("invite", f'others join with: p2p-diloco join "{self._tally.invite}"')
+
+    def _watch_for_answer(self, now: float) -> None:
+        linked = self._parts.transport.linked_peers()
+        known = self._parts.known
+        if linked:
+            names = ", ".join(map(short_peer_id, sorted(linked & known.keys()) or sorted(linked)))
+            self._tally.report("link", f"{names} answered, of {len(known)} peers whose addresses were known")
+            self._is_settled = True
+        elif now - self._began >= LONELY_SECONDS and not self._is_lonely:
+            self._is_lonely = True
+            failures = {peer: text for peer, text in self._keeper.failures().items() if peer in known}
+            self._tally.report(
+                "link",
+                f"none of the {len(known)} peers asked answered within {LONELY_SECONDS:.0f} s "
+                f"({told_troubles(failures)}); this peer goes on trying; if they are gone for good, start it with an "
+                "invite that `p2p-diloco status` of a member prints",
+            )
