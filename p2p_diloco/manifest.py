@@ -232,6 +232,9 @@ class RunManifest(Section):
     format: Literal[1] = Field(MANIFEST_FORMAT, description="of this file")
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="for people")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
+    founder: PeerText | None = Field(
+        None, description="peer id of the only one that may found it; if not said, of the one that does"
+    )
     created: Annotated[int, Field(ge=0)] = Field(
         description="in Unix seconds; sets runs apart that are equal otherwise"
     )
@@ -267,9 +270,12 @@ class RunManifest(Section):
     def canonical_bytes(self) -> bytes:
         """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII.
 
-        Plain means go without saying: runs from before there were others keep their ids.
+        Plain means, and a founder that nobody named, go without saying: runs from before they could be said keep their
+        ids.
         """
         document = self.model_dump(mode="json")
+        if self.founder is None:
+            del document["founder"]
         if self.outer.mean == "plain":
             del document["outer"]["mean"]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

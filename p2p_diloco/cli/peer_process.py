@@ -75,6 +75,7 @@ def run_requested_peer(request: PeerRequest) -> int:
         invite=request.invite,
         signed_manifest=request.signed_manifest,
         organiser_key=request.organiser_key,
+        founds_alone=request.organiser_key is not None,
         trains=request.trains,
         until_round=request.flags.until_round,
         evaluate_seconds=request.flags.evaluate_seconds,

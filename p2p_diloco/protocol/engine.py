@@ -76,7 +76,12 @@ class PeerEngine:
         self.last_round: int | None = None
         """No contribution to rounds after this one; None: go on."""
         self.book = RosterBook(
-            run=rules.run, organiser=rules.organiser, group_size=rules.group_size, verify=verify, rules=rules
+            run=rules.run,
+            organiser=rules.organiser,
+            founder=rules.founder,
+            group_size=rules.group_size,
+            verify=verify,
+            rules=rules,
         )
         self.membership = Membership(
             me=me,

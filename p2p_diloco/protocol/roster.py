@@ -344,8 +344,10 @@ def _is_in_grid_order(roster: Roster) -> bool:
     return dialable == sorted(dialable, reverse=True)
 
 
-def check_founding(founding: CertifiedRoster, run: Digest, organiser: PeerId, verify: Verify) -> None:
-    """Check a founding roster: one member, no parent, signed with the organiser's key.
+def check_founding(
+    founding: CertifiedRoster, run: Digest, organiser: PeerId, verify: Verify, founder: PeerId | None = None
+) -> None:
+    """Check a founding roster: one member, the `founder` if one is named, no parent, signed with the organiser's key.
 
     Raises:
         PeerError: it is none; the text says why.
@@ -355,6 +357,9 @@ def check_founding(founding: CertifiedRoster, run: Digest, organiser: PeerId, ve
         raise PeerError("the founding roster belongs to another run")
     if roster.k or roster.epoch or roster.level or roster.parent != ZERO_DIGEST or len(roster.members) != 1:
         raise PeerError("the founding roster is not the first link of a chain with the founder as its only member")
+    if founder is not None and roster.members[0].peer != founder:
+        given = short_peer_id(roster.members[0].peer)
+        raise PeerError(f"the founding roster is of {given}; only {short_peer_id(founder)} may found this run")
     statement = founding_statement(roster.digest())
     if not any(peer == organiser and verify(peer, statement, signature) for peer, signature in founding.votes):
         raise PeerError(f"the founding roster is not signed by the organiser {short_peer_id(organiser)}")

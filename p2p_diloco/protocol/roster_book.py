@@ -46,17 +46,26 @@ class RosterBook:
     """The chain of rosters, with branches. A state machine without I/O.
 
     Args:
+        founder: see `RunRules`.
         group_size: members that make one row of the grid.
         rules: by which the numbers of a roster are checked (`check_child`).
     """
 
     def __init__(
-        self, *, run: Digest, organiser: PeerId, group_size: int, verify: Verify, rules: RunRules | None = None
+        self,
+        *,
+        run: Digest,
+        organiser: PeerId,
+        founder: PeerId | None = None,
+        group_size: int,
+        verify: Verify,
+        rules: RunRules | None = None,
     ) -> None:
         self._run = run
         self._rules = rules
         self._group_size = group_size
         self._organiser = organiser
+        self._founder = founder
         self._verify = verify
         self._certified: dict[Digest, CertifiedRoster] = {}
         self._num_bytes: dict[Digest, int] = {}
@@ -93,7 +102,7 @@ class RosterBook:
             self._in_common = digest
             return False
         if certified.roster.k == 0:
-            check_founding(certified, self._run, self._organiser, self._verify)
+            check_founding(certified, self._run, self._organiser, self._verify, self._founder)
         else:
             parent = self._certified.get(certified.roster.parent)
             if parent is None:

@@ -16,6 +16,7 @@ class RunRules:
 
     Attributes:
         organiser: whose key founds the run.
+        founder: the only peer that may found it; None: whoever has that key.
         span_elements: elements of each span, the same on all peers.
         payload_bytes: bytes of an encoded contribution to each span.
         row_mean_bytes: bytes of an encoded mean of a row.
@@ -44,6 +45,7 @@ class RunRules:
     retained_cycles: int
     scrub_cycles: int = 8
     listed: frozenset[PeerId] | None = None
+    founder: PeerId | None = None
 
     def may_be_member(self, peer: PeerId) -> bool:
         """Tell whether the organiser lets `peer` take part."""

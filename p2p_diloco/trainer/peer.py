@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
-from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
@@ -40,6 +40,8 @@ class PeerPlan:
         invite: of the run to join; None when the manifest is at hand.
         signed_manifest: of the run to found; None when it comes from the swarm.
         organiser_key: lets this peer found the run.
+        founds_alone: write this peer into the manifest as the only founder: a second bootstrap that is started with the
+            same run file founds another run then, with another id, and never a second history of this one.
         trains: False for a bootstrap peer.
         until_round: stop after this round, with all others; None: go on.
         evaluate_seconds: between two measurements of the held-out loss; 0: none.
@@ -49,6 +51,7 @@ class PeerPlan:
     invite: Invite | None = None
     signed_manifest: SignedManifest | None = None
     organiser_key: SigningKey | None = None
+    founds_alone: bool = False
     trains: bool = True
     until_round: int | None = None
     evaluate_seconds: float = 30.0
@@ -71,7 +74,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         StateError: the disk refuses or holds something broken.
     """
     settings = plan.settings
-    run = _run_of(plan)
+    _run_of(plan)
     _check_founder(plan)
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,8 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     is_new = not settings.identity_file.exists()
     key = load_or_create_identity(settings.identity_file)
     with lock_identity(settings.identity_file):
+        plan = _with_founder(plan, key.peer)
+        run = _run_of(plan)
         folder = RunFolder(settings.state_directory, run)
         if not is_new:
             folder.first_incarnation = int(time.time())
@@ -135,6 +140,26 @@ def _check_founder(plan: PeerPlan) -> None:
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
         )
+
+
+def _with_founder(plan: PeerPlan, me: PeerId) -> PeerPlan:
+    """Return the plan of a founder with the manifest that says so.
+
+    Raises:
+        ConfigError: the run file names another founder.
+    """
+    if plan.signed_manifest is None or plan.organiser_key is None:
+        return plan
+    manifest, own = plan.signed_manifest.manifest, format_peer_id(me)
+    if manifest.founder not in (None, own):
+        raise ConfigError(
+            f"the run names {manifest.founder} as its founder, and this peer is {own}; start it with the run's invite, "
+            "then it introduces peers to a run that exists"
+        )
+    if manifest.founder is not None or not plan.founds_alone:
+        return plan
+    signed = manifest.model_copy(update={"founder": own}).sign(plan.organiser_key)
+    return replace(plan, signed_manifest=signed)
 
 
 def _run_of(plan: PeerPlan) -> Digest:

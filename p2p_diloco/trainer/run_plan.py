@@ -114,6 +114,7 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codec
     return RunRules(
         run=manifest.digest(),
         organiser=parse_peer_id(manifest.organiser),
+        founder=parse_peer_id(manifest.founder) if manifest.founder is not None else None,
         clock=RoundClock(
             start_seconds=manifest.rounds.clock_start,
             round_seconds=manifest.rounds.round_seconds,

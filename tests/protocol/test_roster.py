@@ -163,6 +163,13 @@ def test_a_founding_roster_is_signed_by_the_organiser() -> None:
         check_founding(roster_1(2), RUN, ORGANISER, verify)
 
 
+def test_of_a_run_that_names_its_founder_nobody_else_signs_a_second_beginning() -> None:
+    (founder,) = founding().roster.members
+    check_founding(founding(), RUN, ORGANISER, verify, founder.peer)
+    with pytest.raises(PeerError, match="may found this run"):
+        check_founding(founding(), RUN, ORGANISER, verify, ORGANISER)
+
+
 def test_a_run_founded_before_its_round_0_begins_in_cycle_0() -> None:
     roster = founding_roster(RUN, sha256(b"genesis"), member(A), cycle=-3)
     assert (roster.k, roster.cycle, roster.members) == (0, 0, (member(A),))

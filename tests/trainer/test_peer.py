@@ -246,6 +246,9 @@ class Lives:
             task.cancel()
             await asyncio.wait({task})
 
+    async def end(self, name: str) -> None:
+        await self._tasks.pop(name)
+
     async def ready(self, *names: str) -> None:
         for name in names:
             await _until(lambda name=name: self.watchers[name].statuses and self.watchers[name].last.ready)
@@ -318,6 +321,35 @@ def test_who_comes_back_to_nobody_says_what_happened_at_each_and_goes_on_trying(
         assert "refused" in lonely[0]
         assert "this peer goes on trying" in lonely[0]
         await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_two_bootstraps_with_one_run_file_found_two_runs_and_never_two_histories_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives, plan = Lives(stage), replace(stage.founder(), founds_alone=True)
+        first = await stage.invite(lives.start("boot", plan))
+        second = await stage.invite(lives.start("again", replace(plan, settings=stage.settings("again"))))
+        assert first.run != second.run
+        await lives.kill("boot")
+        assert (await stage.invite(lives.start("boot", plan))).run == first.run, (
+            "the founder itself comes back to its run"
+        )
+        lives.start("ada", stage.joiner("ada", replace(first, bootstraps=second.bootstraps)))
+        with pytest.raises(ConfigError, match="does not take part in run"):
+            await lives.end("ada")
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_run_file_that_names_another_founder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        other = SIGNED.manifest.model_copy(update={"founder": format_peer_id(PeerId(sha256(b"other")))})
+        with pytest.raises(ConfigError, match="start it with the run's invite"):
+            await run_peer(replace(stage.founder(), signed_manifest=other.sign(ORGANISER)), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
 
