@@ -5,6 +5,8 @@
 # make caps       caps on a line, kept over minutes on loopback and between two networks: prints the rates; what a thin
 #                 line averages, with and without a cap; fifteen minutes
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
+# make churn      real processes, one started or killed every 12 s and the bootstrap killed: ten minutes, or as long as said,
+#                 with other draws: make churn CHURN_SECONDS=120 CHURN_SEED=7
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
@@ -39,7 +41,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid twin rivals footprint disasters learning results bench bench-all bench-figures check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin rivals footprint disasters learning results bench bench-all bench-figures check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -62,6 +64,11 @@ caps: $(STAMP)
 
 grid: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
+
+CHURN_SECONDS ?= 600
+CHURN_SEED ?= 1
+churn: $(STAMP)
+	CHURN_SECONDS=$(CHURN_SECONDS) CHURN_SEED=$(CHURN_SEED) $(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_churn.py $(TEST_FLAGS)
 
 twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)

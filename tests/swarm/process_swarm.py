@@ -184,10 +184,14 @@ class ProcessSwarm:
         host: str = "127.0.0.1",
         max_upload: str | None = None,
         lie: str | None = None,
+        invite: str | None = None,
+        port: int = 0,
     ) -> PeerProcess:
         """Start a peer, or start it again.
 
         Args:
+            invite: whose line it is given; None: the one that the founder printed first.
+            port: to listen on; 0: the one that it had before.
             via: peers whose addresses it is told beside those of the invite.
             within: a command that starts the process, such as one that enters a network namespace.
             serves_slowly: seconds that it waits before it serves a small piece of a span.
@@ -204,7 +208,8 @@ class ProcessSwarm:
             "dial_out_only": dial_out_only,
             "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,
             "organiser": ORGANISER.private_bytes().hex() if founds else None,
-            "invite": None if founds else self._invite(),
+            "invite": None if founds else invite or self._invite(),
+            "port": port,
             "serves_slowly": serves_slowly,
             "host": host,
             "max_upload": max_upload,

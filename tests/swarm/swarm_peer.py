@@ -59,7 +59,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
     return PeerPlan(
         settings=PeerSettings(
             state_directory=folder,
-            host_maddrs=() if dial_out_only else (f"/ip4/{order['host']}/tcp/0",),
+            host_maddrs=() if dial_out_only else (f"/ip4/{order['host']}/tcp/{order.get('port', 0)}",),
             dial_out_only=dial_out_only,
             initial_peers=tuple(order["initial_peers"]),
             data=order["text"],

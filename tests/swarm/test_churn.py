@@ -1,0 +1,169 @@
+"""Peers come and go without pause: real processes, started and killed every twelve seconds, their bootstrap killed too.
+
+`make churn` plays ten minutes. CHURN_SECONDS and CHURN_SEED name another length and another draw.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from p2p_diloco.invite import MOST_NAMED, parse_invite
+from tests.swarm.process_swarm import ProcessSwarm
+
+SECONDS = float(os.environ.get("CHURN_SECONDS", "600"))
+SEED = int(os.environ.get("CHURN_SEED", "1"))
+ROUND_SECONDS = 1.5
+STEP_SECONDS = 12.0
+BOOTSTRAP_DIES_AT = 90.0
+READY_WITHIN_SECONDS = 60.0
+LEAST, MOST = 2, 5
+START_SHARE, RESTART_SHARE = 0.6, 0.5
+GAP_SECONDS, GAP_WITHOUT_MAJORITY_SECONDS = 25.0, 45.0
+AGREE_SECONDS = 60.0
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(SECONDS + 900)]
+
+
+@dataclass
+class Life:
+    """One start of one peer; times in Unix seconds."""
+
+    name: str
+    started: float
+    ready: float | None = None
+    ended: float | None = None
+
+
+@dataclass
+class Churn:
+    """Draws what happens next, and remembers what did."""
+
+    swarm: ProcessSwarm
+    draw: random.Random
+    lives: list[Life] = field(default_factory=list)
+    begin: float = field(default_factory=time.time)
+
+    def living(self) -> list[Life]:
+        return [life for life in self.lives if life.ended is None]
+
+    def dead(self) -> list[str]:
+        living = {life.name for life in self.living()}
+        return sorted({life.name for life in self.lives} - living)
+
+    def start(self, name: str, invite: str | None = None) -> None:
+        self.swarm.start(name, invite=invite)
+        self.lives.append(Life(name=name, started=time.time()))
+        self.say(f"{name} starts")
+
+    def kill(self, life: Life) -> None:
+        life.ended = self.swarm.kill(life.name)
+        self.say(f"{life.name} is killed")
+
+    def say(self, text: str) -> None:
+        print(f"{time.time() - self.begin:6.1f} s  {text}")
+
+    def look(self) -> None:
+        """Note who has become ready; a process that ended by itself fails the test."""
+        for life in self.living():
+            process = self.swarm.peers[life.name].process
+            assert process is not None
+            assert process.poll() is None, f"{life.name} ended with {process.poll()}\n{self.swarm.story()}"
+            status = self.swarm.peers[life.name].status
+            if life.ready is None and status.ready and status.pid == process.pid:
+                life.ready = time.time()
+                self.say(f"{life.name} is ready after {life.ready - life.started:.1f} s")
+
+    def step(self) -> None:
+        """Start a peer or kill one; whoever alone holds the state is spared, for nobody could restore a run without."""
+        living = self.living()
+        ready = [life for life in living if life.ready is not None]
+        starts = len(living) <= LEAST or (len(living) < MOST and self.draw.random() < START_SHARE)
+        if not starts:
+            self.kill(self.draw.choice([life for life in living if len(ready) > 1 or life not in ready]))
+        elif (dead := self.dead()) and self.draw.random() < RESTART_SHARE:
+            self.start(self.draw.choice(dead))  # with the founder's first line, which names the bootstrap alone
+        elif ready:
+            invite = self.swarm.peers[self.draw.choice(ready).name].status.invite
+            self.start(f"p{len({life.name for life in self.lives})}", invite)
+
+    def watch_until(self, at: float) -> None:
+        while time.time() < at:
+            self.look()
+            time.sleep(0.25)
+
+    def late(self) -> list[Life]:
+        """Return who has lived long enough without becoming ready in time."""
+        return [
+            life
+            for life in self.lives
+            if (life.ended or time.time()) - life.started > READY_WITHIN_SECONDS
+            and (life.ready is None or life.ready - life.started > READY_WITHIN_SECONDS)
+        ]
+
+    def gaps(self, begin: float, end: float) -> list[tuple[float, float, int, int]]:
+        """Return pauses between two rounds with entries: length, when, members of the roster and how many lived."""
+        rounds = {
+            closed.round: closed.num_members
+            for peer in self.swarm.peers.values()
+            for closed in peer.rounds()
+            if closed.num_entries
+        }
+        found, before, members = [], begin, 0
+        for number, num_members in sorted(rounds.items()):
+            at = self.swarm.begin(number + 1)
+            if begin <= at <= end:
+                lived = sum(life.started <= before and (life.ended or end) >= at for life in self.lives)
+                found.append((at - before, before - self.begin, members, lived))
+                before, members = at, num_members
+        return sorted(found, reverse=True)
+
+
+def test_who_lives_a_minute_becomes_ready_though_peers_and_their_bootstrap_die() -> None:
+    with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=180.0) as swarm:
+        churn = Churn(swarm, random.Random(SEED))
+        swarm.start("boot", founds=True, trains=False)
+        for number in range(LEAST):
+            churn.start(f"p{number}")
+        churn.watch_until(churn.begin + 2 * STEP_SECONDS)
+        end = churn.begin + SECONDS
+        while (now := time.time()) < end:
+            if now - churn.begin >= BOOTSTRAP_DIES_AT and swarm.peers["boot"].family():
+                swarm.kill("boot")
+                churn.say("boot is killed")
+            churn.step()
+            churn.watch_until(now + STEP_SECONDS)
+
+        while not all(life.ready for life in churn.living()) and time.time() < end + READY_WITHIN_SECONDS:
+            churn.watch_until(time.time() + 1.0)
+        names = [life.name for life in churn.living()]
+        print_figures(churn, end)
+        assert not churn.late(), f"{[life.name for life in churn.late()]} were not ready in time\n{swarm.story()}"
+        for name in names:
+            assert len(parse_invite(swarm.peers[name].status.invite).bootstraps) <= MOST_NAMED
+        last_round = swarm.round_at(time.time() + AGREE_SECONDS)
+        digests = swarm.end_all_after(last_round)
+        assert set(digests) == set(names)
+        assert len(set(digests.values())) == 1, f"{digests}\n{swarm.story()}"
+        print(f"{len(names)} peers ended with the same bytes, {next(iter(digests.values()))[:16]}")
+
+
+def print_figures(churn: Churn, end: float) -> None:
+    """Print what the run showed; the pauses are not asserted yet, for membership is rebuilt."""
+    waits = sorted(life.ready - life.started for life in churn.lives if life.ready is not None)
+    names = {life.name for life in churn.lives}
+    num_kills = sum(life.ended is not None for life in churn.lives)
+    print(f"\nseed {SEED}: {len(churn.lives)} starts of {len(names)} peers, {num_kills} kills")
+    if waits:
+        middle = waits[len(waits) // 2]
+        print(f"ready after {waits[0]:.1f} s at least, {middle:.1f} s in the middle, {waits[-1]:.1f} s at most")
+    first = min((life.ready for life in churn.lives if life.ready is not None), default=churn.begin)
+    print("longest pauses between two rounds with entries (length, when, members of the roster, of all peers alive):")
+    for length, at, members, lived in churn.gaps(first, end)[:8]:
+        allowed = GAP_SECONDS if 2 * lived > members else GAP_WITHOUT_MAJORITY_SECONDS
+        note = "" if length <= allowed else f"  longer than {allowed:.0f} s"
+        print(f"  {length:5.1f} s at {at:6.1f} s, {members} members, {lived} alive{note}")
