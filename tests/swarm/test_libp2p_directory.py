@@ -135,6 +135,21 @@ def test_when_nobody_answers_the_text_says_what_happened_where(tmp_path: Path) -
     play(scene())
 
 
+def test_a_joiner_whose_first_peers_are_dead_joins_the_directory_through_another(tmp_path: Path) -> None:
+    async def scene() -> None:
+        (member, _), (one, _) = make(tmp_path, "member"), make(tmp_path, "one")
+        dead = [
+            f"/ip4/127.0.0.1/tcp/9/p2p/{format_peer_id(SigningKey(bytes([number]) * 32).peer)}" for number in range(20)
+        ]
+        async with member, one, Libp2pDirectory(member):
+            initial = (*dead, *member.listen_addresses())
+            async with Libp2pDirectory(one, initial_peers=initial) as at_one:
+                await at_one.wait_until_joined(in_seconds(20))
+                assert at_one.num_neighbours() == 1
+
+    play(scene())
+
+
 def test_a_bootstrap_that_comes_late_is_joined_without_help(tmp_path: Path) -> None:
     async def scene() -> None:
         port = free_port()
