@@ -77,6 +77,9 @@ class LinkKeeper:
         self._announced_at = float("-inf")
         self._announced: tuple[str, ...] | None = None
         self._last_trouble = ""
+        self._began = unix_seconds()
+        self._own_addresses: set[str] = set()
+        self._has_twin = False
         self._pace = LookPace()
         self._linked_before: frozenset[PeerId] = frozenset()
 
@@ -111,7 +114,7 @@ class LinkKeeper:
         if now - self._announced_at < ANNOUNCE_SECONDS and addresses == self._announced:
             return
         try:
-            await self._directory.announce(self._record(), now + RECORD_LIFETIME_SECONDS)
+            await self._directory.announce(self._own_record(), now + RECORD_LIFETIME_SECONDS)
             self._announced_at, self._announced = now, addresses
         except PeerError as error:
             self._trouble(f"could not announce this peer: {error}")
@@ -151,7 +154,10 @@ class LinkKeeper:
 
     def _learn(self, record: PeerRecord) -> None:
         known = self._records.get(record.peer)
-        if record.peer == self._transport.peer or record.run != self._transport.run:
+        if record.run != self._transport.run:
+            return
+        if record.peer == self._transport.peer:
+            self._look_for_twin(record)
             return
         if known is not None and record.issued_at <= known.issued_at:
             return
@@ -161,6 +167,23 @@ class LinkKeeper:
         self._learnt_at[record.peer] = self._unix_seconds()
         if record.addresses:
             self.known[record.peer] = record.addresses
+
+    def _look_for_twin(self, record: PeerRecord) -> None:
+        """Say once that another machine has this identity: it signs records of now with addresses that are not ours."""
+        self._own_record()
+        foreign = [address for address in record.addresses if address not in self._own_addresses]
+        if foreign and record.issued_at > self._began and not self._has_twin:
+            self._has_twin = True
+            self._hear(
+                "identity",
+                f"another process has this peer's identity and announces {foreign[0]!r}; both take part as one peer and "
+                "spoil each other: stop one of them, and give it a state directory of its own instead of a copy",
+            )
+
+    def _own_record(self) -> PeerRecord:
+        record = self._record()
+        self._own_addresses.update(record.addresses)
+        return record
 
     def _forget_one(self) -> bool:
         """Make room: the oldest record of a peer without a link goes."""
@@ -178,7 +201,7 @@ class LinkKeeper:
     def introductions(self) -> tuple[bytes, ...]:
         """Return signed records to tell a new acquaintance: the own one and the youngest of others."""
         others = sorted(self._records.values(), key=lambda record: -record.issued_at)[: MOST_RECORDS - 1]
-        return tuple(record.encode() for record in (self._record(), *others))
+        return tuple(record.encode() for record in (self._own_record(), *others))
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
         """Take records that a peer told; those that are not signed by whom they name are dropped."""

@@ -321,3 +321,23 @@ def test_addresses_that_worked_are_kept_before_those_that_never_did() -> None:
         assert set(ben.failures()) >= {ANN.peer, EVE.peer}
 
     play(act)
+
+
+def test_a_copy_of_this_peers_state_folder_on_another_machine_is_said_once() -> None:
+    async def act(scene: Scene) -> None:
+        ann = await scene.keeper(ANN)
+        await asyncio.sleep(5.0)
+
+        def elsewhere(issued_at: float, *addresses: str) -> bytes:
+            return sign_record(
+                ANN, run=RUN, addresses=addresses, can_be_dialled=True, role=PeerRole.TRAINER, issued_at=issued_at
+            ).encode()
+
+        ann.introduced((scene.record(ANN).encode(), elsewhere(now() - 60.0, "/ip4/10.0.0.1/tcp/1")))
+        assert [topic for topic, _ in scene.heard] == [], "its own, and one of an earlier start"
+        ann.introduced((elsewhere(now(), "/ip4/10.0.0.2/tcp/1"), elsewhere(now() + 1.0, "/ip4/10.0.0.2/tcp/1")))
+        ((topic, text),) = scene.heard
+        assert topic == "identity"
+        assert "another process has this peer's identity and announces '/ip4/10.0.0.2/tcp/1'" in text
+
+    play(act)
