@@ -176,8 +176,8 @@ class LinkKeeper:
             self._has_twin = True
             self._hear(
                 "identity",
-                f"another process has this peer's identity and announces {foreign[0]!r}; both take part as one peer and "
-                "spoil each other: stop one of them, and give it a state directory of its own instead of a copy",
+                f"another process has this peer's identity and announces {foreign[0]!r}; both take part as one peer "
+                "and spoil each other: stop one of them, and give it a state directory of its own instead of a copy",
             )
 
     def _own_record(self) -> PeerRecord:
