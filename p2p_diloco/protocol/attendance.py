@@ -23,7 +23,7 @@ MOST_HEARD = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Self:
-    """This peer, as the rules see it; `sign` is its key."""
+    """This peer, as the rules see it; `sign` is its key, `can_be_dialled` what is known of that at its start."""
 
     peer: PeerId
     incarnation: int
@@ -54,7 +54,8 @@ class Attendance:
     """One peer's view of who is here. A state machine without I/O.
 
     `took_part` holds the round of the last entry for which each member was there; it is kept by the engine. `share` is
-    what this peer's line carries of averaging; it is kept by the shell.
+    what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable; they are kept
+    by the shell.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
@@ -64,6 +65,7 @@ class Attendance:
         self.heard: dict[PeerId, Heard] = {}
         self.took_part: dict[PeerId, int] = {}
         self.share = FULL_SHARE
+        self.can_be_dialled = me.can_be_dialled
         self._latest_part = -1
         self.ready = False
         self.leaving = False
@@ -144,7 +146,7 @@ class Attendance:
             if beat.ready and beat.trains and self.rules.may_be_member(peer)
         }
         if self.ready and self.me.trains and not self.leaving and self.rules.may_be_member(self.me.peer):
-            here[self.me.peer] = self.me.member(self.share)
+            here[self.me.peer] = _member(self.me.peer, self.me.incarnation, self.can_be_dialled, self.share)
         return here
 
     def _row_view(self) -> RowView | None:

@@ -98,7 +98,7 @@ class Beacon:
             included_total=roster.included_total if roster is not None else 0,
             heads=tuple(heads),
             ready=membership.ready and not membership.leaving,
-            can_be_dialled=me.can_be_dialled,
+            can_be_dialled=membership.can_be_dialled,
             share=membership.share,
             trains=me.trains,
             tokens=min(progress.tokens, MOST_COUNTED),

@@ -80,7 +80,7 @@ class Exchange:
         fragment = self._rules.clock.fragment(round_index)
         actions: list[Action] = []
         listed = roster.member(me.peer)
-        if contributes and me.trains and listed is not None and listed == me.member(listed.share):
+        if contributes and me.trains and listed is not None and listed.incarnation == me.incarnation:
             deadline = self._rules.clock.contribute_by(round_index)
             spans = self.ration.choose(collection, left_out)
             actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))

@@ -54,6 +54,7 @@ long as this one that is next to nothing."""
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
 MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
+MOST_PORTS, MOST_HOST_BYTES, MOST_REASON_BYTES = 3, 64, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,24 @@ class Introductions:
     """Signed records of peers that the sender knows, so that a newcomer needs nobody else to find the others."""
 
     records: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachRequest:
+    """Asks the receiver to dial the sender afresh, at the host from which it sees it and these ports."""
+
+    nonce: int
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachReply:
+    """The answer: where the sender dialled, and why it did not get through; no reason when it did."""
+
+    nonce: int
+    host: bytes
+    port: int
+    reason: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +326,11 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     22: (RowReport, ROW_REPORT_LAYOUT),
     23: (ProposalDelta, PROPOSAL_DELTA_LAYOUT),
     24: (CertifiedDelta, CERTIFIED_DELTA_LAYOUT),
+    25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
+    26: (
+        ReachReply,
+        (("nonce", U64), ("host", blob(MOST_HOST_BYTES)), ("port", U16), ("reason", blob(MOST_REASON_BYTES))),
+    ),
     32: (Opening, _OPENING_LAYOUT),
     33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", VECTOR))),
     34: (Entry, ENTRY_LAYOUT),
@@ -319,7 +343,7 @@ _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
 Message = (
     Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | CertifiedDelta | Promise | ProposalDelta | Vote
     | HeadsRequest | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
-    | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal
+    | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal | ReachRequest | ReachReply
     | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip
 

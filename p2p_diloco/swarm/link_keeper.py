@@ -119,6 +119,11 @@ class LinkKeeper:
         except PeerError as error:
             self._trouble(f"could not announce this peer: {error}")
 
+    def announce_again(self) -> None:
+        """Publish the record soon: what it says of this peer has changed."""
+        self._announced = None
+        self._wake.set()
+
     async def _look_if_due(self) -> None:
         if self._is_somebody_lacking():
             self._pace.hurry()

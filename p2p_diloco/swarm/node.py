@@ -42,6 +42,8 @@ from p2p_diloco.protocol.messages import (
     Message,
     Ping,
     Pong,
+    ReachReply,
+    ReachRequest,
     Refusal,
     SpanReply,
     decode_message,
@@ -53,7 +55,14 @@ from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.replica import Replica, SpanUpdate, absorbed_entry
 from p2p_diloco.swarm.round_notes import RoundNotes
 from p2p_diloco.swarm.serving import Serving
-from p2p_diloco.swarm.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
+from p2p_diloco.swarm.surroundings import (
+    AddressBook,
+    EntryArchive,
+    NoArchive,
+    PeerMemory,
+    ReachBook,
+    SwarmObserver,
+)
 from p2p_diloco.swarm.traffic import Traffic, purpose_of
 from p2p_diloco.swarm.vector_work import (
     Codecs,
@@ -90,6 +99,7 @@ class SwarmNode:
         worker: Worker,
         addresses: AddressBook | None = None,
         archive: EntryArchive | None = None,
+        reach: ReachBook | None = None,
     ) -> None:
         self.engine = engine
         self.traffic = Traffic()
@@ -102,6 +112,7 @@ class SwarmNode:
         self._manifest = manifest
         self._worker = worker
         self._addresses = addresses
+        self._reach = reach
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._lost: NetworkError | None = None
@@ -223,6 +234,9 @@ class SwarmNode:
             case Introductions():
                 if self._addresses is not None:
                     self._addresses.introduced(message.records)
+            case ReachRequest() | ReachReply():
+                if self._reach is not None:
+                    self._reach.receive(peer, message)
             case Entry():
                 self._check_entry(peer, message)
             case SpanReply() if not is_sound_piece(message):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import ReachReply, ReachRequest
 from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
 
 
@@ -95,4 +96,12 @@ class AddressBook(Protocol):
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
         """Take records that a peer told."""
+        ...
+
+
+class ReachBook(Protocol):
+    """Who asks for proofs of reachability and gives them: the reach keeper."""
+
+    def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
+        """Take a request to dial `peer` afresh, or its answer to ours."""
         ...

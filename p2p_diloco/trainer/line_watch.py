@@ -61,7 +61,7 @@ class LineWatch:
         known = [USABLE_SHARE * up] if up is not None else []
         shown = self._beneath_cap(self._rate.bytes_per_second_to_share())
         known += [shown] if shown is not None else []
-        averages = engine.me.trains and engine.me.can_be_dialled and engine.book.in_force is not None
+        averages = engine.me.trains and engine.membership.can_be_dialled and engine.book.in_force is not None
         if not averages or not (known or down):
             return FULL_SHARE
         return share_carried(
@@ -119,7 +119,7 @@ class LineWatch:
         dialable = {member.peer: member.can_be_dialled for member in roster.members}
         dialable |= {peer: beat.can_be_dialled for peer, beat in alive.items()}
         dialable = {peer: can for peer, can in dialable.items() if peer not in alive or alive[peer].trains}
-        dialable[me.peer] = me.can_be_dialled
+        dialable[me.peer] = can = engine.membership.can_be_dialled
         alone = len(dialable) == 1  # say how it will be when the next one comes, who can be dialled
         question = (len(dialable) + alone, sum(dialable.values()) + alone, share)
         if question not in self._forecasts:
@@ -127,7 +127,7 @@ class LineWatch:
                 self._forecasts.clear()
             members, reachable, _ = question
             self._forecasts[question] = forecast(
-                engine.rules, members=members, reachable=reachable, is_reachable=me.can_be_dialled, share=share
+                engine.rules, members=members, reachable=reachable, is_reachable=can, share=share
             )
         return self._forecasts[question]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.inner_loop import choose_device
 from p2p_diloco.island.model import build_model
@@ -21,11 +21,13 @@ from p2p_diloco.manifest import RunManifest, SignedManifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock, steady_unix_seconds
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.reach_keeper import ReachKeeper, announced
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.allocator import trim_now_and_then
@@ -46,8 +48,10 @@ from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
 from p2p_diloco.trainer.watched_memory import WatchedMemory
+from p2p_diloco.transport.addresses import without_loopback
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import SilentListener, Transport
+from p2p_diloco.transport.reach_probe import is_own_host
 
 STATUS_SECONDS = 1.0
 LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
@@ -95,6 +99,9 @@ class PeerSession:
         )
         self._keeper.introduced(parts.records)
         self._contact = Contact(parts, self._keeper, self._engine, tally)
+        self._reach = ReachKeeper(
+            transport=parts.transport, engine=self._engine, is_own_host=is_own_host, hear=self._hear_of_reach
+        )
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
         self._replica: IslandThread | HeldState = HeldState(self._plan, in_loop=self._in_loop, died=self._fail)
@@ -126,7 +133,7 @@ class PeerSession:
         me = Self(
             peer=key.peer,
             incarnation=folder.next_incarnation(),
-            can_be_dialled=bool(self._parts.transport.listen_addresses()),
+            can_be_dialled=False,  # until others have proved it
             trains=self._parts.trains,
             sign=key.sign,
         )
@@ -209,6 +216,7 @@ class PeerSession:
             worker=self._worker,
             addresses=self._keeper,
             archive=self._archive,
+            reach=self._reach,
         )
 
     # -- the state to begin with
@@ -285,6 +293,7 @@ class PeerSession:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(node.run(), name="swarm")
             tasks.create_task(self._keeper.run(), name="links")
+            tasks.create_task(self._reach.run(), name="reach")
             tasks.create_task(self._say_status(node), name="status")
             tasks.create_task(trim_now_and_then(), name="memory")
             if self._watch is not None and isinstance(self._replica, IslandThread):
@@ -292,13 +301,20 @@ class PeerSession:
             if self._parts.trains:
                 tasks.create_task(self._saver.run(), name="checkpoints")
 
+    def _addresses(self) -> tuple[str, ...]:
+        """Return what to tell others: where this peer was reached first, loopback only when nothing else exists."""
+        listening = without_loopback(self._parts.transport.listen_addresses())
+        return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
+
+    def _hear_of_reach(self, standing: Standing) -> None:
+        self._keeper.announce_again()
+
     def _record(self) -> PeerRecord:
-        addresses = self._parts.transport.listen_addresses()
         return sign_record(
             self._parts.key,
             run=self._parts.run,
-            addresses=addresses,
-            can_be_dialled=bool(addresses),
+            addresses=self._addresses(),
+            can_be_dialled=self._reach.standing.is_reachable,
             role=PeerRole.TRAINER if self._parts.trains else PeerRole.BOOTSTRAP,
             issued_at=time.time(),
         )
@@ -310,7 +326,7 @@ class PeerSession:
             if self._engine.ready and self._tally.phase == "catching up":
                 self._tally.phase = "training"
             self._drop_start_once_others_hold_it(now)
-            self._tally.addresses = self._parts.transport.listen_addresses()
+            self._tally.addresses = self._addresses()
             self._contact.watch()
             self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
             kept = self._keeper.kept_addresses()

@@ -13,6 +13,8 @@ from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 
 _TCP_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+")
 _DIAL_LINE = re.compile(r"\* \[([^\]]+)\] ([^\n]*)")
+_HOST_AND_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/\d+")
+_PORT = re.compile(r"^/[^/]+/[^/]+/tcp/(\d{1,5})(?:/|$)")
 _LONGEST_EXPLANATION = 600
 
 
@@ -34,6 +36,28 @@ def sort_addresses(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
             f"ends in its id"
         )
     return usable
+
+
+def host_of(address: str) -> str | None:
+    """Return the IP address in a plain TCP multiaddr; None for names, and for what leads through a relay."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return match[1] if match is not None else None
+
+
+def port_in(address: str) -> int | None:
+    """Return the TCP port of a multiaddr, with or without a peer id at its end; None where there is none."""
+    match = _PORT.search(address)
+    return int(match[1]) if match is not None else None
+
+
+def tcp_address(host: str, port: int) -> str:
+    """Return the multiaddr of an IP address and a TCP port."""
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
+
+
+def without_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses that are worth telling others: loopback only when nothing else exists."""
+    return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or tuple(addresses)
 
 
 def explain_refusal(words: str) -> str:

@@ -70,6 +70,17 @@ class DaemonClient:
         )
         await self._ask(messages.Request(type=messages.Request.CONNECT, connect=connect))
 
+    async def connections(self) -> list[tuple[PeerId, str]]:
+        """Return the connections that are open now: with whom, and the other end's address as it is seen here."""
+        messages = p2pd_messages()
+        response = await self._ask(messages.Request(type=messages.Request.LIST_PEERS))
+        found: list[tuple[PeerId, str]] = []
+        for raw in response.peers:
+            if _is_ed25519(raw.id):
+                addresses = (_parse_address(address) for address in raw.addrs)
+                found += [(_peer_of(raw.id), address) for address in addresses if address is not None]
+        return found
+
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to `peer` with all its streams."""
         messages = p2pd_messages()
@@ -162,8 +173,12 @@ def _raise_if_refused(response: Any) -> None:
         raise DaemonRefusal(str(response.error.msg))
 
 
+def _is_ed25519(raw: bytes) -> bool:
+    return len(raw) == len(_ED25519_ID_PREFIX) + 32 and raw.startswith(_ED25519_ID_PREFIX)
+
+
 def _peer_of(raw: bytes) -> PeerId:
-    if len(raw) != len(_ED25519_ID_PREFIX) + 32 or not raw.startswith(_ED25519_ID_PREFIX):
+    if not _is_ed25519(raw):
         raise PeerError(f"a peer with a key other than Ed25519 ({len(raw)} bytes of id) cannot take part")
     return PeerId(bytes(raw[len(_ED25519_ID_PREFIX) :]))
 

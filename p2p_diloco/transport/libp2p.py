@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
-from p2p_diloco.transport.addresses import explain_refusal, have_crossed, sort_addresses
+from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, sort_addresses
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -28,6 +28,7 @@ from p2p_diloco.transport.lane_writer import LaneWriter
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
+from p2p_diloco.transport.reach_probe import probe_identity
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink, StreamPair
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,17 @@ class Libp2pTransport(Transport):
                     await self._open_lanes(peer, deadline)
         except TimeoutError:
             raise PeerError(f"{name} cannot be dialled: no answer by the deadline at {', '.join(usable)}") from None
+
+    async def remote_hosts(self) -> dict[PeerId, tuple[str, ...]]:
+        hosts: dict[PeerId, tuple[str, ...]] = {}
+        for peer, address in await self.client.connections():
+            host = host_of(address)
+            if host is not None and host not in hosts.get(peer, ()):
+                hosts[peer] = (*hosts.get(peer, ()), host)
+        return hosts
+
+    async def probe(self, peer: PeerId, host: str, port: int, deadline: float) -> None:
+        await probe_identity(peer, host, port, deadline)
 
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         self._check_frame(frame, lane)

@@ -18,6 +18,7 @@ from typing import Protocol, Self, TypeAlias
 
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.transport.addresses import port_in
 from p2p_diloco.transport.pace import Pace
 
 KIB = 1024
@@ -195,6 +196,10 @@ class Transport(ABC):
     def listen_addresses(self) -> tuple[str, ...]:
         """Return full multiaddrs, `/p2p/<id>` included, under which others may dial; empty when nobody can."""
 
+    def listen_ports(self) -> tuple[int, ...]:
+        """Return the ports of `listen_addresses`."""
+        return tuple(dict.fromkeys(filter(None, map(port_in, self.listen_addresses()))))
+
     @abstractmethod
     async def dial(self, peer: PeerId, addresses: Sequence[str], deadline: float) -> None:
         """Open a link, both lanes, to `peer`; return at once when there is one.
@@ -234,6 +239,25 @@ class Transport(ABC):
     @abstractmethod
     def linked_peers(self) -> frozenset[PeerId]:
         """Return the peers with a live link. Sort before iterating where order matters: hashes differ by process."""
+
+    @abstractmethod
+    async def remote_hosts(self) -> dict[PeerId, tuple[str, ...]]:
+        """Return the IP addresses from which connected peers are seen here, nearest knowledge there is; never relayed.
+
+        Raises:
+            PeerError: the transport cannot tell now.
+        """
+
+    @abstractmethod
+    async def probe(self, peer: PeerId, host: str, port: int, deadline: float) -> None:
+        """Dial `peer` afresh at one place, whether it is linked or not, and check who answers; no link comes about.
+
+        Args:
+            host: an IP address.
+            deadline: loop time by which this returns or raises.
+        Raises:
+            PeerError: it cannot be dialled there; the text says why.
+        """
 
     @abstractmethod
     async def __aenter__(self) -> Self:

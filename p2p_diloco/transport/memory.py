@@ -184,6 +184,9 @@ class MemoryTransport(Transport):
     def listen_addresses(self) -> tuple[str, ...]:
         return (f"/memory/1/p2p/{format_peer_id(self.peer)}",) if self._can_be_dialled else ()
 
+    def listen_ports(self) -> tuple[int, ...]:
+        return (1,) if self._can_be_dialled else ()
+
     def linked_peers(self) -> frozenset[PeerId]:
         return frozenset(self._links)
 
@@ -207,6 +210,21 @@ class MemoryTransport(Transport):
         except TimeoutError:
             raise PeerError(f"{name} cannot be dialled: no answer by the deadline at {addresses[0]}") from None
         self._establish(peer, addresses[0])
+
+    async def remote_hosts(self) -> dict[PeerId, tuple[str, ...]]:
+        return dict.fromkeys(self._links, ("127.0.0.1",))
+
+    async def probe(self, peer: PeerId, host: str, port: int, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.sleep(self._network.draw_delay_seconds() + self._network.draw_delay_seconds())
+                while self._network.is_blocked(self.peer, peer):
+                    await self._network.wait_for_change()
+        except TimeoutError:
+            raise PeerError(f"{host}:{port} timed out") from None
+        target = self._network.find(peer)
+        if target is None or not target.can_be_dialled():
+            raise PeerError(f"{host}:{port} refused")
 
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         self._check_frame(frame, lane)

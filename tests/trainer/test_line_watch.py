@@ -33,8 +33,8 @@ def engine(
     return SimpleNamespace(
         book=SimpleNamespace(in_force=roster if has_roster else None, grid=lambda: GRID),
         linked=frozenset(peer_id(number) for number in range(1, members)),
-        me=SimpleNamespace(peer=peer_id(0), trains=trains, can_be_dialled=True),
-        membership=SimpleNamespace(alive=lambda now: alive or {}, share=8),
+        me=SimpleNamespace(peer=peer_id(0), trains=trains),
+        membership=SimpleNamespace(alive=lambda now: alive or {}, share=8, can_be_dialled=True),
         rules=PLAN.rules,
     )
 
@@ -172,7 +172,7 @@ def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> N
     assert line.share(engine(4, trains=False), 0.0) == FULL_SHARE
     assert line.share(engine(4, has_roster=False), 0.0) == FULL_SHARE
     home = engine(4)
-    home.me.can_be_dialled = False
+    home.membership.can_be_dialled = False
     assert line.share(home, 0.0) == FULL_SHARE
 
 

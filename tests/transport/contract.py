@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, KIB, MIB, Lane, SplitFrame, TransportLimits
 from tests.transport.stage import Stage, in_seconds, link
@@ -49,6 +50,23 @@ class LinkContract(ABC):
             await heard.wait_until(lambda it: len(it.frames) == len(frames))
             assert heard.payloads(Lane.BULK) == [b"head" + bytes(frame.vector) for frame in frames]
             assert one.counters.bulk.bytes_sent == sum(len(frame) + FRAME_PREFIX_BYTES for frame in frames)
+
+        self.play(scene)
+
+    def test_a_linked_peer_is_dialled_afresh_where_it_is_seen_and_one_that_only_dials_out_is_not_reached(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, _), (two, heard) = await stage.add(), await stage.add()
+            await link(one, two, heard)
+            (host,) = (await one.remote_hosts())[two.peer]
+            (port,) = two.listen_ports()
+            await one.probe(two.peer, host, port, in_seconds(5))
+            assert one.linked_peers() == {two.peer}, "no second link comes of it"
+            hidden, _ = await stage.add(can_be_dialled=False)
+            assert hidden.listen_ports() == ()
+            await link(hidden, two, heard)
+            (host,) = (await two.remote_hosts())[hidden.peer]
+            with pytest.raises(PeerError, match=f"{host}:1"):
+                await two.probe(hidden.peer, host, 1, in_seconds(5))
 
         self.play(scene)
 

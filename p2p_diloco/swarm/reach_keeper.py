@@ -1,0 +1,233 @@
+"""Has others prove that this peer can be dialled, and dials others afresh when they ask for the same.
+
+What is dialled is only ever the asker's own host, as this peer sees it, so that nobody makes us dial a third party.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Collection
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.messages import (
+    MOST_HOST_BYTES,
+    MOST_PORTS,
+    MOST_REASON_BYTES,
+    ReachReply,
+    ReachRequest,
+    encode_message,
+)
+from p2p_diloco.protocol.reach import Answer, Network, Reach, Standing, network_of
+from p2p_diloco.transport.addresses import tcp_address
+from p2p_diloco.transport.link import Lane, Transport
+
+TURN_SECONDS = 0.2
+LOOK_SECONDS = 5.0
+"""Between two looks at where linked peers are seen, when none has come or gone."""
+PROBE_SECONDS = 5.0
+REPLY_SECONDS = 10.0
+MOST_HOSTS = 2
+MOST_PROBES_AT_ONCE = 2
+MOST_WAITING = 64
+PROBES_A_MINUTE = 60
+PROBES_A_MINUTE_FOR_ONE = 4
+THIS_MACHINE = "127.0.0.1"
+
+
+class ReachKeeper:
+    """The shell around `Reach`: asks, answers, and lets the rules know what follows.
+
+    Args:
+        is_own_host: tells whether an IP address is this machine's.
+        hear: called with what follows from the answers when that has changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        engine: PeerEngine,
+        is_own_host: Callable[[str], bool],
+        hear: Callable[[Standing], None],
+    ) -> None:
+        self.standing = Standing(is_reachable=False)
+        self._transport = transport
+        self._engine = engine
+        self._is_own_host = is_own_host
+        self._hear = hear
+        self._reach = Reach()
+        self._nonces: dict[PeerId, int] = {}
+        self._linked: frozenset[PeerId] = frozenset()
+        self._looked_at = float("-inf")
+        self._listening: tuple[str, ...] = ()
+        self._waiting: dict[PeerId, ReachRequest] = {}
+        self._has_requests = asyncio.Event()
+        self._probed_at: deque[tuple[float, PeerId]] = deque()
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(MOST_PROBES_AT_ONCE):
+                tasks.create_task(self._answer_requests(), name="prove reachability")
+            while True:
+                await self._turn()
+                await asyncio.sleep(TURN_SECONDS)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the multiaddrs at which this peer was reached, best first, without its id; none within one machine."""
+        proofs = self.standing.proofs if self.standing.is_reachable else ()
+        far = (proof for proof in proofs if network_of(proof.host) is not Network.MACHINE)
+        return tuple(dict.fromkeys(tcp_address(proof.host, proof.port) for proof in far))
+
+    # -- asking
+
+    async def _turn(self) -> None:
+        now = asyncio.get_running_loop().time()
+        listening = self._transport.listen_addresses()
+        if listening != self._listening:
+            self._listening = listening
+            self._reach.forget()
+        await self._look(now)
+        ports = self._transport.listen_ports()[:MOST_PORTS]
+        if ports:
+            for peer in self._reach.due(self._provers() & self._transport.linked_peers(), now):
+                self._nonces[peer] = secrets.randbits(60)
+                self._post(peer, ReachRequest(nonce=self._nonces[peer], ports=ports))
+        self._judge(now)
+
+    async def _look(self, now: float) -> None:
+        linked = self._transport.linked_peers()
+        if linked == self._linked and now - self._looked_at < LOOK_SECONDS:
+            return
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                hosts = await self._transport.remote_hosts()
+        except (PeerError, TimeoutError):
+            return
+        self._linked, self._looked_at = linked, now
+        self._reach.see({peer: [self._as_seen(host) for host in hosts[peer]] for peer in hosts.keys() & linked})
+
+    def _as_seen(self, host: str) -> str:
+        return THIS_MACHINE if self._is_own_host(host) else host
+
+    def _provers(self) -> frozenset[PeerId]:
+        """Return whose answers count: members of the roster in force and the bootstrap; nobody before there is one."""
+        roster = self._engine.book.in_force
+        if roster is None:
+            return frozenset()
+        helper = (roster.helper,) if roster.helper is not None else ()
+        return roster.peers().union(helper) - {self._engine.me.peer}
+
+    def _company(self) -> frozenset[PeerId]:
+        """Return who must be able to dial this peer: members that it needs links to, and who may soon be one."""
+        engine, roster = self._engine, self._engine.book.in_force
+        if roster is None:
+            return frozenset()
+        wanted = engine.wanted_links()
+        members = roster.peers() if wanted is None else roster.peers() & wanted
+        linked = self._transport.linked_peers()
+        helper = {roster.helper} & linked
+        coming = {p for p, heard in engine.membership.heard.items() if heard.heartbeat.trains and p in linked}
+        return frozenset(peer for peer in members | helper | coming if peer is not None) - {engine.me.peer}
+
+    def _judge(self, now: float) -> None:
+        standing = self._reach.standing(self._provers(), self._company(), now)
+        self._engine.membership.can_be_dialled = standing.is_reachable
+        if standing != self.standing:
+            self.standing = standing
+            self._hear(standing)
+
+    # -- both
+
+    def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
+        """Take a request to dial `peer` afresh, or its answer to ours."""
+        if isinstance(message, ReachReply):
+            self._take_reply(peer, message)
+        elif self._engine.rules.may_be_member(peer) and len(self._waiting) < self._part_of(peer, MOST_WAITING):
+            self._waiting[peer] = message
+            self._has_requests.set()
+
+    def _part_of(self, peer: PeerId, most: int) -> int:
+        """Return how much of a budget an asker may use up: strangers leave half of it to members."""
+        return most if peer in self._provers() else most // 2
+
+    def _take_reply(self, peer: PeerId, reply: ReachReply) -> None:
+        if self._nonces.pop(peer, None) != reply.nonce:
+            return
+        host = reply.host.decode("ascii", "replace")
+        try:
+            network_of(host)
+        except ValueError:
+            return
+        reason = "".join(c if c.isprintable() else "?" for c in reply.reason.decode("utf-8", "replace"))
+        now = asyncio.get_running_loop().time()
+        self._reach.take(peer, Answer(host=host, port=reply.port, reason=reason, at=now))
+        self._judge(now)
+
+    def _post(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
+        deadline = asyncio.get_running_loop().time() + REPLY_SECONDS
+        self._transport.post(peer, encode_message(message), lane=Lane.CONTROL, deadline=deadline)
+
+    # -- answering
+
+    async def _answer_requests(self) -> None:
+        while True:
+            while not self._waiting:
+                self._has_requests.clear()
+                await self._has_requests.wait()
+            peer = next(iter(self._waiting))
+            request = self._waiting.pop(peer)
+            if self._may_probe(peer):
+                reply = await self._dial(peer, request)
+                if reply is not None:
+                    self._post(peer, reply)
+
+    def _may_probe(self, peer: PeerId) -> bool:
+        """Tell whether the budget allows one more; who asks too often gets no answer, and asks again later."""
+        now = asyncio.get_running_loop().time()
+        while self._probed_at and now - self._probed_at[0][0] >= 60.0:
+            self._probed_at.popleft()
+        own = sum(asker == peer for _, asker in self._probed_at)
+        if len(self._probed_at) >= self._part_of(peer, PROBES_A_MINUTE) or own >= PROBES_A_MINUTE_FOR_ONE:
+            return False
+        self._probed_at.append((now, peer))
+        return True
+
+    async def _dial(self, peer: PeerId, request: ReachRequest) -> ReachReply | None:
+        """Dial at every host from which the peer is seen; None where it is not seen at all."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                hosts = (await self._transport.remote_hosts()).get(peer, ())[:MOST_HOSTS]
+        except (PeerError, TimeoutError):
+            return None
+        places = [(host, port) for host in sorted(hosts, key=network_of, reverse=True) for port in request.ports]
+        if not places:
+            return None
+        tried = await asyncio.gather(*(self._try(peer, host, port) for host, port in places))
+        reached = [place for place, reason in zip(places, tried, strict=True) if not reason]
+        host, port = reached[0] if reached else places[0]
+        reason = "" if reached else "; ".join(dict.fromkeys(tried))
+        return ReachReply(
+            nonce=request.nonce,
+            host=self._as_seen(host).encode()[:MOST_HOST_BYTES],
+            port=port,
+            reason=reason.encode()[:MOST_REASON_BYTES],
+        )
+
+    async def _try(self, peer: PeerId, host: str, port: int) -> str:
+        """Return why `peer` cannot be dialled at one place, or nothing."""
+        try:
+            await self._transport.probe(peer, host, port, asyncio.get_running_loop().time() + PROBE_SECONDS)
+        except PeerError as error:
+            return str(error) or "unknown"
+        return ""
+
+
+def announced(proved: Collection[str], listening: Collection[str], peer_suffix: str) -> tuple[str, ...]:
+    """Return the addresses to tell others: where this peer was reached first, then where it listens."""
+    return tuple(dict.fromkeys([*(address + peer_suffix for address in proved), *listening]))

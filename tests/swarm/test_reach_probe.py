@@ -1,0 +1,95 @@
+"""A fresh dial with the identity checked: a real daemon proves who it is, anything else is told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
+from p2p_diloco.transport.reach_probe import is_own_host, probe_identity
+
+pytestmark = pytest.mark.wall_clock
+
+SOMEBODY = PeerId(bytes(32))
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def probe(peer: PeerId, port: int, seconds: float = 5.0) -> None:
+    await probe_identity(peer, "127.0.0.1", port, asyncio.get_running_loop().time() + seconds)
+
+
+async def probe_server(answering: Answering, seconds: float = 5.0) -> None:
+    server = await asyncio.start_server(answering, "127.0.0.1", 0)
+    async with server:
+        try:
+            await probe(SOMEBODY, server.sockets[0].getsockname()[1], seconds)
+        finally:
+            await asyncio.sleep(0.05)  # for the other end to close
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def test_a_daemon_is_told_from_another_one_behind_the_same_port(tmp_path: Path) -> None:
+    async def scene() -> None:
+        key, port = load_or_create_identity(tmp_path / "key"), free_port()
+        settings = DaemonSettings(identity_path=tmp_path / "key", host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",))
+        async with Daemon(settings):
+            await probe(key.peer, port)
+            with pytest.raises(PeerError, match=f"^127.0.0.1:{port} is another peer .{short_peer_id(key.peer)}.$"):
+                await probe(SOMEBODY, port)
+        with pytest.raises(PeerError, match=f"^127.0.0.1:{port} refused$"):
+            await probe(key.peer, port)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00",
+        b"\x13/multistream/1.0.0\n\x03na\n",
+        b"\x13/multistream/1.0.0\n\x07/noise\n\x00\x10" + bytes(16),
+        b"\x13/multistream/1.0.0\n\x07/noise\n\xff\xff" + bytes(64),
+        b"\x13/multistream/1.0.0\n\x07/noise\n\x01\x00" + bytes(range(256)),
+        b"\x13/multistream/1.0.0\n\x07/noise\n\x00\x60" + bytes(96),
+        b"",
+    ],
+)
+def test_what_does_not_prove_an_identity_is_no_peer(said: bytes) -> None:
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(said)
+        await writer.drain()
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+
+    with pytest.raises(PeerError, match=r"answers, but not as a peer of libp2p$"):
+        asyncio.run(probe_server(answering))
+
+
+def test_who_takes_the_connection_and_says_nothing_is_waited_for_no_longer_than_told() -> None:
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    with pytest.raises(PeerError, match=r"timed out$"):
+        asyncio.run(probe_server(answering, seconds=0.3))
+
+
+def test_this_machines_addresses_are_known_from_others() -> None:
+    assert is_own_host("127.0.0.1")
+    assert not is_own_host("45.10.0.2")
+    assert not is_own_host("2a01:4f8::1")
