@@ -83,6 +83,8 @@ class PeerEngine:
             verify=verify,
             rules=rules,
         )
+        self.last_included: int | None = None
+        """The latest round of which an entry holds this peer's contribution."""
         self.membership = Membership(
             me=me,
             rules=rules,
@@ -406,7 +408,10 @@ class PeerEngine:
                 self.membership.included_total = min(self.membership.included_total + len(peers), MOST_COUNTED)
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
-            actions.append(ApplyEntry(entry=entry, own_included=self.me.peer in peers))
+            own_included = self.me.peer in peers
+            if own_included and (self.last_included is None or entry.round > self.last_included):
+                self.last_included = entry.round
+            actions.append(ApplyEntry(entry=entry, own_included=own_included))
         return actions + self._ask_noted(now) + self._repair.pump(now)
 
     def span_reduced(

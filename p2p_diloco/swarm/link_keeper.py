@@ -60,6 +60,8 @@ class LinkKeeper:
         wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
     ) -> None:
         self.known = dict(known)
+        self.failures: dict[PeerId, str] = {}
+        """Why peers could not be dialled, the last time."""
         self._transport = transport
         self._directory = directory
         self._record = record
@@ -69,7 +71,6 @@ class LinkKeeper:
         self._unneeded_since: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
         self._worked: dict[PeerId, None] = {}  # whoever answered a dial, the latest last
-        self._failures: dict[PeerId, str] = {}
         self._attempts: dict[PeerId, _Attempt] = {}
         self._records: dict[PeerId, PeerRecord] = {}
         self._learnt_at: dict[PeerId, float] = {}
@@ -200,7 +201,7 @@ class LinkKeeper:
         self.known.pop(oldest, None)
         self._attempts.pop(oldest, None)
         self._worked.pop(oldest, None)
-        self._failures.pop(oldest, None)
+        self.failures.pop(oldest, None)
         return True
 
     def introductions(self) -> tuple[bytes, ...]:
@@ -245,10 +246,6 @@ class LinkKeeper:
         here = self._dialled & self._transport.linked_peers()
         worked = [*(peer for peer in self._worked if peer in here), *reversed(self._worked)]
         return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *self.known)) if peer in self.known}
-
-    def failures(self) -> dict[PeerId, str]:
-        """Return what happened at those whose last dial failed."""
-        return dict(self._failures)
 
     def _trouble(self, text: str) -> None:
         if text != self._last_trouble:
@@ -296,10 +293,10 @@ class LinkKeeper:
             self._dialled.add(peer)
             self._worked.pop(peer, None)
             self._worked[peer] = None
-            self._failures.pop(peer, None)
+            self.failures.pop(peer, None)
         except PeerError as error:
+            self.failures[peer] = str(error)
             attempt.linked_at = None
-            self._failures[peer] = str(error)
             if attempt.pause == FIRST_RETRY_SECONDS:
                 self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
         attempt.not_before = loop.time() + attempt.pause

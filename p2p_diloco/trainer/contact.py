@@ -76,7 +76,7 @@ class Contact:
             self._is_settled = True
         elif now - self._began >= LONELY_SECONDS and not self._is_lonely:
             self._is_lonely = True
-            failures = {peer: text for peer, text in self._keeper.failures().items() if peer in known}
+            failures = {peer: text for peer, text in self._keeper.failures.items() if peer in known}
             self._tally.report(
                 "link",
                 f"none of the {len(known)} peers asked answered within {LONELY_SECONDS:.0f} s "

@@ -99,6 +99,7 @@ class PeerSession:
         )
         self._keeper.introduced(parts.records)
         self._contact = Contact(parts, self._keeper, self._engine, tally)
+        tally.failed_dials, tally.ports = self._keeper.failures, parts.transport.listen_ports()
         self._reach = ReachKeeper(
             transport=parts.transport, engine=self._engine, is_own_host=is_own_host, hear=self._hear_of_reach
         )
@@ -307,6 +308,7 @@ class PeerSession:
         return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
 
     def _hear_of_reach(self, standing: Standing) -> None:
+        self._tally.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.trains)
         self._keeper.announce_again()
 
     def _record(self) -> PeerRecord:
@@ -326,8 +328,8 @@ class PeerSession:
             if self._engine.ready and self._tally.phase == "catching up":
                 self._tally.phase = "training"
             self._drop_start_once_others_hold_it(now)
-            self._tally.addresses = self._addresses()
             self._contact.watch()
+            self._tally.addresses, self._tally.ports = self._addresses(), self._parts.transport.listen_ports()
             self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
             kept = self._keeper.kept_addresses()
             if list(kept.items()) != list(remembered.items()):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from p2p_diloco.ids import format_peer_id, sha256
+from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
+from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.rate import format_rate
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch
+from p2p_diloco.trainer.reach_report import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
 from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.watch.event_log import Figure, PeerEvent
 from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
@@ -50,6 +52,10 @@ class Tally:
         self.invite = ""
         self.addresses: tuple[str, ...] = ()
         self.engine: PeerEngine | None = None
+        self.standing = Standing(is_reachable=False)
+        self.ports: tuple[int, ...] = ()
+        self.failed_dials: Mapping[PeerId, str] = {}
+        self.trouble = ""
         self.line: LineWatch | None = None
         self._observer = observer
         self._unix_seconds = unix_seconds
@@ -59,6 +65,9 @@ class Tally:
         self._included = 0
         self._could_be_included = 0
         self._shown: float | None = None
+        self._ready_since: int | None = None
+        self._entries_at: int | None = None
+        self._said_of_reach: tuple[object, ...] = ()
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
         """Pass an event on."""
@@ -72,6 +81,8 @@ class Tally:
             self._entries += closed.num_entries
             self._included += closed.num_included
             self._could_be_included += closed.num_ready * closed.num_spans
+            if closed.num_entries:
+                self._entries_at = closed.round
         self.report(
             "round",
             f"round {closed.round}: {closed.num_entries} of {closed.num_spans} spans got an entry",
@@ -90,7 +101,35 @@ class Tally:
             self._hear_of_line(engine, self.line)
             for notice in self.line.notices(engine, now):
                 self.report(notice.topic, notice.text, **notice.figures)
+        self._look_for_trouble(engine, now)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
+
+    def hear_of_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
+        """Note whether others can dial this peer; it is reported when that, or where they do, has changed."""
+        self.standing, self.ports = standing, ports
+        place = standing.proofs[0].place if standing.proofs else ""
+        said = (standing.is_reachable, place, bool(standing.failures))
+        if self._said_of_reach[:2] != said[:2] or not (standing.is_reachable or self._said_of_reach == said):
+            self._said_of_reach = said
+            self.report("reach", reach_sentence(standing, ports, trains=trains))
+
+    def _look_for_trouble(self, engine: PeerEngine, now: float) -> None:
+        """Find out why nothing is learnt, where that is so; it is reported when it begins."""
+        round_index = engine.rules.clock.round_at(now)
+        if not engine.ready:
+            self._ready_since = None
+        elif self._ready_since is None:
+            self._ready_since = max(round_index, 0)
+        cycles = idle_cycles(engine, self._ready_since, now)
+        had_trouble, self.trouble = bool(self.trouble), ""
+        if cycles >= IDLE_CYCLES:
+            span = IDLE_CYCLES * engine.rules.clock.num_fragments
+            others_learn = self._entries_at is not None and round_index - self._entries_at <= span
+            self.trouble = explain_idleness(engine, cycles, self.failed_dials, others_learn=others_learn)
+            if not had_trouble:
+                self.report("trouble", self.trouble)
+        elif had_trouble:
+            self.report("trouble", "its contributions are in entries again")
 
     def _hear_of_line(self, engine: PeerEngine, line: LineWatch) -> None:
         """Let what is contributed follow the line: what would come late is not sent, and other spans have its time."""
@@ -170,6 +209,11 @@ class Tally:
             head=sha256(*heads).hex() if heads else "",
             state_digest=self.state_digest,
             addresses=self.addresses,
+            reachable=self.standing.is_reachable,
+            reachable_at=tuple(dict.fromkeys(proof.place for proof in self.standing.proofs)),
+            proved_by=self.standing.num_proved,
+            reach=reach_sentence(self.standing, self.ports, trains=engine.me.trains),
+            trouble=self.trouble,
             invite=self.invite,
         )
 

@@ -98,7 +98,12 @@ class PeerStatus:
         peers: the others.
         head: SHA-256 over all chain digests, hexadecimal.
         state_digest: of anchor, momentum and chains of all spans, hexadecimal; empty until finished.
-        addresses: under which this peer can be dialled.
+        addresses: that this peer tells others; whether they lead to it is what proofs show.
+        reachable: whether others have proved that they can dial it; else it is outbound only, and averages for nobody.
+        reachable_at: where they did, host and port, those that count for this run first.
+        proved_by: how many peers did.
+        reach: the same in one sentence, with what to do about it.
+        trouble: why this peer is in no entry for some cycles; empty while all is well.
         invite: the line that joins this run; empty until known.
     """
 
@@ -143,6 +148,11 @@ class PeerStatus:
     head: str = ""
     state_digest: str = ""
     addresses: tuple[str, ...] = ()
+    reachable: bool = False
+    reachable_at: tuple[str, ...] = ()
+    proved_by: int = 0
+    reach: str = ""
+    trouble: str = ""
     invite: str = ""
 
 
@@ -165,7 +175,8 @@ def status_of(document: Mapping[str, Any]) -> PeerStatus:
                 known[name] = ByteCounts(**_known_fields(ByteCounts, known[name]))
         known["peers"] = tuple(PeerLine(**_known_fields(PeerLine, line)) for line in known.get("peers", ()))
         known["grid"] = tuple(map(int, known.get("grid", ())))
-        known["addresses"] = tuple(map(str, known.get("addresses", ())))
+        for name in ("addresses", "reachable_at"):
+            known[name] = tuple(map(str, known.get(name, ())))
         return PeerStatus(**known)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a status document: {error}") from None

@@ -25,7 +25,7 @@ _SILENT_SECONDS = 10.0
 
 def status_table(status: PeerStatus) -> RenderableType:
     """Return what a terminal shows: the swarm in one row, this peer in another, then every other peer."""
-    return Group(_heading(status), _figures(status), _peers(status))
+    return Group(_heading(status), *_notes(status), _figures(status), _peers(status))
 
 
 def status_line(status: PeerStatus) -> str:
@@ -41,6 +41,7 @@ def status_line(status: PeerStatus) -> str:
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(_total_sent(status))}",
         f"received {format_bytes(_total_received(status))}",
+        *([status.trouble] if status.trouble else []),
     ]
     return ", ".join(parts)
 
@@ -58,6 +59,12 @@ def _heading(status: PeerStatus) -> Text:
     if len(status.grid) > 1:
         text.append(f"  {len(status.grid)} rows of {_sizes(status.grid)}")
     return text
+
+
+def _notes(status: PeerStatus) -> list[Text]:
+    """Return whether others can dial this peer, and what is wrong, if anything is."""
+    notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
+    return notes + ([Text(status.trouble, style="bold yellow")] if status.trouble else [])
 
 
 def _figures(status: PeerStatus) -> Table:
@@ -119,7 +126,7 @@ def _is_silent(line: PeerLine) -> bool:
 
 
 def _phase_style(status: PeerStatus) -> str:
-    if status.leaving:
+    if status.leaving or status.trouble:
         return "yellow"
     return "green" if status.phase in ("training", "finished") else "yellow"
 

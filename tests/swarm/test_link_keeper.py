@@ -318,7 +318,7 @@ def test_addresses_that_worked_are_kept_before_those_that_never_did() -> None:
         scene.network.kill(CLEO.peer)
         await asyncio.sleep(3.0)
         assert list(ben.kept_addresses()) == [DAN.peer, CLEO.peer, ANN.peer, EVE.peer]
-        assert set(ben.failures()) >= {ANN.peer, EVE.peer}
+        assert set(ben.failures) >= {ANN.peer, EVE.peer}
 
     play(act)
 

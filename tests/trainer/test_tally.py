@@ -15,6 +15,7 @@ from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.attendance import Heard, Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
+from p2p_diloco.protocol.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
 from p2p_diloco.swarm.traffic import Traffic
 from p2p_diloco.trainer.expected_traffic import Notice
@@ -204,3 +205,49 @@ def test_what_a_line_has_shown_is_said_once_and_rations_what_is_contributed() ->
     assert "carries about 2 Mbit/s up; it contributes what fits" in full.text
     assert full.figures == {"upload_shown": 2e6}
     assert "all that it has again" in empty.text
+
+
+def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -> None:
+    count, watcher = tally()
+    peer = engine()
+    no = Answer(host="45.10.0.2", port=5, reason="45.10.0.2:5 timed out", at=0.0)
+    yes = replace(no, reason="")
+    for standing in (
+        Standing(is_reachable=False, failures=(no,)),
+        Standing(is_reachable=False, failures=(replace(no, reason="45.10.0.2:5 refused"),)),
+        Standing(is_reachable=True, proofs=(yes,), num_proved=1),
+        Standing(is_reachable=True, proofs=(yes, yes), num_proved=2),
+        Standing(is_reachable=False, proofs=(yes,), failures=(no,)),
+    ):
+        count.hear_of_reach(standing, (5,), trains=True)
+    assert [event.text.partition(":")[0] for event in watcher.events if event.topic == "reach"] == [
+        "outbound only",
+        "reachable at 45.10.0.2",
+        "outbound only",
+    ]
+    status = status_of(count, peer)
+    assert (status.reachable, status.reachable_at, status.proved_by) == (False, ("45.10.0.2:5",), 0)
+    assert status.reach.startswith("outbound only: reached at 45.10.0.2:5")
+
+
+def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_that_it_is_over() -> None:
+    count, watcher = tally()
+    peer, clock = engine(), PLAN.rules.clock
+    node: Any = SimpleNamespace(traffic=Traffic())
+
+    def say(round_index: int) -> PeerStatus:
+        count.say(peer, node, small_manifest(), 1000, clock.begin(round_index) + 0.1)
+        return watcher.statuses[-1]
+
+    late = 3 * clock.num_fragments + 1
+    assert say(late).trouble == "", "it was not ready"
+    peer.membership.ready = True
+    for round_index in range(late, 2 * late):
+        assert say(round_index).trouble == ""
+    for round_index in (2 * late, 2 * late + 1):
+        assert say(round_index).trouble.startswith("in no entry for 3 cycles: no roster came")
+    peer.last_included = 2 * late + 1
+    assert say(2 * late + 2).trouble == ""
+    told = [event.text for event in watcher.events if event.topic == "trouble"]
+    assert len(told) == 2
+    assert told[1] == "its contributions are in entries again"

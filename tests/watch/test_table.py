@@ -77,3 +77,21 @@ def test_a_line_says_what_every_number_is() -> None:
         "round 117, training, 3 of 4 members ready, loss 2.500, anchor 2.400, 12.3k tokens/s, participation 97.0 %, "
         "sent 1.2 MB, received 0 B"
     )
+
+
+def test_whether_others_reach_this_peer_stands_in_the_table() -> None:
+    assert "outbound only: because" in shown(replace(STATUS, reach="outbound only: because"))
+
+
+def test_training_is_not_green_while_nothing_is_learnt() -> None:
+    def coloured(status: PeerStatus) -> str:
+        console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
+        console.print(status_table(status))
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    green, stuck = "\x1b[32mtraining", replace(STATUS, trouble="in no entry for 3 cycles: why")
+    assert green in coloured(STATUS)
+    assert green not in coloured(stuck)
+    assert "in no entry for 3 cycles: why" in shown(stuck)
+    assert status_line(stuck).endswith("in no entry for 3 cycles: why")

@@ -1,0 +1,82 @@
+"""What people are told of a peer's reachability, and why a peer is in no entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.reach import Network, Standing, network_of
+
+IDLE_CYCLES = 3
+"""A ready peer that is in no entry for so many cycles says why."""
+MOST_FAILURES = 3
+_WITHIN = {Network.MACHINE: ", within this machine", Network.SITE: ", within its own network", Network.WORLD: ""}
+
+
+def reach_sentence(standing: Standing, ports: tuple[int, ...], *, trains: bool) -> str:
+    """Say whether others can dial this peer, and what its owner may do about it.
+
+    Args:
+        standing: what the proofs come to.
+        ports: on which the peer listens; none when it was told to dial out only.
+        trains: False for a bootstrap peer, which others must be able to reach.
+    """
+    if not ports:
+        return "outbound only, as told; training works through others"
+    if standing.is_reachable:
+        proof, count = standing.proofs[0], standing.num_proved
+        peers = "1 peer" if count == 1 else f"{count} peers"
+        return f"reachable at {proof.place}{_WITHIN[network_of(proof.host)]} (proved by {peers})"
+    if not standing.proofs and not standing.failures:
+        return "outbound only until another member has dialled this peer"
+    if standing.proofs:
+        near = standing.proofs[0]
+        why = f"reached at {near.place} only{_WITHIN[network_of(near.host)]}, and some members live elsewhere"
+        if standing.failures:
+            why = f"{why} ({standing.failures[0].reason})"
+    else:
+        why = f"no member could dial it ({standing.failures[0].reason})"
+    otherwise = "do nothing: training works through others" if trains else "others can join through it from there only"
+    return f"outbound only: {why}; forward TCP port {ports[0]} on the router to this machine, or {otherwise}"
+
+
+def idle_cycles(engine: PeerEngine, ready_since: int | None, now: float) -> int:
+    """Return for how many whole cycles a ready peer that trains has been in no entry; 0 for any other."""
+    if ready_since is None or not engine.ready or not engine.me.trains:
+        return 0
+    clock = engine.rules.clock
+    since = max(ready_since, engine.last_included if engine.last_included is not None else ready_since)
+    return max(clock.round_at(now) - since - 1, 0) // clock.num_fragments
+
+
+def explain_idleness(engine: PeerEngine, cycles: int, failures: Mapping[PeerId, str], *, others_learn: bool) -> str:
+    """Say why a peer is in no entry, with the dials that failed.
+
+    Args:
+        cycles: for how long.
+        failures: why peers could not be dialled.
+        others_learn: whether entries came meanwhile, of others.
+    """
+    return f"in no entry for {cycles} cycles: {_reason(engine, failures, others_learn)}"
+
+
+def _reason(engine: PeerEngine, failures: Mapping[PeerId, str], others_learn: bool) -> str:
+    roster, grid, me = engine.book.in_force, engine.book.grid(), engine.me.peer
+    if roster is None or grid is None:
+        return "no roster came; is any member reachable?"
+    if roster.member(me) is None:
+        return f"this peer is not on roster {roster.k} of {len(roster.members)} members"
+    averaging = grid.reducers() - {me}
+    unlinked = sorted(averaging - engine.linked)
+    if unlinked:
+        told = [f"{short_peer_id(peer)}: {failures.get(peer, 'not dialled yet')}" for peer in unlinked[:MOST_FAILURES]]
+        more = f" and {len(unlinked) - MOST_FAILURES} more" if len(unlinked) > MOST_FAILURES else ""
+        return f"no link to {len(unlinked)} of {len(averaging)} members that average ({'; '.join(told)}{more})"
+    if others_learn:
+        return "entries come without its contributions; is its upload too slow, or its clock wrong?"
+    others = roster.peers() - {me}
+    away = sorted(others - engine.linked)
+    told = [failures[peer] for peer in away if peer in failures][:MOST_FAILURES]
+    dials = f" ({'; '.join(told)})" if told else ""
+    return f"nobody's spans get entries; linked with {len(others) - len(away)} of {len(others)} other members{dials}"

@@ -1,0 +1,141 @@
+"""What people are told of a peer's reachability, and why a peer is in no entry."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_run import peer_key, small_plan
+
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.protocol.reach import Answer, Standing
+from p2p_diloco.trainer.reach_report import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
+
+RULES = small_plan().rules
+CYCLE = RULES.clock.num_fragments
+ADA, BEN, CLEO = (peer_key(name).peer for name in ("ada", "ben", "cleo"))
+
+
+def answer(host: str, reason: str = "") -> Answer:
+    return Answer(host=host, port=31338, reason=reason, at=0.0)
+
+
+NO = answer("45.10.0.2", "45.10.0.2:31338 timed out")
+
+
+@pytest.mark.parametrize(
+    ("standing", "sentence"),
+    [
+        (
+            Standing(is_reachable=True, proofs=(answer("45.10.0.2"),), num_proved=2),
+            "reachable at 45.10.0.2:31338 (proved by 2 peers)",
+        ),
+        (
+            Standing(is_reachable=True, proofs=(answer("192.168.1.7"),), num_proved=1),
+            "reachable at 192.168.1.7:31338, within its own network (proved by 1 peer)",
+        ),
+        (
+            Standing(is_reachable=True, proofs=(answer("127.0.0.1"),), failures=(NO,), num_proved=3),
+            "reachable at 127.0.0.1:31338, within this machine (proved by 3 peers)",
+        ),
+        (Standing(is_reachable=False), "outbound only until another member has dialled this peer"),
+        (
+            Standing(is_reachable=False, failures=(NO,)),
+            "outbound only: no member could dial it (45.10.0.2:31338 timed out); forward TCP port 31338 on the router "
+            "to this machine, or do nothing: training works through others",
+        ),
+        (
+            Standing(is_reachable=False, proofs=(answer("192.168.1.7"),), failures=(NO,)),
+            "outbound only: reached at 192.168.1.7:31338 only, within its own network, and some members live elsewhere "
+            "(45.10.0.2:31338 timed out); forward TCP port 31338 on the router to this machine, or do nothing: "
+            "training works through others",
+        ),
+    ],
+)
+def test_the_sentence_says_how_it_is_and_what_to_do(standing: Standing, sentence: str) -> None:
+    assert reach_sentence(standing, (31338,), trains=True) == sentence
+
+
+def test_who_only_dials_out_because_it_was_told_so_is_not_sent_to_its_router() -> None:
+    sentence = reach_sentence(Standing(is_reachable=False, failures=(NO,)), (), trains=True)
+    assert sentence == "outbound only, as told; training works through others"
+
+
+def test_a_bootstrap_that_nobody_reaches_is_not_told_to_do_nothing() -> None:
+    near = Standing(is_reachable=False, proofs=(answer("192.168.1.7"),))
+    assert reach_sentence(near, (31337,), trains=False).endswith("or others can join through it from there only")
+
+
+def engine(
+    *,
+    linked: tuple[PeerId, ...] = (),
+    members: tuple[PeerId, ...] = (ADA, BEN, CLEO),
+    averaging: tuple[PeerId, ...] = (BEN, CLEO),
+    last_included: int | None = None,
+    ready: bool = True,
+    trains: bool = True,
+) -> Any:
+    roster = SimpleNamespace(
+        k=4, members=members, peers=lambda: frozenset(members), member=lambda peer: peer if peer in members else None
+    )
+    grid = SimpleNamespace(reducers=lambda: frozenset(averaging))
+    return SimpleNamespace(
+        me=SimpleNamespace(peer=ADA, trains=trains),
+        book=SimpleNamespace(in_force=roster if members else None, grid=lambda: grid if members else None),
+        linked=set(linked),
+        last_included=last_included,
+        ready=ready,
+        rules=RULES,
+    )
+
+
+def at(round_index: int) -> float:
+    return RULES.clock.begin(round_index) + 0.1
+
+
+def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
+    late = IDLE_CYCLES * CYCLE + 1
+    assert idle_cycles(engine(), 0, at(late)) == IDLE_CYCLES
+    assert idle_cycles(engine(), 0, at(late - 1)) < IDLE_CYCLES
+    assert idle_cycles(engine(last_included=late - 2), 0, at(late)) == 0
+    assert idle_cycles(engine(), None, at(late)) == 0
+    assert idle_cycles(engine(ready=False), 0, at(late)) == 0
+    assert idle_cycles(engine(trains=False), 0, at(late)) == 0
+
+
+@pytest.mark.parametrize(
+    ("stands", "others_learn", "text"),
+    [
+        ({"members": ()}, False, "no roster came; is any member reachable?"),
+        ({"members": (BEN,)}, False, "this peer is not on roster 4 of 1 members"),
+        (
+            {"linked": (BEN,)},
+            False,
+            f"no link to 1 of 2 members that average ({short_peer_id(CLEO)}: 45.10.0.9:31338 timed out)",
+        ),
+        (
+            {"averaging": tuple(PeerId(bytes([n]) * 32) for n in range(5))},
+            False,
+            f"no link to 5 of 5 members that average ("
+            f"{'; '.join(f'{short_peer_id(PeerId(bytes([n]) * 32))}: not dialled yet' for n in range(3))} and 2 more)",
+        ),
+        (
+            {"linked": (BEN, CLEO)},
+            True,
+            "entries come without its contributions; is its upload too slow, or its clock wrong?",
+        ),
+        (
+            {"linked": (BEN,), "averaging": (BEN,)},
+            False,
+            "nobody's spans get entries; linked with 1 of 2 other members (45.10.0.9:31338 timed out)",
+        ),
+        ({"linked": (BEN, CLEO)}, False, "nobody's spans get entries; linked with 2 of 2 other members"),
+    ],
+)
+def test_why_it_is_in_no_entry_is_said_with_the_dials_that_failed(
+    stands: dict[str, Any], others_learn: bool, text: str
+) -> None:
+    failures = {CLEO: "45.10.0.9:31338 timed out"}
+    said = explain_idleness(engine(**stands), 3, failures, others_learn=others_learn)
+    assert said == f"in no entry for 3 cycles: {text}"
