@@ -199,7 +199,7 @@ class PeerEngine:
             left_out = self.catch_up.left_out()
             contributes = self.serves_state and left_out is not None and not waits
             self._beacon.freeze(begun)
-            self._repair.begin_round(begun)
+            actions += self._repair.begin_round(begun)
             actions += said + self._turns.turn(begun, contributes, now, left_out or frozenset())
             if waits:
                 self._turns.waited()
@@ -458,6 +458,10 @@ class PeerEngine:
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
         """Take the result of a `HashSpan`: the content digest of what was transferred."""
         return self._repair.span_hashed(span, head, content, now)
+
+    def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
+        """Hear that a span could not follow a valid entry: its memory is damaged, while its log has moved on."""
+        return self._repair.span_damaged(span, reason, now)
 
     # -- links and leaving
 

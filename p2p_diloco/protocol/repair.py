@@ -69,6 +69,8 @@ class Repair:
         self._served_since = math.inf
         self._listens_since = math.inf
         self._waits_since = math.inf
+        self._damaged: dict[SpanId, bool] = {}
+        """Spans that stand still until they are replaced; whether the disk is being asked about each."""
 
     # -- what others may hear
 
@@ -188,12 +190,18 @@ class Repair:
         self._membership.ready = False
         self.catch_up.adopt()
 
-    def begin_round(self, round_index: int) -> None:
-        """Once in a while let contents be compared again, by all in the same round: memory can fail."""
+    def begin_round(self, round_index: int) -> list[Action]:
+        """Once in a while let contents be compared again, by all in the same round: memory can fail.
+
+        Returns what is asked of the disk about damaged spans that nothing could replace so far.
+        """
         scrub = self._rules.clock.cycle(round_index) // self._rules.scrub_cycles
         if scrub != self._scrub:
             self._scrub = scrub
             self.catch_up.scrub.begin_again()
+        waiting = [span for span, is_asked in self._damaged.items() if not is_asked]
+        self._damaged.update(dict.fromkeys(waiting, True))
+        return [RebuildSpan(span=span) for span in waiting]
 
     def compare(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         """Compare a peer's fragments with ours, and ask where they differ."""
@@ -318,6 +326,8 @@ class Repair:
             state: the bytes that it should have; None when they are those that it has.
         """
         scrub, mine = self.catch_up.scrub, self._chains.heads.get(span)
+        if span in self._damaged:
+            return self._damaged_rebuilt(span, head, state, now)
         if head is not None and (mine is None or head.digest != mine.digest):
             scrub.forget_rebuild(span)  # it has moved on; the next comparison asks again
             return []
@@ -337,6 +347,31 @@ class Repair:
         """Take the result of a `HashSpan`."""
         self._look(now)
         return self.catch_up.span_hashed(span, head, content, now) + self.pump(now)
+
+    def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
+        """Have a span rebuilt whose replica could not follow a valid entry, and stands still until it is replaced."""
+        self._damaged[span] = True
+        text = f"{span} could not follow an entry: {reason}; its memory is damaged, rebuilding it from this disk"
+        return [Report(topic="content", text=text), RebuildSpan(span=span)]
+
+    def _damaged_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
+        """Replace a damaged span where its log stands now; where this disk does not lead there, by others' bytes."""
+        mine = self._chains.heads.get(span)
+        if mine is not None and head is not None and head.digest != mine.digest:
+            return [RebuildSpan(span=span)]  # the log moved on meanwhile
+        if mine is None or head is None or state is None:
+            donors = self.donors(now)
+            if not donors:
+                self._damaged[span] = False  # until the next round
+                text = f"{span} cannot be rebuilt from this disk, and nobody is here who could give it; it stands still"
+                return [Report(topic="content", text=text)]
+            del self._damaged[span]
+            self.catch_up.want_transfer(span, donors[0])
+            text = f"{span} cannot be rebuilt from this disk; fetching it again"
+            return [Report(topic="content", text=text), *self.pump(now)]
+        del self._damaged[span]
+        text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
+        return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
 
     def parent_rebuilt(
         self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError
-from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
@@ -165,6 +165,10 @@ class SwarmNode:
     def leave(self) -> None:
         """Say good-bye to the others."""
         self._play(self.engine.leave(self._clock.now()))
+
+    def span_damaged(self, span: SpanId, reason: str) -> None:
+        """Have a span put right that could not follow a valid entry; the replica has left it as it was."""
+        self._play(self.engine.span_damaged(span, reason, self._clock.now()))
 
     def _ping(self, now: float) -> None:
         beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()

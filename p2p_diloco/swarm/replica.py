@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState
 from p2p_diloco.protocol.engine import Progress
@@ -13,6 +14,10 @@ from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.round import FragmentContribution
 
 Answer = Callable[[FragmentContribution | None], None]
+SpanDamaged = Callable[[SpanId, str], None]
+"""Told, in the loop, that a span could not follow a valid entry, and why."""
+MEMORY_ERRORS = (FrameError, NonFiniteUpdate, StateError)
+"""What following a valid entry can end in when memory is damaged: a sound state follows every one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,11 @@ class Replica(Protocol):
     """Called from the event loop; every call returns at once and leaves the work to the replica's own thread."""
 
     def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span as it is now: frozen, so that it can be read while the replica moves on."""
+        """Return the span as it is now: frozen, so that it can be read while the replica moves on.
+
+        None also where memory is damaged: an entry that is valid could not be followed, and the span stands still until
+        `replace` puts it right.
+        """
         ...
 
     def apply(self, update: SpanUpdate) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from p2p_diloco.swarm.surroundings import EntryArchive
 from p2p_diloco.swarm.vector_work import content_digests, state_bytes, state_from_bytes
 
 HASH_SECONDS = 10.0
+REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8
 SLOW_LINK = 4.0
 """Pieces wait for each other: the last of those asked for at once may take so many times as long as the first."""
 
@@ -151,19 +153,24 @@ class Serving:
 
     # -- what a span should be
 
-    def _rebuild(self, span: SpanId) -> None:
-        held = self._replica.span_state(span)
-        if held is None:
+    def _rebuild(self, span: SpanId, tries: int = REBUILD_TRIES) -> None:
+        held, head = self._replica.span_state(span), self._engine.chains.heads.get(span)
+        if head is None:
             return
+        digest = held.head.digest if held is not None else head.digest  # of a damaged span: where its log stands
 
         def rebuild() -> tuple[SpanHead | None, bytes | None]:
-            should_be = self._archive.rebuild(span, held.head.digest)
+            should_be = self._archive.rebuild(span, digest)
             if should_be is None:
                 return None, None
-            differs = content_digests([should_be]) != content_digests([held])
+            differs = held is None or content_digests([should_be]) != content_digests([held])
             return should_be.head, state_bytes(should_be) if differs else None
 
         def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
+            if found[0] is None and held is None and tries > 1:
+                # The entry that damaged memory could not follow came a moment ago: it may be on its way to the disk.
+                asyncio.get_running_loop().call_later(REBUILD_AGAIN_SECONDS, self._rebuild, span, tries - 1)
+                return
             self._play(self._engine.span_rebuilt(span, *found, self._now()))
 
         self._work(rebuilt, None, rebuild)

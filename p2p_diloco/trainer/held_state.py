@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.engine import Progress
-from p2p_diloco.swarm.replica import Answer, SpanUpdate
+from p2p_diloco.swarm.replica import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.trainer.run_plan import RunPlan
 
 
@@ -21,12 +21,20 @@ class HeldState:
 
     Args:
         in_loop: hands a call over to the event loop.
-        died: told, in the loop, when an entry could not be followed.
+        died: told, in the loop, of any error that is not damaged memory.
+        damaged: told of spans to be replaced because memory is damaged.
     """
 
     def __init__(
-        self, plan: RunPlan, *, in_loop: Callable[[Callable[[], None]], None], died: Callable[[BaseException], None]
+        self,
+        plan: RunPlan,
+        *,
+        in_loop: Callable[[Callable[[], None]], None],
+        died: Callable[[BaseException], None],
+        damaged: SpanDamaged,
     ) -> None:
+        self._damaged = damaged
+        self._damaged_spans: set[SpanId] = set()
         self._plan = plan
         self._in_loop = in_loop
         self._died = died
@@ -36,6 +44,7 @@ class HeldState:
     def hold(self, states: dict[SpanId, SpanState]) -> None:
         """Hold these spans."""
         self._states = dict(states)
+        self._damaged_spans.clear()
 
     def drop(self) -> None:
         """Hold nothing any more."""
@@ -46,8 +55,8 @@ class HeldState:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span, while it is held."""
-        return self._states.get(span)
+        """Return the span, while it is held and sound."""
+        return self._states.get(span) if span not in self._damaged_spans else None
 
     def apply(self, update: SpanUpdate) -> None:
         """Absorb an update of a span that is held, soon."""
@@ -56,7 +65,12 @@ class HeldState:
     def replace(self, span: SpanId, state: SpanState) -> None:
         """Hold a transferred span, before updates that are handed over later."""
         held = self._states
-        self._soon(lambda: held.__setitem__(span, state))
+
+        def put() -> None:
+            held[span] = state
+            self._damaged_spans.discard(span)
+
+        self._soon(put)
 
     def take_snapshot(
         self,
@@ -76,10 +90,15 @@ class HeldState:
     def _absorb(self, update: SpanUpdate) -> None:
         held = self._states
         state = held.get(update.span)
-        if state is None:
-            return  # dropped meanwhile
-        update_N = self._plan.codecs.entry.decode(update.payload, state.elements)
-        held[update.span] = absorb(state, entry=update.absorbed, update_N=update_N, rule=self._plan.outer)
+        if state is None or update.span in self._damaged_spans:
+            return  # dropped meanwhile, or to be replaced by what stands behind this entry
+        try:
+            update_N = self._plan.codecs.entry.decode(update.payload, state.elements)
+            held[update.span] = absorb(state, entry=update.absorbed, update_N=update_N, rule=self._plan.outer)
+        except MEMORY_ERRORS as error:
+            reason = str(error)
+            self._damaged_spans.add(update.span)
+            self._in_loop(lambda: self._damaged(update.span, reason))
 
     def _soon(self, work: Callable[[], None]) -> None:
         self._worker.submit(work).add_done_callback(self._note_failure)

@@ -100,13 +100,22 @@ class Island:
         if self._diary is not None:
             self._diary.absorbed(self.loop.steps, span, update.absorbed.digest, update.own_included)
 
-    def take(self, span: SpanId, state: SpanState) -> None:
-        """Take a span as it was transferred or mended."""
+    def take(self, span: SpanId, state: SpanState, *, anew: bool = False) -> None:
+        """Take a span as it was transferred or mended.
+
+        Args:
+            anew: let θ begin again there, because what it would follow from is damaged.
+        """
         if not self._is_loaded:
             self._hold(span, state)
             return
-        in_flight = self._in_flight.get(span, InFlight())
-        self._hold(span, *self._spans.replace(span, self.states[span], in_flight, state))
+        if anew:
+            place = self._plan.places[span]
+            self._hold(span, state, InFlight())
+            self.parameters.write(span.fragment, place.start, place.stop, state.anchor_N)
+        else:
+            in_flight = self._in_flight.get(span, InFlight())
+            self._hold(span, *self._spans.replace(span, self.states[span], in_flight, state))
         self._follow_schedule()
         if self._diary is not None:
             self._diary.took(self.loop.steps, span, state.head.digest)

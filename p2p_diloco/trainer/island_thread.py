@@ -19,7 +19,7 @@ from p2p_diloco.island.inner_loop import InnerStep
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
-from p2p_diloco.swarm.replica import Answer, SpanUpdate
+from p2p_diloco.swarm.replica import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.trainer.island import Island
 
 IDLE_SECONDS = 0.05
@@ -55,6 +55,7 @@ class IslandThread:
         now: swarm seconds, callable from any thread.
         in_loop: hands a call over to the event loop.
         died: told, in the loop, when training ended with an error.
+        damaged: told of spans to be replaced because memory is damaged; without it training ends.
     """
 
     def __init__(
@@ -64,8 +65,11 @@ class IslandThread:
         now: Callable[[], float],
         in_loop: Callable[[Callable[[], None]], None],
         died: Callable[[BaseException], None],
+        damaged: SpanDamaged | None = None,
     ) -> None:
         self._now = now
+        self._damaged = damaged
+        self._damaged_spans: set[SpanId] = set()
         self._in_loop = in_loop
         self._died = died
         self.island = island
@@ -99,16 +103,19 @@ class IslandThread:
         return not self._thread.is_alive()
 
     def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span as it is now."""
-        return self.island.states.get(span)
+        """Return the span as it is now; None while it is damaged."""
+        return self.island.states.get(span) if span not in self._damaged_spans else None
 
     def states(self) -> dict[SpanId, SpanState]:
         """Return all spans as they are now."""
         return dict(self.island.states)
 
     def moving_states(self) -> Mapping[SpanId, SpanState]:
-        """Return a view of the spans as they are whenever it is read: it holds none that has been replaced."""
-        return MappingProxyType(self.island.states)
+        """Return a view of the spans as they are whenever it is read: it holds none that has been replaced.
+
+        Empty while one is damaged, so that no checkpoint is made of it.
+        """
+        return MappingProxyType(self.island.states if not self._damaged_spans else {})
 
     def apply(self, update: SpanUpdate) -> None:
         """Absorb an update at the next step border."""
@@ -186,15 +193,35 @@ class IslandThread:
         island = self.island
         match command:
             case SpanUpdate():
-                island.absorb(command)
+                self._absorb(command)
             case _Replacement():
-                island.take(command.span, command.state)
+                island.take(command.span, command.state, anew=command.span in self._damaged_spans)
+                self._damaged_spans.discard(command.span)
             case _Snapshot():
                 is_late = self._now() > command.deadline
                 contribution = None
                 if not is_late:
-                    contribution = island.contribute(command.round, command.fragment, command.spans)
+                    contribution = island.contribute(command.round, command.fragment, self._sound(command.spans))
                 self._in_loop(lambda: command.answer(contribution))
             case _Look():
                 vectors = island.look(command.slices)
                 self._in_loop(lambda: command.hand_over(vectors))
+
+    def _absorb(self, update: SpanUpdate) -> None:
+        """Follow an entry; a span that cannot is left as it is, and follows no more before it is replaced."""
+        if update.span in self._damaged_spans:
+            return  # its replacement stands behind this entry
+        try:
+            self.island.absorb(update)
+        except MEMORY_ERRORS as error:
+            told, reason = self._damaged, str(error)
+            if told is None:
+                raise
+            self._damaged_spans.add(update.span)
+            self._in_loop(lambda: told(update.span, reason))
+
+    def _sound(self, spans: frozenset[SpanId] | None) -> frozenset[SpanId] | None:
+        """Return the spans to contribute without those that are damaged."""
+        if not self._damaged_spans:
+            return spans
+        return (spans if spans is not None else frozenset(self.island.states)) - self._damaged_spans

@@ -105,7 +105,10 @@ class PeerSession:
         )
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
-        self._replica: IslandThread | HeldState = HeldState(self._plan, in_loop=self._in_loop, died=self._fail)
+        self._replica: IslandThread | HeldState = HeldState(
+            self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged
+        )
+        self._node: SwarmNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: HeldOutWatch | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
@@ -163,7 +166,7 @@ class PeerSession:
                 self._replica = await asyncio.to_thread(self._make_island, corpus)
                 if self._parts.evaluate_seconds > 0:
                     self._watch = await asyncio.to_thread(HeldOutWatch, self._plan, corpus)
-            node = self._make_node()
+            node = self._node = self._make_node()
             await self._take_up_state(node)
             if isinstance(self._replica, IslandThread):
                 self._replica.start()
@@ -192,7 +195,13 @@ class PeerSession:
             device=choose_device(self._parts.settings.device),
             diary=Diary(self._parts.folder.path) if self._parts.settings.keep_diary else None,
         )
-        return IslandThread(island=island, now=self._clock.now, in_loop=self._in_loop, died=self._fail)
+        return IslandThread(
+            island=island,
+            now=self._clock.now,
+            in_loop=self._in_loop,
+            died=self._fail,
+            damaged=self._span_damaged,
+        )
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
@@ -203,6 +212,10 @@ class PeerSession:
     def _fail(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
+
+    def _span_damaged(self, span: SpanId, reason: str) -> None:
+        assert self._node is not None, "entries come through the node"
+        self._node.span_damaged(span, reason)
 
     def _make_node(self) -> SwarmNode:
         return SwarmNode(

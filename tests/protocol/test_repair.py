@@ -411,3 +411,40 @@ def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round()
     assert page.catch_up.scrub.is_verified([B, C])
     page.begin_round(16)
     assert not page.catch_up.scrub.is_verified([B, C])
+
+
+def test_a_span_that_cannot_follow_an_entry_is_put_right_from_the_disk() -> None:
+    page = repair()
+    actions = page.span_damaged(SPAN, "the update holds 0", 0.0)
+    assert actions[1:] == [RebuildSpan(span=SPAN)]
+    assert sentences(actions) == (
+        f"{SPAN} could not follow an entry: the update holds 0; its memory is damaged, rebuilding it from this disk"
+    )
+    moved_on = page.span_rebuilt(SPAN, head_of(digest=b"older"), b"old bytes", 0.1)
+    assert moved_on == [RebuildSpan(span=SPAN)], "its log has gone on: only bytes at its tip replace it"
+    mended = page.span_rebuilt(SPAN, HEAD, b"right", 0.2)
+    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in mended
+    assert "was damaged in memory; put right" in sentences(mended)
+    assert page.begin_round(2) == []
+
+
+def test_a_damaged_span_that_the_disk_does_not_lead_to_is_fetched_again() -> None:
+    page = repair()
+    page.span_damaged(SPAN, "a reason", 0.0)
+    assert "cannot be rebuilt from this disk; fetching it again" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    assert not page.catch_up.is_complete()
+
+
+def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> None:
+    page = repair()
+    page._linked.clear()
+    page.span_damaged(SPAN, "a reason", 0.0)
+    assert page.begin_round(1) == [], "the disk is being asked"
+    for round_index in (2, 3):
+        assert "nobody is here who could give it; it stands still" in sentences(
+            page.span_rebuilt(SPAN, None, None, 100.0)
+        )
+        assert page.begin_round(round_index) == [RebuildSpan(span=SPAN)]
+    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
+        SPAN, HEAD, b"right", 101.0
+    )

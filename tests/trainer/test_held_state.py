@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from small_run import entry_payload, small_plan, start_states, update_of
 
-from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.trainer.held_state import HeldState
@@ -20,13 +19,13 @@ SPAN = SpanId(0, 0)
 PATIENCE_SECONDS = 30.0
 
 
-def held() -> tuple[HeldState, queue.Queue[BaseException]]:
+def held(damaged: Callable[[SpanId, str], None] = print) -> tuple[HeldState, queue.Queue[BaseException]]:
     deaths: queue.Queue[BaseException] = queue.Queue()
 
     def in_loop(call: Callable[[], None]) -> None:
         call()
 
-    return HeldState(PLAN, in_loop=in_loop, died=deaths.put), deaths
+    return HeldState(PLAN, in_loop=in_loop, died=deaths.put, damaged=damaged), deaths
 
 
 def settle(state: HeldState) -> None:
@@ -102,13 +101,35 @@ def test_what_comes_after_the_drop_does_not_bring_the_state_back() -> None:
     state.close()
 
 
-def test_an_entry_that_cannot_be_followed_ends_the_peer() -> None:
+def test_a_span_that_cannot_follow_an_entry_is_told_once_and_stands_still_until_it_is_replaced() -> None:
+    told: list[tuple[SpanId, str]] = []
+    state, deaths = held(lambda span, reason: told.append((span, reason)))
+    start = start_states(PLAN)
+    spoilt_N = start[SPAN].anchor_N.copy()
+    spoilt_N[3] = np.inf
+    state.hold({**start, SPAN: replace(start[SPAN], anchor_N=spoilt_N)})
+    update = half_update()[0]
+    for _ in range(2):
+        state.apply(update)
+        settle(state)
+        assert state.span_state(SPAN) is None, "nobody is given what is damaged"
+    assert [span for span, _ in told] == [SPAN]
+    assert "1 non-finite numbers" in told[0][1]
+    state.replace(SPAN, start[SPAN])
+    state.apply(update)
+    settle(state)
+    now = state.span_state(SPAN)
+    assert now is not None
+    assert now.head.height == 1
+    assert deaths.empty()
+    state.close()
+
+
+def test_another_error_ends_the_peer() -> None:
     state, deaths = held()
     state.hold(start_states(PLAN))
-    update = half_update()[0]
-    state.apply(update)
-    state.apply(update)
-    assert isinstance(deaths.get(timeout=PATIENCE_SECONDS), StateError)
+    state.apply(replace(half_update()[0], payload=None))  # type: ignore[arg-type]
+    assert isinstance(deaths.get(timeout=PATIENCE_SECONDS), TypeError)
     state.close()
 
 

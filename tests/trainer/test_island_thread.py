@@ -21,6 +21,7 @@ from small_run import (
     update_of,
 )
 
+from p2p_diloco.errors import NonFiniteUpdate
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import Slice
@@ -396,3 +397,73 @@ def test_a_thread_goes_on_until_told_and_one_that_never_began_need_not_be_waited
     thread.stop()
     assert thread.join(PATIENCE_SECONDS)
     assert island_at_start(corpus).thread.join(0.0)
+
+
+# -- damaged memory
+
+
+def spoil(island: HandDrivenIsland, span: SpanId) -> None:
+    """Put an infinite number into a span's anchor, as a bit that flips does."""
+    state = island.thread.island.states[span]
+    anchor_N = state.anchor_N.copy()
+    anchor_N[5] = np.inf
+    island.thread.island.states[span] = replace(state, anchor_N=anchor_N)
+
+
+def half_of(span: SpanId, round_index: int = 0) -> Any:
+    vector_N = np.full(PLAN.rules.span_elements[span], 0.5, np.float32)
+    return update_of(span, round_index, entry_payload(PLAN, vector_N))
+
+
+def test_a_span_that_cannot_follow_an_entry_stands_still_until_it_is_replaced_and_training_goes_on(
+    corpus: Corpus,
+) -> None:
+    island = island_at_start(corpus)
+    told: list[tuple[SpanId, str]] = []
+    island.thread._damaged = lambda span, reason: told.append((span, reason))
+    island.step(2)
+    spoil(island, SPAN)
+    for round_index in (0, 2):
+        island.thread.apply(half_of(SPAN, round_index))
+    island.settle()
+    assert [span for span, _ in told] == [SPAN], "told once"
+    assert "non-finite numbers" in told[0][1]
+    assert island.thread.span_state(SPAN) is None, "nobody is given what is damaged"
+    assert dict(island.thread.moving_states()) == {}, "no checkpoint is made of it"
+    island.step(2)
+    contributed = island.contribute(round_index=4)
+    assert SPAN not in [part.span for part in contributed.spans]
+    assert len(contributed.spans) == len(PLAN.spans_of(0)) - 1
+    sound = start_states(PLAN)[SPAN]
+    island.hold({SPAN: sound})
+    assert island.thread.span_state(SPAN) is sound
+    assert np.array_equal(island.local(SPAN), sound.anchor_N), "no number follows from one that is damaged"
+    island.thread.apply(half_of(SPAN))
+    island.settle()
+    now = island.thread.span_state(SPAN)
+    assert now is not None
+    assert now.head.height == 1
+    island.step(1)
+    assert np.isfinite(island.thread.progress().loss)
+    assert len(island.contribute(round_index=6).spans) == len(PLAN.spans_of(0))
+    assert island.failures == []
+
+
+def test_of_chosen_spans_those_that_are_damaged_are_left_out(corpus: Corpus) -> None:
+    island = island_at_start(corpus)
+    island.thread._damaged = lambda span, reason: None
+    island.step(1)
+    spoil(island, SPAN)
+    island.thread.apply(half_of(SPAN))
+    answers: list[Any] = []
+    island.thread.take_snapshot(0, 0, float("inf"), answers.append, frozenset(PLAN.spans_of(0)[:2]))
+    island.settle()
+    assert [part.span for part in answers[0].spans] == [PLAN.spans_of(0)[1]]
+
+
+def test_without_anybody_to_put_it_right_a_damaged_span_ends_training(corpus: Corpus) -> None:
+    island = island_at_start(corpus)
+    spoil(island, SPAN)
+    island.thread.apply(half_of(SPAN))
+    with pytest.raises(NonFiniteUpdate):
+        island.settle()

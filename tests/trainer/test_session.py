@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from session_stage import LoopIsland, SessionStage, Watcher, run_stage
 from small_run import peer_key
 
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
-from p2p_diloco.ids import format_peer_id
+from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.data import BatchStream
-from p2p_diloco.trainer import checkpoint
+from p2p_diloco.trainer import checkpoint, session
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.session import LAST_STEP_SECONDS
 from p2p_diloco.trainer.stop import StopRequest
@@ -371,5 +373,44 @@ def test_a_text_that_is_not_there_is_said_before_anything_begins(tmp_path: Path,
     async def scene() -> None:
         with pytest.raises(ConfigError):
             await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), data=str(tmp_path / "missing"))
+
+    run_stage(monkeypatch, scene)
+
+
+class ForgetfulIsland(LoopIsland):
+    """An island in whose memory a number of ada's first span becomes infinite, once, after some steps."""
+
+    broken = False
+
+    def _reach_border(self) -> None:
+        state = self.island.states.get(SpanId(0, 0))
+        if not ForgetfulIsland.broken and state is not None and state.head.height == 3:
+            ForgetfulIsland.broken = True
+            momentum_N = state.momentum_N.copy()
+            momentum_N[7] = np.inf
+            self.island.states[SpanId(0, 0)] = replace(state, momentum_N=momentum_N)
+        super()._reach_border()
+
+
+@pytest.mark.parametrize("names", [("ada",), ("ada", "ben")])
+def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scene() -> None:
+        monkeypatch.setattr(session, "IslandThread", ForgetfulIsland)
+        monkeypatch.setattr(ForgetfulIsland, "broken", False)
+        watchers = {name: Watcher() for name in names}
+        stage = SessionStage(tmp_path)
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(stage.play(name, watchers[name], StopRequest(), founds=name == "ada", until_round=24))
+        said = [text for name in names for text in watchers[name].texts("content")]
+        assert [text for text in said if "could not follow an entry" in text], said
+        assert [text for text in said if "put right from the checkpoint and the entries on this disk" in text], said
+        assert ForgetfulIsland.broken
+        assert len({watchers[name].last.state_digest for name in names}) == 1
+        assert all(watchers[name].last.phase == "finished" for name in names)
+        last = next(event for event in reversed(watchers["ada"].events) if event.topic == "round")
+        assert last.figures["num_entries"] == last.figures["num_spans"]
 
     run_stage(monkeypatch, scene)
