@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.swarm.known_answer import check_known_answer
 from p2p_diloco.swarm.replica import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.trainer.run_plan import RunPlan
 
@@ -33,6 +34,7 @@ class HeldState:
         died: Callable[[BaseException], None],
         damaged: SpanDamaged,
     ) -> None:
+        self._has_checked = False
         self._damaged = damaged
         self._damaged_spans: set[SpanId] = set()
         self._plan = plan
@@ -101,6 +103,9 @@ class HeldState:
             self._in_loop(lambda: self._damaged(update.span, reason))
 
     def _soon(self, work: Callable[[], None]) -> None:
+        if not self._has_checked:
+            self._has_checked = True
+            self._worker.submit(check_known_answer).add_done_callback(self._note_failure)
         self._worker.submit(work).add_done_callback(self._note_failure)
 
     def _note_failure(self, done: Future[None]) -> None:

@@ -19,6 +19,7 @@ from p2p_diloco.island.inner_loop import InnerStep
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.swarm.known_answer import check_known_answer
 from p2p_diloco.swarm.replica import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.trainer.island import Island
 
@@ -158,6 +159,7 @@ class IslandThread:
 
     def _run(self) -> None:
         try:
+            check_known_answer()
             began = time.monotonic()
             while not (self._stopping and not self._commands):
                 while self._commands:

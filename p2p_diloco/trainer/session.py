@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from p2p_diloco.errors import StateError
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.inner_loop import choose_device
@@ -25,6 +25,7 @@ from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock, steady_unix_seconds
+from p2p_diloco.swarm.known_answer import check_known_answer
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.reach_keeper import ReachKeeper, announced
@@ -155,7 +156,8 @@ class PeerSession:
         if self._parts.settings.threads is not None:
             torch.set_num_threads(self._parts.settings.threads)
         self._tally.engine = self._engine
-        self._worker.submit(lambda result, error: None, warm_up)
+        self._worker.submit(self._warm, warm_up)
+        self._worker.submit(self._warm, check_known_answer)
         if self._parts.until_round is not None:
             self._stop.end_after(self._parts.until_round)
         corpus = None
@@ -208,6 +210,11 @@ class PeerSession:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
+
+    def _warm(self, result: object, error: BaseException | None) -> None:
+        """Go on without what could not be compiled, but not where other bytes come out."""
+        if isinstance(error, ConfigError):
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from small_run import entry_payload, small_plan, start_states, update_of
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.swarm import known_answer
 from p2p_diloco.trainer.held_state import HeldState
 
 PLAN = small_plan()
@@ -139,4 +142,15 @@ def test_nothing_is_trained_and_nothing_contributed() -> None:
     state.take_snapshot(0, 0, float("inf"), answers.append)
     assert answers == [None]
     assert (state.progress().steps, state.progress().tokens) == (0, 0)
+    state.close()
+
+
+def test_a_machine_that_makes_other_bytes_is_refused_before_it_follows_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")
+    state, deaths = held()
+    state.hold(start_states(PLAN))
+    state.apply(half_update()[0])
+    assert isinstance(deaths.get(timeout=PATIENCE_SECONDS), ConfigError)
     state.close()

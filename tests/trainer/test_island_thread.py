@@ -21,13 +21,14 @@ from small_run import (
     update_of,
 )
 
-from p2p_diloco.errors import NonFiniteUpdate
+from p2p_diloco.errors import ConfigError, NonFiniteUpdate
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.island.model import build_model
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.swarm import known_answer
 from p2p_diloco.trainer.island import Island
 from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.run_plan import RunPlan
@@ -467,3 +468,14 @@ def test_without_anybody_to_put_it_right_a_damaged_span_ends_training(corpus: Co
     island.thread.apply(half_of(SPAN))
     with pytest.raises(NonFiniteUpdate):
         island.settle()
+
+
+def test_a_thread_that_makes_other_bytes_says_so_before_it_follows_anything(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")
+    desk = Desk()
+    thread = started(corpus, desk)
+    desk.do_one()
+    assert isinstance(desk.deaths[0], ConfigError)
+    assert thread.join(PATIENCE_SECONDS)

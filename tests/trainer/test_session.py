@@ -17,6 +17,7 @@ from small_run import peer_key
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.data import BatchStream
+from p2p_diloco.swarm import known_answer
 from p2p_diloco.trainer import checkpoint, session
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.session import LAST_STEP_SECONDS
@@ -412,5 +413,14 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
         assert all(watchers[name].last.phase == "finished" for name in names)
         last = next(event for event in reversed(watchers["ada"].events) if event.topic == "round")
         assert last.figures["num_entries"] == last.figures["num_spans"]
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_machine_that_makes_other_bytes_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scene() -> None:
+        monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")
+        with pytest.raises(ConfigError, match="this machine computes other bytes than the peers of any run"):
+            await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), founds=True, until_round=4)
 
     run_stage(monkeypatch, scene)
