@@ -56,7 +56,10 @@ def read_only(vector_N: Vector) -> Vector:
 
 def zero_small(vector_N: Vector) -> None:
     """Make zeros, in place, of all that is smaller than a number of the agreed state may be; `kernels/bounds.py`."""
-    vector_N[np.abs(vector_N) < SMALLEST] = 0
+    is_kept_N = np.abs(vector_N) >= SMALLEST
+    if not is_kept_N.all():
+        vector_N *= is_kept_N  # faster than assigning where it is not; a NaN stays one
+        vector_N += 0.0  # no negative zeros
 
 
 def count_non_finite(vector_N: Vector) -> int:
