@@ -16,7 +16,8 @@ I5  Structural in the lab: no action asks an island to wait. Real threads are te
 I8  For an absorbed entry more than half of its roster were there: each of them named the entry's parent for that span
     and round, under that roster. A roster in any book has votes of more than half of its parent's members (less those
     whose good-bye it quotes), or says its level and has that level's share. A parent has at most one child of level 0,
-    ever.
+    ever. No round goes under two rosters: no entry names a roster in a round after the ballot that certified its child
+    of level 0, by the earliest certificate that any machine holds.
 I9  No engine raises, whatever comes; what goes over the wire comes back the same; all states are finite.
 
 What holds only a while after faults (I6, I7, the mending of I1, the end of forks) is in `endings.py`.
@@ -36,6 +37,7 @@ from p2p_diloco.lab.toy_run import ORGANISER, verify
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Action, Send
+from p2p_diloco.protocol.ballot import ballot_turn
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.messages import Opening
@@ -58,6 +60,9 @@ class Inspector:
         """Since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit."""
         self.has_flipped = False
         self._children: dict[Digest, set[Digest]] = {}
+        self._followed_in: dict[Digest, int] = {}
+        """For each roster that has a child of level 0, the round of the earliest ballot that certified that."""
+        self._last_entry: dict[Digest, int] = {}
         self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
         self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
         self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
@@ -185,6 +190,8 @@ class Inspector:
         roster = self.rosters[entry.roster]
         where = f"the entry of {entry.span} in round {entry.round}"
         self._check_majority(machine, entry, roster, where)
+        self._last_entry[entry.roster] = max(entry.round, self._last_entry.get(entry.roster, entry.round))
+        self._check_succession(machine, entry.roster)
         places = _places(entry.included, roster)
         if self._signed.setdefault((entry.span, entry.round, entry.roster), digest) != digest:
             raise Violated("I2", f"{where} is the second one that its owner signed", machine.name)
@@ -242,6 +249,10 @@ class Inspector:
         """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
         roster = certified.roster
         digest = roster.digest()
+        if roster.k and not roster.level:
+            agreed_in, _ = ballot_turn(certified.ballot)
+            self._followed_in[roster.parent] = min(agreed_in, self._followed_in.get(roster.parent, agreed_in))
+            self._check_succession(machine, roster.parent)
         if digest in self.rosters:
             return
         if roster.k == 0:
@@ -259,6 +270,13 @@ class Inspector:
             siblings.add(digest)
             if len(siblings) > 1:
                 raise Violated("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine.name)
+
+    def _check_succession(self, machine: Machine, digest: Digest) -> None:
+        followed, last = self._followed_in.get(digest), self._last_entry.get(digest)
+        if followed is not None and last is not None and last > followed:
+            k = self.rosters[digest].k
+            text = f"an entry of round {last} names roster {k}, whose child was agreed on in round {followed}"
+            raise Violated("I8", text, machine.name)
 
     def _count_votes(self, machine: Machine, certified: CertifiedRoster, parent: Roster) -> None:
         roster = certified.roster

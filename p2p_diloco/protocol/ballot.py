@@ -194,17 +194,20 @@ def _could_be_voted(voted: tuple[int, Roster], candidacy: Candidacy, verify: Ver
     return True
 
 
-def propose(candidacy: Candidacy, wish: Roster, sign: Callable[[bytes], bytes]) -> Candidacy:
+def propose(candidacy: Candidacy, wish: Roster | None, sign: Callable[[bytes], bytes]) -> Candidacy:
     """Return the candidacy with its signed proposal once enough members have promised, unchanged before.
 
     The proposal is `wish` unless a promise tells of an earlier vote: then the vote of the highest ballot is proposed
     again, because it may already have been certified somewhere. Enough is counted for what is proposed, since the
     good-byes that a roster quotes lower its majority.
+
+    Args:
+        wish: None where there is nothing to propose but what has been voted for.
     """
-    if candidacy.proposal is not None:
-        return candidacy
     earlier = [voted for voted in candidacy.promises.values() if voted is not None]
     roster = max(earlier, key=lambda voted: voted[0])[1] if earlier else wish
+    if candidacy.proposal is not None or roster is None:
+        return candidacy
     counted = counted_members(candidacy.parent, roster.goodbyes, candidacy.level)
     if len(counted & candidacy.promises.keys()) < votes_needed(len(counted), candidacy.level):
         return candidacy

@@ -70,6 +70,8 @@ class Exchange:
         self._is_awaited = False
         self._left_out = left_out
         self._named = {}
+        if self._membership.named_round < 0:
+            self._membership.named_round = round_index  # this peer may have named parents in it before it was started
         governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
         if governing is None or round_index < 0 or self.is_over:
@@ -81,10 +83,14 @@ class Exchange:
         actions: list[Action] = []
         listed = roster.member(me.peer)
         if contributes and me.trains and listed is not None and listed.incarnation == me.incarnation:
-            deadline = self._rules.clock.contribute_by(round_index)
-            spans = self.ration.choose(collection, left_out)
-            actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
-            self._is_awaited = True
+            if self._membership.may_name_parents(collection.roster_digest, round_index):
+                deadline = self._rules.clock.contribute_by(round_index)
+                spans = self.ration.choose(collection, left_out)
+                actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
+                self._is_awaited = True
+                self._membership.named_round = round_index
+            else:
+                actions += self._keep_silent(collection)
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
                 actions += self.take(sender, message, self._rules.clock.begin(round_index))
@@ -128,6 +134,17 @@ class Exchange:
             round=collection.round, fragment=collection.fragment, tokens=0, steps=0, spans=()
         )
         return self._announce_and_send(collection, nothing, now)
+
+    def _keep_silent(self, collection: Collection) -> list[Action]:
+        """Name no parent, and say so to the reducers: they need not wait for this peer."""
+        fragment, now = collection.fragment, self._rules.clock.begin(collection.round)
+        self._left_out = frozenset(SpanId(fragment, index) for index in range(self._rules.num_spans[fragment]))
+        text = (
+            f"round {collection.round}: nothing is contributed under roster {collection.roster.k}, for this peer has "
+            "voted for the next one and waits for its certificate"
+        )
+        said = [] if self._membership.leaving else [Report(topic="roster", text=text)]
+        return [*said, *self._come_empty_handed(collection, now)]
 
     def _announce_and_send(
         self, collection: Collection, contribution: FragmentContribution, now: float

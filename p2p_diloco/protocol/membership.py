@@ -2,6 +2,10 @@
 
 In the last round of each cycle the members of the roster in force agree on its child (`ballot.py`). Each quarter of
 that round is one lead's turn. A founder leads alone until roster 1 is certified, then counts no more.
+
+No round goes under two rosters: who has voted for a child names no parent under the roster before it in later rounds,
+so that once the child can be certified no majority is left there. While no certificate comes, ballots go on in each
+quarter of every round for what has been voted for. See docs/decisions/0024-governing-rosters.md.
 """
 
 from __future__ import annotations
@@ -83,6 +87,10 @@ class Membership(Attendance):
         self.void_cycles = 0
         self.in_force_since = 0
         self._doubted_since: float | None = None
+        self.named_round = -1
+        """The last round in which this peer named parents; until it does, the round in which it was started."""
+        self._voted_in: tuple[Digest, int] | None = None
+        """The roster whose child this peer has last voted for, and the round of its first such vote."""
         self._ballots = ballots
         self._candidacy: Candidacy | None = None
         self._remembers = remembers
@@ -97,7 +105,11 @@ class Membership(Attendance):
         return parent.helper == self.me.peer and parent.hub() is None and parent.member(self.me.peer) is None
 
     def say_goodbye(self) -> Goodbye:
-        """Leave: from now on this incarnation neither leads nor votes."""
+        """Leave: from now on this incarnation neither leads nor votes, and names no parent.
+
+        Its word counts as a promise not to vote in rounds before the last one in which it named parents: whoever quotes
+        it does without its vote, and must not agree on a child that governs such a round.
+        """
         self.leaving = True
         parent = self.book.in_force
         digest = parent.digest() if parent is not None else ZERO_DIGEST
@@ -108,7 +120,7 @@ class Membership(Attendance):
             incarnation=self.me.incarnation,
             parent=digest,
             k=parent.k if parent is not None else 0,
-            promised=bond.promised,
+            promised=max(bond.promised, ballot_number(self.named_round, 0)) if self.named_round >= 0 else bond.promised,
             voted=bond.voted is not None,
             signature=NO_SIGNATURE,
         )
@@ -248,7 +260,9 @@ class Membership(Attendance):
         """Promise to the lead whose turn it is, and lead when it is ours."""
         parent = self.book.in_force
         round_index = self.rules.clock.round_at(now)
-        if parent is None or round_index < 0 or not self._is_voting_round(parent, round_index):
+        if parent is None or round_index < 0:
+            return []
+        if not self._is_voting_round(parent, round_index) and not self._is_overdue(parent, round_index):
             return []
         turn = self.rules.clock.lead_turn(round_index, now)
         ballot = ballot_number(round_index, turn)
@@ -272,6 +286,20 @@ class Membership(Attendance):
         clock = self.rules.clock
         # A founder may certify roster 1 in the very cycle of the founding; who is ready by then begins together.
         return clock.is_last_of_cycle(round_index) and (parent.k == 0 or clock.cycle(round_index) > parent.cycle)
+
+    def _is_overdue(self, parent: Roster, round_index: int) -> bool:
+        """Tell whether members promise on after the voting round, so that a vote whose certificate was lost comes true.
+
+        All do, by their own clocks, whether they have voted or not: those who have may be too few.
+        """
+        has_voted = self._ballots.bond(parent.digest(), self.level()).voted is not None
+        return has_voted or (parent.k > 0 and self.rules.clock.cycle(round_index) > parent.cycle + 1)
+
+    def may_name_parents(self, roster: Digest, round_index: int) -> bool:
+        """Tell whether this peer may name parents under a roster: not in the rounds after its vote for a child."""
+        if self.leaving:
+            return False
+        return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
 
     def level(self) -> int:
         """Return how far this peer is willing to go below a majority, after so many void cycles sat through awake."""
@@ -315,9 +343,8 @@ class Membership(Attendance):
         if candidacy is None or candidacy.proposal is not None:
             return []
         view = self._view(candidacy.level, now)
-        wish = wish_roster(candidacy, view)
-        if wish is None:
-            return []
+        is_voting_round = self._is_voting_round(candidacy.parent, ballot_turn(candidacy.ballot)[0])
+        wish = wish_roster(candidacy, view) if is_voting_round else None
         if self._stands_in(candidacy.parent) and not view.present.keys().isdisjoint(self._may_lead(candidacy.parent)):
             return []  # whoever can be dialled sees more
         self._candidacy = propose(candidacy, wish, self.me.sign)
@@ -355,7 +382,7 @@ class Membership(Attendance):
         """Count a promise made to us; propose once they are enough."""
         parent = self.book.in_force
         if parent is None or word.parent != parent.digest():
-            return []
+            return self._tell_child(sender, word.parent, now)
         if self._lead_of(parent, word.ballot, now) != self.me.peer or self.leaving:
             return []
         candidacy, is_stand_in = self._candidacy, self._stands_in(parent)
@@ -368,6 +395,12 @@ class Membership(Attendance):
             return []  # a stranger must not choose the level
         self._candidacy = candidacy
         return self._propose_when_enough(now)
+
+    def _tell_child(self, sender: PeerId, parent: Digest, now: float) -> list[Action]:
+        """Send what follows a roster to a member of it that promises for it still: the certificate was lost."""
+        if not self.book.is_on_chain(parent) or sender not in self.book.folded[parent][0].peers():
+            return []
+        return [Send(to=sender, message=RosterReply(rosters=self.book.after((parent,))), deadline=self._soon(now))]
 
     def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
         """Vote for a proposal of the lead of its ballot, when what we have promised allows it; hand it on in a grid."""
@@ -384,8 +417,9 @@ class Membership(Attendance):
 
     def _vote(self, lead: PeerId, parent: Roster, proposal: Proposal, now: float) -> list[Action]:
         roster = proposal.roster
-        if not self._may_vote(parent) or roster.level > self.level():
-            return []
+        ballot_round, _ = ballot_turn(proposal.ballot)
+        if not self._may_vote(parent) or roster.level > self.level() or ballot_round < self.named_round:
+            return []  # were it certified, it would govern a round in which this peer has named parents under another
         if roster.cycle > self.rules.clock.cycle(self.rules.clock.round_at(now) + 1):
             return []
         try:
@@ -399,6 +433,8 @@ class Membership(Attendance):
         if bound is None:
             return []
         self._ballots = bound
+        if self._voted_in is None or self._voted_in[0] != roster.parent:
+            self._voted_in = (roster.parent, ballot_round)
         digest = roster.digest()
         signature = self.me.sign(vote_statement(digest, proposal.ballot))
         word = Vote(parent=roster.parent, roster=digest, ballot=proposal.ballot, signature=signature)

@@ -37,6 +37,7 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
     TakeSnapshot,
 )
+from p2p_diloco.protocol.ballot import ballot_turn
 from p2p_diloco.protocol.entry import HEAD_LAYOUT, Entry, included_places, next_head
 from p2p_diloco.protocol.messages import (
     ContentReply,
@@ -77,6 +78,8 @@ class Stage:
         self.vector_loss = 0.0
         """Of contributions' vectors alone: openings and all else arrive."""
         self.duplication = duplication
+        self.is_lost: Callable[[Machine, Machine, Message], bool] = lambda sender, target, message: False
+        """Which messages never arrive, besides those that `loss` draws."""
         self.rules = rules if rules is not None else run_rules()
         self.machines: dict[str, Machine] = {}
         self.by_id: dict[PeerId, Machine] = {}
@@ -86,8 +89,13 @@ class Stage:
         self.entries: dict[Digest, Entry] = {}
         self.children: dict[tuple[Digest, int], set[Digest]] = {}
         self.rosters: dict[Digest, Roster] = {}
+        self.followed_in: dict[Digest, int] = {}
+        """For each roster that has a child of level 0, the round of the earliest ballot that certified that."""
+        self.last_entry: dict[Digest, int] = {}
         self.num_messages = 0
         self.check_bytes = True
+        self.knows_forged = False
+        """A test has made an entry that no honest peers could: rounds under two rosters are its doing."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
@@ -246,6 +254,8 @@ class Stage:
         target = self.by_id.get(to)
         if target is None or frozenset((machine.name, target.name)) not in self.links:
             return
+        if self.is_lost(machine, target, message):
+            return
         self.num_messages += 1
         frame = encode_message(message)
         loss = max(self.loss, self.vector_loss) if isinstance(message, SpanVector) else self.loss
@@ -299,6 +309,8 @@ class Stage:
         assert entry.parent == head.digest, f"{machine.name}: an entry came out of order (I3)"
         assert entry.round > head.round, "a contribution would be counted twice (I2)"
         self.entries[entry.digest()] = entry
+        self.last_entry[entry.roster] = max(entry.round, self.last_entry.get(entry.roster, entry.round))
+        self._check_succession(entry.roster)
         self._place(machine, entry.span, next_head(head, entry), absorbed_bytes(state, entry))
 
     def _place(self, machine: Machine, span: SpanId, head: SpanHead, state: bytes) -> None:
@@ -358,7 +370,17 @@ class Stage:
 
     # -- disks
 
+    def _check_succession(self, roster: Digest) -> None:
+        last, followed = self.last_entry.get(roster, -1), self.followed_in.get(roster)
+        assert self.knows_forged or followed is None or last <= followed, (
+            f"round {last} goes under roster {self.rosters[roster].k}, whose child was agreed on in round {followed}"
+        )
+
     def _keep_roster(self, machine: Machine, certified: CertifiedRoster) -> None:
+        if certified.roster.k and not certified.roster.level:
+            agreed_in, parent = ballot_turn(certified.ballot)[0], certified.roster.parent
+            self.followed_in[parent] = min(agreed_in, self.followed_in.get(parent, agreed_in))
+            self._check_succession(parent)
         machine.disk.rosters.append(certified)
         roster = certified.roster
         self.rosters[roster.digest()] = roster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, words
+from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
 from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
 from made import certify, entry_on, founding, head_of, ids, membership_of, roster_of
 
@@ -225,3 +225,26 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
     )
     assert "names another roster than 1" in refusals(rounds.take(BOB, mean, 1.0))[0]
     assert rounds.take(BOB, replace(mean, round=1), 7.9) == [], "of the next round: waits for it"
+
+
+def test_who_has_voted_for_the_next_roster_opens_without_a_word_on_any_span() -> None:
+    """Reducers need not wait for it, and it is counted nowhere."""
+    rounds, _ = exchange(2)
+    membership = rounds._membership
+    rounds.begin(0, True)
+    membership._voted_in = (roster_of(2).digest(), 1)
+    assert any(isinstance(action, TakeSnapshot) for action in rounds.begin(1, True)), "the round of its vote"
+    report, *actions = rounds.begin(2, True)
+    assert isinstance(report, Report)
+    assert report.text.startswith("round 2: nothing is contributed under roster 1")
+    assert [opening.spans for opening in sent_openings(actions).values()] == [()]
+    assert rounds.contribute(contribution(2), 17.0) == []
+    assert membership.named_round == 1
+
+
+def test_who_leaves_names_no_parent_any_more() -> None:
+    rounds, _ = exchange(2)
+    rounds._membership.leaving = True
+    actions = rounds.begin(0, True)
+    assert [opening.spans for opening in sent_openings(actions).values()] == [()]
+    assert not [action for action in actions if isinstance(action, Report)]

@@ -11,10 +11,10 @@ from made import NO_SIGNATURE, certify, child_of, founding, goodbye, heartbeat, 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
-from p2p_diloco.protocol.ballot import Promise, Proposal, Vote, ballot_number
+from p2p_diloco.protocol.ballot import Ballots, Bond, Promise, Proposal, Vote, ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
 from p2p_diloco.protocol.messages import RosterReply, RosterRequest
-from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, lead_order
+from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, Roster, lead_order, vote_statement
 from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta, certified_delta
 
 A, B, C = ids(3)
@@ -302,3 +302,94 @@ def test_nobody_votes_for_a_peer_that_the_manifest_does_not_list() -> None:
     assert "does not list" in report.text
     here.rules = replace(here.rules, listed=frozenset(ROSTER.peers()))
     assert sent(here.take_proposal(LEAD, proposal(), NOW), Vote)
+
+
+def test_who_has_voted_names_no_parent_under_that_roster_in_later_rounds() -> None:
+    here, digest = member_of_three(), ROSTER.digest()
+    assert here.may_name_parents(digest, VOTING + 9)
+    here.take_proposal(LEAD, proposal(), NOW)
+    assert here.may_name_parents(digest, VOTING), "should it be certified, it governs the next round"
+    assert not here.may_name_parents(digest, VOTING + 1)
+    assert here.may_name_parents(CHILD.roster.digest(), VOTING + 1)
+    again = ballot_number(VOTING + 1, 0)
+    lead = lead_order(ROSTER, VOTING + 1)[0]
+    here.take_proposal(lead, signed(replace(proposal(), ballot=again), lead), NOW + ROUND_SECONDS)
+    assert not here.may_name_parents(digest, VOTING + 1), "the first vote may have been enough"
+
+
+def test_nobody_votes_in_a_ballot_of_a_round_before_the_last_one_in_which_it_named_parents() -> None:
+    """Certified in that ballot, the child would govern a round in which this peer has named parents under another."""
+    here = member_of_three()
+    here.named_round = VOTING + 1
+    assert here.take_proposal(LEAD, proposal(), NOW + ROUND_SECONDS) == []
+    here.named_round = VOTING
+    assert here.take_proposal(LEAD, proposal(), NOW + ROUND_SECONDS)
+
+
+def test_a_good_bye_binds_to_the_last_round_in_which_parents_were_named() -> None:
+    here = member_of_three()
+    here.named_round = VOTING
+    assert here.say_goodbye().promised == ballot_number(VOTING, 0)
+    assert not here.may_name_parents(ROSTER.digest(), VOTING + 1)
+
+
+AFTER = VOTING + 1
+"""Roster 1 is of cycle 0 and should have had a child at the end of cycle 1."""
+
+
+def after_lead(turn: int = 0) -> PeerId:
+    return lead_order(ROSTER, AFTER)[turn]
+
+
+def test_without_a_certificate_members_promise_on_in_each_turn_of_every_round() -> None:
+    here = member_of_three(next(peer for peer in ids(3) if peer != after_lead()))
+    begin = AFTER * ROUND_SECONDS
+    (promise,) = sent(here.tick(begin + 0.1), Promise)
+    assert promise.to == after_lead()
+    assert here.tick(begin + 0.2) == []
+    assert here.tick(begin + 0.1 + LEAD_TURN_SHARE * ROUND_SECONDS)
+    assert here.tick(2 * ROUND_SECONDS) == [], "before the voting round there is no vote to come true"
+
+
+def test_a_founder_whose_vote_was_not_certified_goes_on_with_it() -> None:
+    boot = peer_id("boot")
+    here = membership_of(boot, founding())
+    assert here.tick(2 * ROUND_SECONDS + 0.1) == []
+    roster = child_of(founding().roster, [member(A)])
+    bonds = Ballots(
+        parent=founding().roster.digest(), bonds=(Bond(level=0, promised=1, voted=(ballot_number(1, 0), roster)),)
+    )
+    again = membership_of(boot, founding(), ballots=bonds)
+    again.tick(2 * ROUND_SECONDS + 0.1)
+    assert again.book.in_force == roster
+
+
+def test_after_the_voting_round_a_lead_proposes_only_what_has_been_voted_for() -> None:
+    lead = member_of_three(after_lead())
+    others = sorted(set(ids(3)) - {lead.me.peer})
+    lead.ready = True
+    for peer in others:
+        lead.hear(heartbeat(peer), AFTER * ROUND_SECONDS)
+    now, ballot = AFTER * ROUND_SECONDS + 0.1, ballot_number(AFTER, 0)
+    lead.tick(now)
+    assert lead.take_promise(others[0], promise_of(others[0], ballot=ballot), now) == []
+    voted = (BALLOT, proposal().roster)
+    actions = lead.take_promise(others[1], promise_of(others[1], ballot=ballot, voted=voted), now)
+    assert {send.to for send in sent(actions, ProposalDelta)} == set(others)
+    lead.take_vote(others[0], vote_of(others[0], voted[1], ballot), now)
+    assert lead.book.in_force == voted[1]
+
+
+def vote_of(peer: PeerId, roster: Roster, ballot: int) -> Vote:
+    signature = sign_as(peer, vote_statement(roster.digest(), ballot))
+    return Vote(parent=roster.parent, roster=roster.digest(), ballot=ballot, signature=signature)
+
+
+def test_who_promises_for_a_roster_that_has_a_child_is_sent_the_certificate() -> None:
+    here = member_of_three(LEAD)
+    here.take_rosters((CHILD,), NOW)
+    (told,) = here.take_promise(OTHER, promise_of(OTHER), NOW)
+    assert isinstance(told, Send)
+    assert told.message == RosterReply(rosters=(CHILD,))
+    assert here.take_promise(peer_id("stranger"), promise_of(peer_id("stranger")), NOW) == []
+    assert here.take_promise(OTHER, promise_of(OTHER, parent=sha256(b"unknown")), NOW) == []
