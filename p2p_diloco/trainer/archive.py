@@ -55,7 +55,7 @@ class Archive:
         self._num_given_up = 0
         self._waiting: deque[Entry | SpanId] = deque()
         self._is_called = False
-        self._log = EntryLog(folder / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=plan.rules.retained_cycles)
+        self._log = EntryLog(folder / ENTRIES_FOLDER, keep_cycles=plan.rules.retained_cycles)
 
     # -- for the swarm
 

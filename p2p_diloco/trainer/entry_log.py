@@ -1,8 +1,9 @@
-"""Entries on disk, for others who missed them and for this peer's own restart: one file for each cycle.
+"""Entries on disk, for others who missed them and for this peer's own restart: one file for each height.
 
 A file is a row of frames: length, sequence number and checksum, then a message as it travels, or the word that the
 entries kept of a span before are given up. A torn end is cut off when the log is opened, a frame with a wrong checksum
-is passed over. Whole files are unlinked when their cycle is no longer wanted.
+is passed over. Of each span the entries of its last heights are kept, and a file is unlinked when no span wants it any
+more. Rounds play no part: an entry may claim any round, but its height is one more than its parent's.
 
 Entries that wait together are written together: opening a file and taking a checksum of a vector that has been hashed
 once already cost as much as bringing its bytes to the file.
@@ -22,7 +23,6 @@ from pathlib import Path
 
 from p2p_diloco.errors import FrameError, StateError
 from p2p_diloco.ids import Digest, SpanId, sha256
-from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import decode_message, message_parts
 from p2p_diloco.trainer.whole_file import sync_file
@@ -33,14 +33,14 @@ MOST_BUFFERS = 512
 """In one write; the system takes 1,024."""
 _GIVEN_UP = struct.Struct("<4sHI")
 _GIVEN_UP_MARK = b"gone"
-_FILE_NAME = re.compile(r"cycle-(\d{12})\.log", re.ASCII)
+_FILE_NAME = re.compile(r"height-(\d{20})\.log", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """Where an entry lies."""
 
-    cycle: int
+    height: int
     offset: int
     frame_bytes: int
     entry: Digest
@@ -51,22 +51,20 @@ class EntryLog:
 
     Args:
         folder: made if it is missing.
-        clock: tells the cycle of an entry.
-        keep_cycles: how many cycles' entries are kept, the latest one included.
+        keep_cycles: how many entries are kept of each span, the latest one included: one comes in a cycle at most.
         mends: cut off what a crash has torn; not of a peer that may be running, whose last write may be under way.
     Raises:
         StateError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path, *, clock: RoundClock, keep_cycles: int, mends: bool = True) -> None:
+    def __init__(self, folder: Path, *, keep_cycles: int, mends: bool = True) -> None:
         self._folder = folder
         self._mends = mends
-        self._clock = clock
         self._keep_cycles = keep_cycles
         self._places: dict[SpanId, dict[Digest, _Place]] = {}
         self._ends: dict[int, int] = {}
         self.num_given_up = 0
-        """Cycles unlinked before their time, because the disk was full."""
+        """Heights unlinked before their time, because the disk was full."""
         self._sequence = 0
         self._unsynced: set[int] = set()
         self._lock = threading.Lock()
@@ -81,32 +79,50 @@ class EntryLog:
     def keep(self, entries: Sequence[Entry]) -> None:
         """Append entries; those that are kept already are left as they are. Safe from a power cut after `sync`.
 
-        When the disk is full the oldest cycle makes room, as long as there is an older one.
+        When the disk is full the lowest height makes room, as long as there is a lower one.
 
         Raises:
             StateError: the disk refuses; what was kept before stays, of these some may be.
         """
         with self._lock:
-            by_cycle: dict[int, list[Entry]] = {}
+            by_height: dict[int, list[Entry]] = {}
             # One that comes twice at once is written once; of two that differ the later one counts, as in a row.
             for entry in {entry.digest(): entry for entry in entries}.values():
-                cycle = self._clock.cycle(entry.round)
-                known = self._places.get(entry.span, {}).get(entry.parent)
-                if known is None or known.entry != entry.digest():
-                    by_cycle.setdefault(cycle, []).append(entry)
-            for cycle in sorted(by_cycle):
-                if cycle > self._newest() - self._keep_cycles:
-                    self._keep_in(cycle, by_cycle[cycle])
+                places = self._places.get(entry.span, {})
+                known = places.get(entry.parent)
+                is_kept = known is not None and known.entry == entry.digest()
+                if not is_kept and entry.height > self._top(entry.span) - self._keep_cycles:
+                    by_height.setdefault(entry.height, []).append(entry)
+            for height in sorted(by_height):
+                self._keep_at(height, by_height[height])
+            for span in {entry.span for entry in entries}:
+                self._forget_below(span)
+            if len(self._ends) > self._keep_cycles:
+                self._unlink_unwanted()
 
-    def _keep_in(self, cycle: int, entries: Sequence[Entry]) -> None:
+    def _keep_at(self, height: int, entries: Sequence[Entry]) -> None:
         frames = [self._frame(message_parts(entry), _sum_of(entry)) for entry in entries]
-        at = self._append(cycle, frames)
+        at = self._append(height, frames)
         for entry, frame in zip(entries, frames, strict=True):
-            place = _Place(cycle=cycle, offset=at, frame_bytes=sum(map(len, frame)), entry=entry.digest())
+            place = _Place(height=height, offset=at, frame_bytes=sum(map(len, frame)), entry=entry.digest())
             self._places.setdefault(entry.span, {})[entry.parent] = place
             at += place.frame_bytes
-        for old in [old for old in self._ends if old <= cycle - self._keep_cycles]:
-            self._unlink(old)
+
+    def _top(self, span: SpanId) -> int:
+        """Return the greatest height kept of a span."""
+        return max((place.height for place in self._places.get(span, {}).values()), default=0)
+
+    def _forget_below(self, span: SpanId) -> None:
+        lowest = self._top(span) - self._keep_cycles
+        places = self._places.get(span, {})
+        for parent in [parent for parent, place in places.items() if place.height <= lowest]:
+            del places[parent]
+
+    def _unlink_unwanted(self) -> None:
+        """Unlink the files of which no span wants an entry; the newest stays, for it may hold that one is given up."""
+        wanted = {place.height for places in self._places.values() for place in places.values()}
+        for height in self._ends.keys() - wanted - {self._newest()}:
+            self._unlink(height)
 
     def give_up(self, span: SpanId) -> None:
         """Forget what is kept of a span, also across restarts.
@@ -127,15 +143,15 @@ class EntryLog:
         """
         with self._lock:
             waiting, self._unsynced = self._unsynced, set()
-        for cycle in waiting:
+        for height in waiting:
             try:
                 with contextlib.suppress(FileNotFoundError):  # unlinked meanwhile
-                    sync_file(self._path(cycle))
+                    sync_file(self._path(height))
             except OSError as error:
-                raise _refused(self._path(cycle), error) from None
+                raise _refused(self._path(height), error) from None
 
     def make_room(self) -> bool:
-        """Unlink the oldest cycle, unless it is the only one; tell whether that freed anything."""
+        """Unlink the lowest height, unless it is the only one; tell whether that freed anything."""
         with self._lock:
             return self._make_room()
 
@@ -151,9 +167,9 @@ class EntryLog:
         self._sequence += 1
         return _FRAME.pack(sum(map(len, body)), self._sequence, _checksum(self._sequence, what)), *body
 
-    def _append(self, cycle: int, frames: Sequence[Sequence[_Buffer]]) -> int:
+    def _append(self, height: int, frames: Sequence[Sequence[_Buffer]]) -> int:
         """Write frames behind the last whole one; return where the first begins."""
-        path, end = self._path(cycle), self._ends.get(cycle, 0)
+        path, end = self._path(height), self._ends.get(height, 0)
         buffers = [part for frame in frames for part in frame]
         while True:
             try:
@@ -161,19 +177,19 @@ class EntryLog:
                 break
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not is_full or cycle <= min(self._ends, default=cycle) or not self._make_room():
+                if not is_full or height <= min(self._ends, default=height) or not self._make_room():
                     raise _refused(path, error) from None
-        self._ends[cycle] = end + sum(map(len, buffers))
-        self._unsynced.add(cycle)
+        self._ends[height] = end + sum(map(len, buffers))
+        self._unsynced.add(height)
         return end
 
-    def _unlink(self, cycle: int) -> None:
-        del self._ends[cycle]
+    def _unlink(self, height: int) -> None:
+        del self._ends[height]
         for kept in self._places.values():
-            for parent in [parent for parent, place in kept.items() if place.cycle == cycle]:
+            for parent in [parent for parent, place in kept.items() if place.height == height]:
                 del kept[parent]
         with contextlib.suppress(OSError):
-            self._path(cycle).unlink()
+            self._path(height).unlink()
 
     # -- reading
 
@@ -184,7 +200,7 @@ class EntryLog:
         if place is None:
             return None
         try:
-            with self._path(place.cycle).open("rb") as file:
+            with self._path(place.height).open("rb") as file:
                 file.seek(place.offset)
                 raw = file.read(place.frame_bytes)
         except OSError:
@@ -220,28 +236,30 @@ class EntryLog:
                 self._places.pop(span, None)
             else:
                 self._places.setdefault(span, {})[parent] = place
+        for span in self._places:
+            self._forget_below(span)
 
-    def _scan(self, path: Path, cycle: int) -> Iterator[tuple[int, SpanId, Digest | None, _Place | None]]:
+    def _scan(self, path: Path, height: int) -> Iterator[tuple[int, SpanId, Digest | None, _Place | None]]:
         """Yield what each whole frame of a file says, without its payload; what is behind the last one is torn."""
         raw = path.read_bytes()
         whole_bytes = 0
         for offset, sequence, entry, frame_bytes in _frames(raw):
             whole_bytes = offset + frame_bytes
             if entry is not None:
-                place = _Place(cycle=cycle, offset=offset, frame_bytes=frame_bytes, entry=entry.digest())
+                place = _Place(height=height, offset=offset, frame_bytes=frame_bytes, entry=entry.digest())
                 yield sequence, entry.span, entry.parent, place
             elif sequence:
                 _, fragment, index = _GIVEN_UP.unpack_from(raw, offset + _FRAME.size)
                 yield sequence, SpanId(fragment, index), None, None
-        self._ends[cycle] = whole_bytes
+        self._ends[height] = whole_bytes
         if self._mends and whole_bytes < len(raw):
             os.truncate(path, whole_bytes)
 
     def _newest(self) -> int:
         return max(self._ends, default=0)
 
-    def _path(self, cycle: int) -> Path:
-        return self._folder / f"cycle-{cycle:012d}.log"
+    def _path(self, height: int) -> Path:
+        return self._folder / f"height-{height:020d}.log"
 
 
 def _frames(raw: bytes) -> Iterator[tuple[int, int, Entry | None, int]]:

@@ -12,7 +12,6 @@ import pytest
 from p2p_diloco.ids import Digest, SpanId, sha256
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.trainer.entry_log import EntryLog
-from p2p_diloco.trainer.run_plan import plan_run
 from tests.swarm.process_swarm import FRAGMENTS, ROUND_SECONDS, ProcessSwarm
 from tests.swarm.test_faults import end_together
 
@@ -32,7 +31,7 @@ def entries_on_disk(swarm: ProcessSwarm, name: str, folder: Path | None = None) 
     copy = swarm.peers[name].folder / "copy of entries"
     shutil.copytree(path, copy)
     try:
-        log = EntryLog(copy, clock=plan_run(swarm.manifest).rules.clock, keep_cycles=1000)
+        log = EntryLog(copy, keep_cycles=1000)
         kept = [(span, parent, log.entry_after(span, parent)) for span, ps in log._places.items() for parent in ps]
         return {(span, parent): entry for span, parent, entry in kept if entry is not None}
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ ENTRIES, _ = log_of(PLAN, SPAN, START[SPAN], 6)
 
 
 def log_in(folder: Path, keep_cycles: int = 16) -> EntryLog:
-    return EntryLog(folder, clock=PLAN.rules.clock, keep_cycles=keep_cycles)
+    return EntryLog(folder, keep_cycles=keep_cycles)
 
 
 def filled(folder: Path, entries: list[Entry] = ENTRIES, keep_cycles: int = 16) -> EntryLog:
@@ -62,13 +63,35 @@ def test_an_entry_that_comes_twice_at_once_is_written_once(tmp_path: Path) -> No
     assert found(log) == ENTRIES
 
 
-def test_whole_cycles_that_are_too_old_go(tmp_path: Path) -> None:
+def test_heights_that_are_too_low_go(tmp_path: Path) -> None:
     log = filled(tmp_path, keep_cycles=2)
     assert found(log) == [None] * 4 + ENTRIES[4:]
     assert len(list(tmp_path.iterdir())) == 2
     log.keep([ENTRIES[0]])
     assert found(log)[0] is None, "too old to be kept"
     assert found(log_in(tmp_path, 2)) == [None] * 4 + ENTRIES[4:]
+
+
+@pytest.mark.parametrize("far", [2**60, 2**62 - 1, -(2**62)])
+def test_an_entry_that_claims_a_far_round_empties_no_log(tmp_path: Path, far: int) -> None:
+    others, _ = log_of(PLAN, OTHER, START[OTHER], 3)
+    claims = replace(ENTRIES[-1], round=far)
+    log = filled(tmp_path, [*ENTRIES[:-1], *others, claims], keep_cycles=4)
+    log.keep([others[-1]])
+    for each in (log, log_in(tmp_path, 4)):
+        assert found(each, others) == others
+        assert found(each, ENTRIES[2:-1]) == ENTRIES[2:-1]
+
+
+def test_entries_of_a_span_that_lags_stay_and_so_does_one_that_is_far_ahead(tmp_path: Path) -> None:
+    """A transfer may have left a span at any height; the others keep what they have."""
+    lagging, _ = log_of(PLAN, OTHER, START[OTHER], 2)
+    ahead = replace(log_of(PLAN, SpanId(0, 1), START[SpanId(0, 1)], 1)[0][0], height=2**62 - 1)
+    log = filled(tmp_path, [*lagging, *ENTRIES, ahead], keep_cycles=2)
+    for each in (log, log_in(tmp_path, 2)):
+        assert found(each, [*lagging, ahead]) == [*lagging, ahead]
+        assert found(each) == [None] * 4 + ENTRIES[4:]
+    assert sorted(int(path.stem[7:]) for path in tmp_path.iterdir()) == [1, 2, 5, 6, 2**62 - 1]
 
 
 def test_a_span_that_was_given_up_is_not_served_any_more_not_even_after_a_restart(tmp_path: Path) -> None:
@@ -89,7 +112,7 @@ def test_the_log_of_a_peer_that_may_be_running_is_left_as_it_is(tmp_path: Path) 
     path = sorted(tmp_path.iterdir())[-1]
     under_way = path.read_bytes()[:-8]
     path.write_bytes(under_way)
-    log = EntryLog(tmp_path, clock=PLAN.rules.clock, keep_cycles=16, mends=False)
+    log = EntryLog(tmp_path, keep_cycles=16, mends=False)
     assert found(log) == [*ENTRIES[:-1], None]
     assert path.read_bytes() == under_way
 
@@ -125,7 +148,7 @@ def test_a_flipped_bit_costs_one_entry(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", b"\xff" * 1000, b"\0" * 1000, b"\x80\x04pickle" * 9])
 def test_foreign_bytes_are_no_entries(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "cycle-000000000000.log").write_bytes(content)
+    (tmp_path / "height-00000000000000000000.log").write_bytes(content)
     (tmp_path / "notes.txt").write_bytes(content)
     log = log_in(tmp_path)
     assert log.num_entries() == 0

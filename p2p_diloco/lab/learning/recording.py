@@ -73,7 +73,7 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     for folder, path in zip(folders.values(), runs.values(), strict=True):
         for certified in RunFolder(folder, plan.rules.run).read_rosters():
             rosters[certified.roster.digest()] = certified.roster
-        log = EntryLog(path / ENTRIES_FOLDER, clock=plan.rules.clock, keep_cycles=KEPT_CYCLES, mends=False)
+        log = EntryLog(path / ENTRIES_FOLDER, keep_cycles=KEPT_CYCLES, mends=False)
         entries |= {entry.digest(): entry for entry in log.kept()}
     if any(len(roster.members) > plan.manifest.membership.group_size for roster in rosters.values()):
         raise StateError(
