@@ -39,6 +39,7 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
     TakeSnapshot,
 )
+from p2p_diloco.protocol.actions import Stage as ReduceStage
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import (
     ContentReply,
@@ -246,6 +247,9 @@ class Player(Stage):
         reduced = reduce_parts(order, self.maths.codecs, self.rules.span_elements[order.span])
         if isinstance(reduced, str):
             self.note(machine, "void", f"{order.span} in round {order.round}: {reduced}")
+            if order.stage is ReduceStage.ROW:
+                now = machine.local(self.now)
+                self.perform(machine, machine.running.span_reduced(order, frozenset(), b"", 0.0, now))
             return
         self.mistakes.note_mean(machine, order, reduced)
         now = machine.local(self.now)

@@ -417,23 +417,18 @@ class PeerEngine:
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview, payload_norm: float, now: float
     ) -> list[Action]:
-        """Take a mean from the worker: send a row's mean to the span's owner, absorb an entry and hand it down."""
+        """Take a mean from the worker: send a row's mean to the span's owner, absorb an entry and hand it down.
+
+        Of a row also where there is none, as no part was sound: the owner learns who was there.
+        """
         result = self.exchange.span_reduced(order, sound, payload)
         if isinstance(result, str):
             return [Report(topic="void", text=f"{order.span} is void in round {order.round}: {result}")]
         if isinstance(result, RowMean):
-            return self._send_row_mean(result, now)
+            return self.exchange.hand_up(result, now)
         # What the entry is handed down with is decided when it is absorbed: an entry that does not hold before this
         # peer would not before anybody.
         return self.entry_checked(self.me.peer, result, payload_norm, now)
-
-    def _send_row_mean(self, mean: RowMean, now: float) -> list[Action]:
-        assert self.exchange.collection is not None, "a mean belongs to the round in progress"
-        owner = self.exchange.collection.grid.owner(mean.span)
-        assert owner is not None, "who reduces can be reached, so somebody owns"
-        if owner == self.me.peer:
-            return self.exchange.take(self.me.peer, mean, now)
-        return [Send(to=owner, message=mean, deadline=self.rules.clock.finish_by(mean.round))]
 
     def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
         """Take the island's contribution to the round in progress."""

@@ -34,6 +34,7 @@ from p2p_diloco.protocol.rules import RunRules
 
 Piece = Opening | SpanVector | RowMean
 MOST_EARLY_SENDERS = 64
+"""Of those that are not on the roster in force."""
 
 
 class Exchange:
@@ -218,13 +219,21 @@ class Exchange:
 
     def _keep_early(self, sender: PeerId, message: Piece) -> None:
         """Keep a message of the next round, as long as nobody can fill the memory with such."""
-        fits = isinstance(message, Opening) or len(message.payload) == self._expected_bytes(message)
         senders = self._early.setdefault(message.round, {})
-        if not fits or (sender not in senders and len(senders) >= MOST_EARLY_SENDERS):
+        if not self._is_member(sender):
+            # Newcomers of a roster that has not come yet: their vectors are too much to keep for whoever says so.
+            strangers = sum(not self._is_member(peer) for peer in senders)
+            if not isinstance(message, Opening) or (sender not in senders and strangers >= MOST_EARLY_SENDERS):
+                return
+        elif not isinstance(message, Opening) and len(message.payload) > (self._expected_bytes(message) or 0):
             return
         waiting = senders.setdefault(sender, [])
         if len(waiting) <= max(self._rules.num_spans):
             waiting.append(message)
+
+    def _is_member(self, peer: PeerId) -> bool:
+        roster = self._membership.book.in_force
+        return roster is not None and roster.member(peer) is not None
 
     def _expected_bytes(self, message: SpanVector | RowMean) -> int | None:
         sizes = self._rules.payload_bytes if isinstance(message, SpanVector) else self._rules.row_mean_bytes
@@ -260,7 +269,7 @@ class Exchange:
         if reason is not None:
             return [self._refusal(sender, mean.round, reason, False, now)]
         finish.add(mean)
-        return self._finish_span(finish, mean.span, at_deadline=False)
+        return self._finish_span(finish, mean.span, now, at_deadline=False)
 
     def tick(self, now: float) -> list[Action]:
         """Average at the deadlines what has not been averaged before."""
@@ -276,7 +285,7 @@ class Exchange:
             actions += self._reduce_span(collection, span, now, at_deadline=True)
         if now >= self._rules.clock.finish_by(collection.round):
             for span in finish.owned:
-                actions += self._finish_span(finish, span, at_deadline=True)
+                actions += self._finish_span(finish, span, now, at_deadline=True)
         return actions
 
     def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
@@ -286,7 +295,7 @@ class Exchange:
         if not at_deadline and still_expected(collection, span, gone):
             return []
         found = gather_contributions(collection, span, self._chains.heads.get(span), self._reduction)
-        actions = self._settle(collection.settled, found, span, at_deadline=at_deadline)
+        actions = self._settle(collection.settled, found, span, now, at_deadline=at_deadline)
         if span in collection.settled:
             awaited = (peer for peer, opening in collection.openings.items() if is_sending(opening, span))
             collection.overdue.update(peer for peer in awaited if (peer, span) not in collection.payloads)
@@ -295,13 +304,15 @@ class Exchange:
                 collection.payloads.pop((part.peer, span), None)
         return actions
 
-    def _finish_span(self, finish: Finish, span: SpanId, *, at_deadline: bool) -> list[Action]:
+    def _finish_span(self, finish: Finish, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in finish.settled or not (at_deadline or finish.is_complete(span)):
             return []
         found = finish.gather(span, self._chains.heads.get(span), self._reduction)
-        return self._settle(finish.settled, found, span, at_deadline=at_deadline)
+        return self._settle(finish.settled, found, span, now, at_deadline=at_deadline)
 
-    def _settle(self, settled: set[SpanId], found: Gathered | str, span: SpanId, *, at_deadline: bool) -> list[Action]:
+    def _settle(
+        self, settled: set[SpanId], found: Gathered | str, span: SpanId, now: float, *, at_deadline: bool
+    ) -> list[Action]:
         """Order the mean, or say that the span is void; before the deadline what is lacking may still come."""
         if isinstance(found, str) and not at_deadline:
             return []  # the entry that this peer lacks may still come
@@ -309,8 +320,20 @@ class Exchange:
         if isinstance(found, str):
             assert self.collection is not None
             return [Report(topic="void", text=f"{span} is void in round {self.collection.round}: {found}")]
+        if not found.reduce.parts:
+            assert self.collection is not None
+            return self.hand_up(self._row_mean(self.collection, found, frozenset(), b""), now)
         self._gathered[found.reduce.stage, span] = found
         return [found.reduce]
+
+    def hand_up(self, mean: RowMean, now: float) -> list[Action]:
+        """Send the mean of this row to the span's owner."""
+        assert self.collection is not None, "a mean belongs to the round in progress"
+        owner, me = self.collection.grid.owner(mean.span), self._membership.me.peer
+        assert owner is not None, "who reduces can be reached, so somebody owns"
+        if owner == me:
+            return self.take(me, mean, now)
+        return [Send(to=owner, message=mean, deadline=self._rules.clock.finish_by(mean.round))]
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview
@@ -344,10 +367,11 @@ class Exchange:
 
     def _row_mean(
         self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes | memoryview
-    ) -> RowMean | str:
+    ) -> RowMean:
+        """Return the mean of this row; one without a vector says who was there, where no contribution counts."""
         inclusion = gathered.inclusion_of(sound)
         if not sum(inclusion.weights) > 0:
-            return "no contribution of this row that counts was sound"
+            inclusion, payload = inclusion.left_out(), b""
         return RowMean(
             round=collection.round,
             span=gathered.reduce.span,

@@ -53,8 +53,8 @@ class Finish:
     def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:
         """Return what makes the span's entry, or why it is void this round.
 
-        The parent is the one that more than half of the roster name, all rows together; the owner must stand there. Of
-        a row from which no contribution came there is no mean, so its members do not count.
+        The parent is the one that more than half of the roster name, all rows together; the owner must stand there. A
+        row from which no contribution came says who was there, and is no part of the mean.
         """
         collection = self.collection
         rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
@@ -76,9 +76,11 @@ class Finish:
         senders = {row: collection.grid.reducer(span, row) for row in agreeing}
         parts = tuple(
             Part(peer=sender, payload=mean.payload, weight=sum(inclusions[row].weights), norm=0.0)
-            for row, (mean, _) in agreeing.items()
-            if (sender := senders[row]) is not None
+            for row, (mean, inclusion) in agreeing.items()
+            if (sender := senders[row]) is not None and inclusion.places
         )
+        if not parts:
+            return f"nobody's contribution came; {most} of {num_members} members were there"
         return Gathered(
             parent=parent,
             reduce=ReduceSpan(
@@ -100,8 +102,9 @@ def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection
         members = collection.roster.members
         return all(members[place].peer in collection.newcomers for place in inclusion.places)
 
-    new = {row for row, inclusion in inclusions.items() if is_new(inclusion)}
-    if len(new) == len(inclusions):
+    contributing = {row: inclusion for row, inclusion in inclusions.items() if inclusion.places}
+    new = {row for row, inclusion in contributing.items() if is_new(inclusion)}
+    if len(new) == len(contributing):
         return dict(inclusions)
     return {
         row: inclusion if row not in new else replace(inclusion, weights=(0.0,) * len(inclusion.places))
@@ -132,14 +135,15 @@ def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_byte
     places = places_in(mean.included)
     members = collection.roster.members
     present = places_in(mean.present)
-    if not places or not lies_within(mean.included, mean.present):
-        return "includes nobody, or members that were not there"
+    if not present or not lies_within(mean.included, mean.present):
+        return "says that nobody was there, or includes members that were not there"
     if present[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in present):
         return f"names members that are not in row {mean.row}"
     if not len(places) == len(mean.weights) == len(mean.norms):
         return f"has {len(mean.weights)} weights and {len(mean.norms)} norms for {len(places)} members"
-    if min(mean.weights) < 0 or sum(mean.weights) <= 0 or min(mean.norms) < 0:
+    if places and (min(mean.weights) < 0 or sum(mean.weights) <= 0 or min(mean.norms) < 0):
         return "has a negative norm, or weights that do not sum to more than 0"
-    if len(mean.payload) != expected_bytes:
-        return f"{mean.span} came with {len(mean.payload)} bytes, {expected_bytes} expected"
+    expected = expected_bytes if places else 0
+    if len(mean.payload) != expected:
+        return f"{mean.span} came with {len(mean.payload)} bytes, {expected} expected"
     return None

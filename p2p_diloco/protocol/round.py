@@ -214,8 +214,8 @@ def gather_contributions(
     The parent is chosen by who named it, whether their contributions came or not; the mean is of those that came. In a
     run of one row more than half of the roster must name it, and a reducer that follows the entries must stand there
     itself; a helper, which holds no state (`head` None), goes by the others. In a grid the owner asks for the majority:
-    a row goes by the parent that most of it name, and one from which no contribution came sends nothing, so that its
-    members do not count there.
+    a row goes by the parent that most of it name, and one from which no contribution came has a mean without parts,
+    which says who was there: a silent row must not keep the others from a majority.
     """
     offers = _offers(collection, span)
     parent = _named_parent([offer.parent for _, _, offer in offers.values()], collection, head)
@@ -223,7 +223,7 @@ def gather_contributions(
         return parent
     agreeing = {peer: offer for peer, offer in offers.items() if offer[2].parent == parent}
     came = {peer: offer for peer, offer in agreeing.items() if (peer, span) in collection.payloads}
-    if not came:
+    if not came and collection.is_one_row:
         return f"nobody's contribution came; {len(agreeing)} of {len(collection.roster.members)} members were there"
     weights = _weights(came, collection.newcomers, head if head is not None and head.digest == parent else None, rules)
     return Gathered(

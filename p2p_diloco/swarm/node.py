@@ -29,6 +29,7 @@ from p2p_diloco.protocol.actions import (
     ServeContent,
     ServeEntry,
     ServeSpan,
+    Stage,
     TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
@@ -282,6 +283,8 @@ class SwarmNode:
         def reduced(result: Reduced | str) -> None:
             if isinstance(result, str):
                 self._notes.note("void", f"{action.span} is void in round {action.round}: {result}")
+                if action.stage is Stage.ROW:
+                    self._play(self.engine.span_reduced(action, frozenset(), b"", 0.0, self._clock.now()))
                 return
             for peer, reason in result.dropped:
                 text = f"round {action.round}, {action.span}: dropped {short_peer_id(peer)}: {reason}"

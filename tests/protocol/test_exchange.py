@@ -11,7 +11,7 @@ from made import certify, entry_on, founding, head_of, ids, membership_of, roste
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, Stage, TakeSnapshot
 from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
+from p2p_diloco.protocol.entry import Entry, EntryRules, next_head, places_in
 from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
 from p2p_diloco.protocol.messages import Opening, Refusal, RowMean
 from p2p_diloco.protocol.round import contribution_messages
@@ -117,6 +117,23 @@ def test_what_comes_early_waits_for_its_round() -> None:
     assert refusals(actions)
 
 
+def test_of_what_comes_early_only_members_have_vectors_kept_and_strangers_displace_none() -> None:
+    rounds, _ = exchange(2)
+    rounds.begin(1, False)
+    opening, vectors = words(contribution(2))
+    for place in range(MOST_EARLY_SENDERS + 9):
+        for message in (opening, *vectors):
+            rounds.take(peer_id(str(place)), message, 15.0)
+    for message in (opening, *vectors):
+        rounds.take(BOB, message, 15.0)
+    for far in (3, 2**60, -(2**60)):
+        assert refusals(rounds.take(BOB, replace(opening, round=far), 15.0)) == ["late or far too early"]
+    kept = rounds._early[2]
+    assert len(kept) == MOST_EARLY_SENDERS + 1
+    assert {len(messages) for peer, messages in kept.items() if peer != BOB} == {1}
+    assert len(kept[BOB]) == 1 + len(vectors)
+
+
 def test_what_comes_before_a_busy_machine_ticks_waits_for_its_round_too() -> None:
     rounds, _ = exchange(2)
     rounds.begin(1, False)
@@ -191,7 +208,9 @@ def test_in_a_grid_a_reducer_sends_the_mean_of_its_row_and_an_owner_finishes() -
         for vector in vectors:
             orders += [a for a in rounds.take(peer, vector, 1.0) if isinstance(a, ReduceSpan)]
     assert [(order.span, order.stage) for order in orders] == [(span, Stage.ROW) for span in mine]
-    assert "no contribution of this row" in str(rounds.span_reduced(orders[0], frozenset(), b"mean"))
+    unsound = rounds.span_reduced(orders[0], frozenset(), b"mean")
+    assert isinstance(unsound, RowMean)
+    assert (places_in(unsound.present), unsound.included, unsound.payload) == ((0, 2, 4), b"\0", b"")
     rounds.begin(0, True)
     assert rounds.span_reduced(orders[0], frozenset(row_of_ann(rounds)), b"mean") == (
         "the round was over before its mean was ready"
@@ -201,9 +220,14 @@ def test_in_a_grid_a_reducer_sends_the_mean_of_its_row_and_an_owner_finishes() -
 def test_an_owner_finishes_at_its_deadline_without_the_rows_that_are_missing() -> None:
     rounds = next(r for me in ids(6) if (r := grid_round(me)).begin(0, True) and r.finish and r.finish.owned)
     assert rounds.finish is not None
-    said = [action for action in rounds.tick(5.0) if isinstance(action, Report)]
-    assert len(said) == len(rounds.finish.collection.reduced), "nobody's vectors have come"
-    assert len(rounds.tick(6.0)) == len(rounds.finish.owned), "no row has come: void"
+    reduced = rounds.finish.collection.reduced
+    sent = [action.message for action in rounds.tick(5.0) if isinstance(action, Send)]
+    means = [message for message in sent if isinstance(message, RowMean)]
+    assert len(means) == len(reduced) - len(rounds.finish.owned), "nobody's vectors have come: only who is there"
+    assert all(mean.payload == b"" for mean in means)
+    reports = rounds.tick(6.0)
+    assert len(reports) == len(rounds.finish.owned)
+    assert all(isinstance(r, Report) and "1 of 6 members were there" in r.text for r in reports), "the others' row"
     assert rounds.tick(6.1) == []
 
 

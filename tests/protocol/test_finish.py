@@ -158,8 +158,9 @@ def test_a_settled_span_takes_no_more_means() -> None:
         ({"span": SPAN._replace(index=7)}, "is not what its sender reduces"),
         ({"row": 1}, "is not what its sender reduces"),
         ({"row": 9}, "is not what its sender reduces"),
-        ({"included": b""}, "includes nobody"),
-        ({"included": b"\0"}, "includes nobody"),
+        ({"included": b""}, "has 3 weights and 3 norms for 0 members"),
+        ({"included": b"\0", "weights": (), "norms": ()}, "came with 6 bytes, 0 expected"),
+        ({"included": b"", "present": b""}, "says that nobody was there"),
         ({"included": b"\xff"}, "members that were not there"),
         ({"present": b"\xff"}, "names members that are not in row 0"),
         ({"present": pack_included(set(range(6)), 6)}, "names members that are not in row 0"),
@@ -180,3 +181,28 @@ def test_means_that_do_not_fit_are_refused(changes: dict[str, object], text: str
 def test_a_mean_that_fits_is_taken_from_the_reducer_of_its_row_alone() -> None:
     assert refuse_row_mean(row_mean(0), sender(0), finish(), 6) is None
     assert refuse_row_mean(row_mean(0), sender(1), finish(), 6) is not None
+
+
+def only_there(row: int) -> RowMean:
+    return row_mean(row, included=b"", weights=(), norms=(), tokens=0, payload=b"")
+
+
+def test_a_row_without_contributions_says_who_was_there_and_voids_nothing() -> None:
+    owner = finish(*GRID.rows[0])
+    owner.add(row_mean(0))
+    silent = only_there(1)
+    assert refuse_row_mean(silent, sender(1), owner, 6) is None
+    owner.add(silent)
+    found = owner.gather(SPAN, HEAD, 2.0)
+    assert isinstance(found, Gathered)
+    assert [(part.peer, part.weight) for part in found.reduce.parts] == [(sender(0), 6.0)], "newcomers, but no others"
+    inclusion = found.inclusion_of(frozenset({sender(0)}))
+    assert inclusion.present == tuple(range(6))
+    assert inclusion.places == tuple(sorted(row_members(ROSTER, GRID, 0)))
+
+
+def test_where_no_row_has_a_contribution_there_is_no_entry() -> None:
+    owner = finish()
+    for row in ROWS:
+        owner.add(only_there(row))
+    assert owner.gather(SPAN, HEAD, 2.0) == "nobody's contribution came; 6 of 6 members were there"
