@@ -49,3 +49,33 @@ class NotInRun(PeerError):
 
 class NonFiniteUpdate(RoundError):
     """A decoded update holds a NaN or an infinity; the span is void this round."""
+
+
+MOST_TEXT = 16 * 1024
+_UNSEEN = frozenset(
+    map(
+        chr,
+        (
+            *range(0x20),
+            *range(0x7F, 0xA0),
+            0x61C,
+            *range(0x200B, 0x2010),
+            *range(0x2028, 0x202F),
+            *range(0x2060, 0x2070),
+            0xFEFF,
+            *range(0xD800, 0xE000),
+        ),
+    )
+)
+"""Controls, line breaks, marks that turn the direction of what follows or have no width, and halves of characters."""
+
+
+def has_unseen(text: str) -> bool:
+    """Tell whether `text` could move a cursor, break a line or show itself in another order than it is in."""
+    return not _UNSEEN.isdisjoint(text)
+
+
+def clean_text(text: str, most: int = MOST_TEXT) -> str:
+    """Return what a peer sent as people may see it: on one line, without control characters, at most so long."""
+    cut = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join("?" if character in _UNSEEN else character for character in cut) if has_unseen(cut) else cut

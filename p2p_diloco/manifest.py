@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from p2p_diloco.errors import ConfigError, FrameError
+from p2p_diloco.errors import ConfigError, FrameError, clean_text, has_unseen
 from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
@@ -27,13 +27,12 @@ SHORTEST_ROUND, LONGEST_ROUND = 0.05, 7 * 86400.0
 # What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
 _STATEMENT_PREFIX = b"p2p-diloco manifest 1\n"
 
-_CONTROL_CHARACTERS = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
 _DIGEST_DIGITS = 2 * DIGEST_BYTES
 
 
 def _printable(text: str) -> str:
     """Refuse what could move the cursor of the terminals in which people see this text."""
-    if not text or _CONTROL_CHARACTERS & set(text):
+    if not text or has_unseen(text):
         raise ValueError("expected text of at least one character, without control characters")
     return text
 
@@ -347,7 +346,7 @@ def decode_signed_manifest(encoded: bytes) -> SignedManifest:
         manifest = RunManifest.model_validate_json(statement)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "its text"
+        where = clean_text(".".join(map(str, first["loc"])) or "its text", 100)
         raise FrameError(
             f"a manifest that this version cannot read ({where}: {first['msg']}); was it made by another version?"
         ) from None

@@ -10,6 +10,7 @@ import pytest
 
 from p2p_diloco import errors
 from p2p_diloco.errors import (
+    MOST_TEXT,
     ConfigError,
     FrameError,
     NetworkError,
@@ -18,6 +19,7 @@ from p2p_diloco.errors import (
     PeerError,
     RoundError,
     StateError,
+    clean_text,
 )
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, P2PDilocoError)]
@@ -53,3 +55,10 @@ def test_every_error_can_be_caught_at_the_root_and_says_who_must_act(kind: type[
 def test_every_exit_code_is_documented(kind: type[P2PDilocoError]) -> None:
     rows = re.findall(r"^\| (\d+) \| `?(\w+)`? \|", EXIT_CODES.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert (str(kind.exit_code), kind.__name__) in rows
+
+
+def test_what_a_peer_sent_is_shown_on_one_line_without_control_characters_and_not_too_long() -> None:
+    assert clean_text("12D3 said: naïve, 日本") == "12D3 said: naïve, 日本"
+    assert clean_text("\x1b[2J a\nb\r\x07\x9b \u202eevil\u2066 \u2028 \ud800\x00") == "?[2J a?b??? ?evil? ? ??"
+    assert clean_text("a" * 100, 10) == "a" * 9 + "…"
+    assert len(clean_text("\x1b" * 10**6)) == MOST_TEXT

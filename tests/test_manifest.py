@@ -222,6 +222,10 @@ def test_a_model_says_what_differs_from_its_size() -> None:
             {"name": "\x1b[2J"},
             "name in the new run: expected text of at least one character, without control characters",
         ),
+        (
+            {"name": "safe\u202e gpj.exe"},
+            "name in the new run: expected text of at least one character, without control characters",
+        ),
         ({"name": ""}, "name in the new run: expected text of at least one character, without control characters"),
         ({"name": "x" * 65}, f'name = "{"x" * 65}" in the new run: should have at most 64 characters'),
         ({"data.fingerprint": "AB"}, "data.fingerprint in the new run: expected 64 hexadecimal digits in lower case"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send
 from p2p_diloco.protocol.attendance import Self
@@ -313,7 +314,7 @@ class PeerEngine:
         return [Report(topic="good-bye", text=f"a peer left after {from_whom.heartbeat.steps} inner steps")]
 
     def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
-        reason = refusal.reason.decode("utf-8", "replace")
+        reason = clean_text(refusal.reason.decode("utf-8", "replace"))
         text = f"contribution to round {refusal.round} refused: {reason}"
         actions: list[Action] = [Report(topic="refused", text=text)]
         if refusal.newer_roster:

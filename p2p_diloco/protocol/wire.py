@@ -58,15 +58,16 @@ class Field:
 Layout = tuple[tuple[str, Field], ...]
 
 
-def number(code: str, most: int | None = None) -> Field:
-    """Return a number, by its code in `struct`, at most `most`: on its way out it saturates there.
+def number(code: str, most: int | None = None, *, saturates: bool = False) -> Field:
+    """Return a number, by its code in `struct`; on its way in at most `most`.
 
-    So a count that others have driven up as far as they may never makes an honest frame one that is hung up on.
+    One that saturates is at most `most` on its way out, too: a count that others have driven up as far as they may
+    never makes an honest frame one that is hung up on.
     """
     packer = struct.Struct("<" + code)
 
     def put(out: bytearray, value: Any) -> None:
-        out += packer.pack(value if most is None else min(value, most))
+        out += packer.pack(min(value, most) if saturates and most is not None else value)
 
     def take(reader: FrameReader) -> Any:
         value = packer.unpack(reader.take(packer.size))[0]
@@ -83,8 +84,8 @@ MOST_COUNTED = (1 << 62) - 1
 """Largest count that a frame may hold, where all counts saturate: what a stranger says can be added to without leaving
 64 bits."""
 
-U8, U16, U32, U64 = number("B"), number("H"), number("I"), number("Q", MOST_COUNTED)
-I64, F32, F64 = number("q", MOST_COUNTED), number("f"), number("d")
+U8, U16, U32, U64 = number("B"), number("H"), number("I"), number("Q", MOST_COUNTED, saturates=True)
+I64, F32, F64 = number("q", MOST_COUNTED, saturates=True), number("f"), number("d")
 
 
 def _take_flag(reader: FrameReader) -> bool:

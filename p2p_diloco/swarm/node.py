@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from p2p_diloco.errors import FrameError, NetworkError, PeerError
+from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import (
     Action,
@@ -53,6 +53,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.event_budget import EventBudget
 from p2p_diloco.swarm.replica import Replica, SpanUpdate, absorbed_entry
 from p2p_diloco.swarm.round_notes import RoundNotes
 from p2p_diloco.swarm.serving import Serving
@@ -77,6 +78,10 @@ from p2p_diloco.swarm.vector_worker import Worker
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport
 
 INTRODUCTION_SECONDS = 10.0
+CAUSED_BY_PEERS = frozenset(
+    ("refused", "entry-refused", "roster-refused", "proposal-refused", "frame-refused", "content", "donor", "good-bye")
+)
+"""Topics of reports that a peer's message makes as often as it likes; they name it, and count against its budget."""
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
 FEWEST_SPLIT_BYTES = 64 * 1024
@@ -119,6 +124,7 @@ class SwarmNode:
         self._lost: NetworkError | None = None
         self._last_ping = float("-inf")
         self._notes = RoundNotes()
+        self._budget = EventBudget()
         self._archive = archive if archive is not None else NoArchive()
         self._serving = Serving(
             engine=engine,
@@ -207,7 +213,7 @@ class SwarmNode:
         """Hear that they cannot any more."""
         self.engine.link_lost(peer)
         self._clock.forget(peer)
-        self._observer.report("link", f"lost the link to {short_peer_id(peer)}: {reason}")
+        self._say("link", f"lost the link to {short_peer_id(peer)}: {reason}", peer)
         self._wake.set()  # what it was asked for is asked of others at once
 
     def transport_lost(self, error: NetworkError) -> None:
@@ -222,7 +228,7 @@ class SwarmNode:
             if is_bulk(message) != (lane is Lane.BULK):
                 raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
         except FrameError as error:
-            self._observer.report("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; hanging up")
+            self._say("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; hanging up", peer)
             self._transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
@@ -246,12 +252,12 @@ class SwarmNode:
                 self._check_entry(peer, message)
             case SpanReply() if not is_sound_piece(message):
                 text = f"{short_peer_id(peer)} served numbers that no sound state holds; hanging up"
-                self._observer.report("frame-refused", text)
+                self._say("frame-refused", text, peer)
                 self._transport.hang_up(peer)
             case EntryRequest():
-                self._play(self.engine.receive(peer, message, now), on_request=True)
+                self._play(self.engine.receive(peer, message, now), on_request=True, caused_by=peer)
             case _:
-                self._play(self.engine.receive(peer, message, now))
+                self._play(self.engine.receive(peer, message, now), caused_by=peer)
 
     def _check_entry(self, peer: PeerId, entry: Entry) -> None:
         elements = self.engine.rules.span_elements.get(entry.span)
@@ -259,7 +265,7 @@ class SwarmNode:
             return
 
         def checked(norm: float) -> None:
-            self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()))
+            self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
 
         self._work(checked, peer, payload_norm, self._codecs.entry, entry.payload, elements)
 
@@ -271,7 +277,7 @@ class SwarmNode:
         def done(result: Any, error: BaseException | None) -> None:
             if isinstance(error, PeerError):
                 name = short_peer_id(peer) if peer is not None else "this peer"
-                self._observer.report("frame-refused", f"{name}: {error}")
+                self._say("frame-refused", f"{name}: {error}", peer)
             elif error is not None:
                 self._loop.call_exception_handler({"message": "vector work failed", "exception": error})
             else:
@@ -296,7 +302,7 @@ class SwarmNode:
 
     # -- playing actions
 
-    def _play(self, actions: Sequence[Action], *, on_request: bool = False) -> None:
+    def _play(self, actions: Sequence[Action], *, on_request: bool = False, caused_by: PeerId | None = None) -> None:
         frames: dict[int, Frame] = {}
         for action in actions:
             match action:
@@ -311,17 +317,31 @@ class SwarmNode:
                     self._memory.keep_roster(action.certified)
                     self._choose_clocks()
                 case RoundClosed():
-                    for topic, text in self._notes.take():
+                    for topic, text, about in self._notes.take():
+                        self._say(topic, text, about)
+                    for topic, text in self._budget.flush(self._loop.time()):
                         self._observer.report(topic, text)
                     self._observer.round_closed(action)
                 case Report() if action.topic == "void":
                     self._notes.note(action.topic, action.text)
                 case Report():
-                    self._observer.report(action.topic, action.text)
+                    self._say(action.topic, action.text, caused_by if action.topic in CAUSED_BY_PEERS else None)
                 case _:
                     self._play_vectors(action)
         if actions:
             self._wake.set()
+
+    def _say(self, topic: str, text: str, peer: PeerId | None) -> None:
+        """Tell the observer a sentence; one that `peer` made necessary names it, and counts against its budget."""
+        text = clean_text(text)
+        if peer is None:
+            self._observer.report(topic, text)
+            return
+        name, roster = short_peer_id(peer), self.engine.book.in_force
+        line = (topic, text if name in text else f"{name}: {text}")
+        is_member = roster is not None and roster.member(peer) is not None
+        for topic, text in self._budget.take(peer, line, self._loop.time(), is_member=is_member):
+            self._observer.report(topic, text)
 
     def _note_refusal(self, action: Send) -> None:
         refusal = action.message

@@ -22,11 +22,13 @@ class RoundNotes:
         else:
             self._first[subject] = text
 
-    def take(self) -> list[tuple[str, str]]:
-        """Return topic and sentence of each subject, in the order in which they came up, and begin anew."""
+    def take(self) -> list[tuple[str, str, PeerId | None]]:
+        """Return topic, sentence and peer of each subject, in the order in which they came up, and begin anew."""
         first, more = self._first, self._more
         self._first, self._more = {}, {}
-        return [(subject[0], _with_count(text, more.get(subject, 0))) for subject, text in first.items()]
+        return [
+            (topic, _with_count(text, more.get((topic, about), 0)), about) for (topic, about), text in first.items()
+        ]
 
 
 def _with_count(text: str, more: int) -> str:

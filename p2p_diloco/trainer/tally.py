@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
@@ -71,7 +72,7 @@ class Tally:
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
         """Pass an event on."""
-        self._observer.event(PeerEvent(time=self._unix_seconds(), topic=topic, text=text, figures=figures))
+        self._observer.event(PeerEvent(time=self._unix_seconds(), topic=topic, text=clean_text(text), figures=figures))
 
     def round_closed(self, closed: RoundClosed) -> None:
         """Count a round in which this peer was ready, and pass it on."""

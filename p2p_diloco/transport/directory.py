@@ -136,8 +136,8 @@ def _read_addresses(encoded: bytes, count: int) -> tuple[tuple[str, ...], int]:
         (length,) = _ADDRESS_LENGTH.unpack_from(encoded, offset)
         offset += _ADDRESS_LENGTH.size
         text = encoded[offset : offset + length]
-        if length > MAX_ADDRESS_BYTES or not text.isascii():
-            raise FrameError(f"a peer record holds an address of {length} bytes or beyond ASCII")
+        if length > MAX_ADDRESS_BYTES or not all(0x20 < byte < 0x7F for byte in text):
+            raise FrameError(f"a peer record holds an address of {length} bytes or beyond printable ASCII")
         addresses.append(text.decode("ascii"))
         offset += length
     return tuple(addresses), offset

@@ -12,9 +12,10 @@ import pytest
 
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.messages import RosterReply, SpanReply, encode_message
+from p2p_diloco.protocol.messages import Refusal, RosterReply, SpanReply, encode_message
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.swarm.event_budget import LINES_PER_MINUTE
 from p2p_diloco.transport.link import Lane
 from tests.swarm.memory_machine import RUN, Machine, key_of, run_rules, sign_as
 from tests.swarm.memory_stage import MemorySwarm, play
@@ -144,6 +145,28 @@ def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender
             assert machine.engine.book.in_force.epoch == 0
             assert "no majority of roster" in machine.texts("roster-refused")[0]
             await swarm.grows(machine.name, within=60.0)
+
+    act(scene)
+
+
+# -- what people see
+
+
+def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_counted() -> None:
+    async def scene(swarm: MemorySwarm) -> None:
+        villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
+        assert villain.transport is not None
+        word = Refusal(round=3, newer_roster=False, reason=b"no\x1b[2J\nall is well \xe2\x80\xae\x07")
+        for _ in range(1000):
+            deadline = asyncio.get_running_loop().time() + 5.0
+            villain.transport.post(target.peer, encode_message(word), lane=Lane.CONTROL, deadline=deadline)
+            await swarm.run(0.02)
+        texts = target.texts("refused")
+        assert len(texts) == LINES_PER_MINUTE
+        assert texts[0] == f"{short_peer_id(villain.peer)}: contribution to round 3 refused: no?[2J?all is well ??"
+        await swarm.run(80.0)
+        (counted,) = target.texts("flood")
+        assert counted == f"980 more lines about {short_peer_id(villain.peer)} were left out in the last minute"
 
     act(scene)
 

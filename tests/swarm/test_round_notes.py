@@ -11,14 +11,14 @@ ANN, BEN = PeerId(sha256(b"ann")), PeerId(sha256(b"ben"))
 def test_one_sentence_is_said_as_it_is() -> None:
     notes = RoundNotes()
     notes.note("void", "span 3 is void")
-    assert notes.take() == [("void", "span 3 is void")]
+    assert notes.take() == [("void", "span 3 is void", None)]
 
 
 def test_of_sentences_on_one_subject_the_first_is_said_and_the_others_counted() -> None:
     notes = RoundNotes()
     for span in range(3):
         notes.note("void", f"span {span} is void")
-    assert notes.take() == [("void", "span 0 is void (and 2 more like it)")]
+    assert notes.take() == [("void", "span 0 is void (and 2 more like it)", None)]
 
 
 def test_nobody_hides_behind_another_culprit() -> None:
@@ -26,8 +26,8 @@ def test_nobody_hides_behind_another_culprit() -> None:
     for peer, name in ((ANN, "ann"), (ANN, "ann"), (BEN, "ben")):
         notes.note("contribution-dropped", f"dropped {name}", about=peer)
     assert notes.take() == [
-        ("contribution-dropped", "dropped ann (and 1 more like it)"),
-        ("contribution-dropped", "dropped ben"),
+        ("contribution-dropped", "dropped ann (and 1 more like it)", ANN),
+        ("contribution-dropped", "dropped ben", BEN),
     ]
 
 

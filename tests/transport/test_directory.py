@@ -91,7 +91,8 @@ def with_field(offset: int, form: str, value: object) -> bytes:
         (with_field(75, ">B", 17), "names 17 addresses; 16 are allowed"),
         (with_field(75, ">B", 16), "ends within its addresses|an address of"),
         (with_field(76, ">H", 300), "an address of 300 bytes"),
-        (with_field(80, ">B", 0xFF), "beyond ASCII"),
+        (with_field(80, ">B", 0xFF), "beyond printable ASCII"),
+        (with_field(80, ">B", 0x1B), "beyond printable ASCII"),
     ],
 )
 def test_malformed_records_are_refused_with_their_reason(encoded: bytes, text: str) -> None:
