@@ -16,9 +16,9 @@ from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.roster_book import RosterBook
 
 
-def is_whole(line: Sequence[Roster], cycle: int, void_cycles: int) -> bool:
-    """Tell whether a majority certified all rosters of a line, the last of them lately."""
-    return bool(line) and line[-1].cycle >= cycle - void_cycles and not any(roster.is_degraded() for roster in line)
+def is_whole(parting: Roster, line: Sequence[Roster], cycle: int, void_cycles: int) -> bool:
+    """Tell whether a majority certified all rosters of a line since the parting, the last of them lately."""
+    return bool(line) and line[-1].cycle >= cycle - void_cycles and line[-1].epoch == parting.epoch
 
 
 def is_sound(parting: Roster, line: Sequence[Roster], cycle: int, void_cycles: int) -> bool:
@@ -28,12 +28,13 @@ def is_sound(parting: Roster, line: Sequence[Roster], cycle: int, void_cycles: i
     went on alone. Once they have gone on for as long as it takes to go below a majority, it is.
 
     Args:
+        line: its last rosters are enough, two more than `void_cycles`: there is at most one in a cycle.
         cycle: the cycle in progress.
         void_cycles: so many cycles without a roster are a long gap: as many as make a peer go on without a majority.
     """
     cycles = [parting.cycle, *(roster.cycle for roster in line)]
     has_gap = any(late - early > void_cycles for early, late in pairwise(cycles) if late > cycle - void_cycles)
-    return is_whole(line, cycle, void_cycles) and not has_gap
+    return is_whole(parting, line, cycle, void_cycles) and not has_gap
 
 
 def is_better(
@@ -48,7 +49,7 @@ def is_better(
         return False
     if is_sound(parting, theirs, cycle, void_cycles):
         return True
-    return False if is_whole(ours, cycle, void_cycles) and len(theirs) < void_cycles else None
+    return False if is_whole(parting, ours, cycle, void_cycles) and len(theirs) < void_cycles else None
 
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:

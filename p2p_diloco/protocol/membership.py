@@ -153,7 +153,7 @@ class Membership(Attendance):
 
     def is_better(self, roster: Roster, cycle: int) -> bool | None:
         """Tell whether a roster ends a better line than the one in force; None where that is told by seniority."""
-        parting = self.book.parting(roster.parent)
+        parting = self.book.parting(roster.parent, self.rules.void_cycles + 2)
         if parting is None or not parting[1] or roster.digest() in self.book:
             return None
         begin, ours, theirs = parting
@@ -169,7 +169,7 @@ class Membership(Attendance):
             raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
         if mine is not None and roster.parent == self.book.in_force_digest and roster.level > self.level():
             self._doubt(roster, mine, now)
-        parting = self.book.parting(roster.parent)
+        parting = self.book.parting(roster.parent, self.rules.void_cycles + 2)
         is_new = roster.digest() not in self.book
         if is_new and parting is not None and is_sound(parting[0], parting[1], cycle, self.rules.void_cycles):
             raise PeerError(f"roster {roster.k} is of another line than the one here, which went on with a majority")

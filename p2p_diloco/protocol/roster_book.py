@@ -210,10 +210,11 @@ class RosterBook:
         """Tell whether a roster is the one in force or on the chain behind it."""
         return digest in self._places
 
-    def parting(self, parent: Digest) -> tuple[Roster, list[Roster], list[Roster]] | None:
+    def parting(self, parent: Digest, most: int) -> tuple[Roster, list[Roster], list[Roster]] | None:
         """Return where the line that ends in a known roster leaves our chain, ours since then, and its own since then.
 
-        None when the roster is not known here.
+        None when the roster is not known here. Of ours only the last `most`: whoever shows a fork of an old roster
+        must not have all that came after it looked through.
         """
         theirs: list[Roster] = []
         while parent in self._certified and parent not in self._places:
@@ -221,7 +222,8 @@ class RosterBook:
             parent = theirs[-1].parent
         if parent not in self._places:
             return None
-        ours = [self._certified[digest].roster for digest in self._chain[self._places[parent] + 1 :]]
+        begin = max(self._places[parent] + 1, len(self._chain) - most)
+        ours = [self._certified[digest].roster for digest in self._chain[begin:]]
         return self._certified[parent].roster, ours, theirs[::-1]
 
     def chain(self) -> list[CertifiedRoster]:

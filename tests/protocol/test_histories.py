@@ -163,8 +163,8 @@ def test_a_lone_member_takes_the_line_of_the_majority_though_more_is_counted_on_
 # -- the rule
 
 
-def roster(cycle: int, *, level: int = 0) -> Roster:
-    return child_of(founding_of().roster, [member(peer_id("ann"))], cycle=cycle, level=level, epoch=level)
+def roster(cycle: int, *, level: int = 0, epoch: int = 0) -> Roster:
+    return child_of(founding_of().roster, [member(peer_id("ann"))], cycle=cycle, level=level, epoch=max(epoch, level))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_line_is_sound_when_a_majority_went_on_with_it(
 
 
 def test_a_line_on_which_somebody_went_on_without_a_majority_is_not_sound() -> None:
-    assert not is_sound(roster(100), [roster(101), roster(102, level=1), roster(103)], 104, 8)
+    assert not is_sound(roster(100), [roster(101), roster(102, level=1), roster(103, epoch=1)], 104, 8)
 
 
 def test_whom_most_have_left_behind_is_told_by_signs_of_life() -> None:
