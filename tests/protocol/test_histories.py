@@ -14,7 +14,7 @@ from swarm_driver import Swarm
 from p2p_diloco.ids import sha256
 from p2p_diloco.protocol.actions import Report
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.histories import is_left_behind, is_sound
+from p2p_diloco.protocol.histories import is_better, is_left_behind, is_sound
 from p2p_diloco.protocol.messages import RosterReply
 from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, Roster
 
@@ -149,12 +149,14 @@ def test_one_of_two_that_slept_through_it_follows_the_other() -> None:
 def test_a_lone_member_takes_the_line_of_the_majority_though_more_is_counted_on_its_own() -> None:
     swarm = founded(3)
     swarm.partition(["p0", "boot"], ["p1", "p2"])
+    swarm.machines["p1"].contributes = False
     swarm.run_until(lambda: swarm.members("p0") == {"p0"}, 9 * MINUTE)
-    swarm.machines["p0"].rules_engine.membership.included_total += 20
-    swarm.run(MINUTE)
+    swarm.machines["p0"].rules_engine.membership.included_total += 200
+    swarm.run(6 * MINUTE)
     alone, others = swarm.machines["p0"].roster, swarm.machines["p1"].roster
-    assert alone.is_degraded() or alone.epoch == 1
-    assert others.epoch == 0
+    assert (alone.epoch, others.epoch) == (1, 0)
+    assert alone.included_total > others.included_total
+    swarm.machines["p1"].contributes = True
     swarm.heal()
     recovers(swarm, 5 * MINUTE)
     assert {machine.roster.epoch for machine in swarm.running()} == {0}
@@ -188,6 +190,17 @@ def test_a_line_is_sound_when_a_majority_went_on_with_it(
 
 def test_a_line_on_which_somebody_went_on_without_a_majority_is_not_sound() -> None:
     assert not is_sound(roster(100), [roster(101), roster(102, level=1), roster(103, epoch=1)], 104, 8)
+
+
+def test_a_line_with_a_majority_is_better_and_a_young_one_without_must_have_gone_on_for_a_while() -> None:
+    parting, night = roster(100), [roster(110 + n, level=1) for n in range(9)]
+    sound, morning = [roster(cycle) for cycle in range(101, 120)], [roster(119)]
+    assert is_better(parting, night, sound, 120, 8) is True
+    assert is_better(parting, sound, night, 120, 8) is False
+    assert is_better(parting, morning, night, 120, 8) is None, "as much as is counted on it"
+    assert is_better(parting, morning, night[:3], 120, 8) is False, "a single liar begins one"
+    assert is_better(parting, night, morning, 120, 8) is None
+    assert is_better(parting, [roster(101)], night[:1], 120, 8) is None, "what ended long ago defends nothing"
 
 
 def test_whom_most_have_left_behind_is_told_by_signs_of_life() -> None:
