@@ -466,10 +466,19 @@ class CatchUp:
         lacking.add(sender)
         if sender != target and len(lacking) < MOST_LACKING:
             return []
+        height = self._targets[span][0]
         del self._targets[span], self._lacking[span]
         self._unjoinable.add(span)
+        followed = self._follow_majority(span, head, now)
+        if followed or self._doubted.get(target, now) > now:
+            return followed
+        self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
         self._doubted[target] = now + SHUN_SECONDS
-        return self._follow_majority(span, head, now)
+        text = (
+            f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody asked "
+            "has the entries between, and no majority says so; staying here"
+        )
+        return [Report(topic="adoption", text=text)]
 
     def want_transfer(self, span: SpanId, donor: PeerId) -> None:
         """Fetch a whole span: its log cannot be joined with the donor's."""
@@ -564,9 +573,9 @@ class CatchUp:
             if what[0] == head.digest and (self.voices.may_name(head, voters) or self._on_word_of.get(span) in voters):
                 transfer.named = what[1]
         if transfer.named is None:
-            if self._is_old(span, transfer, now):
-                del self._transfers[span]
-                self._asked.pop(span, None)
+            others = self._elsewhere(span, transfer, now)
+            if others:
+                self.want_transfer(span, others[0])
             return []
         if transfer.content is None or self._would_go_back(span, head):
             return []
@@ -579,16 +588,19 @@ class CatchUp:
         self._chains.set_head(span, head)
         return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
-    def _is_old(self, span: SpanId, transfer: Transfer, now: float) -> bool:
-        """Tell whether a majority stands elsewhere: nobody will vouch for what comes any more."""
-        if now - transfer.began < 2 * self._rules.entry_seconds or (
-            is_start(transfer.head) and self.voices.founder_holds
-        ):
-            return False
-        elsewhere: dict[Digest, set[PeerId]] = {}
-        for voice, (chain, _) in self._contents.of(span, since=transfer.began).items():
-            elsewhere.setdefault(chain, set()).add(voice)
-        return any(chain != transfer.head.digest and self.voices.are_enough(v) for chain, v in elsewhere.items())
+    def _elsewhere(self, span: SpanId, transfer: Transfer, now: float) -> list[PeerId]:
+        """Return a majority that stands elsewhere, if there is one: it will not vouch for what comes any more.
+
+        The donor may have lied, or have been asked a moment before it went on: nobody is blamed.
+        """
+        waits_for_founder = is_start(transfer.head) and self.voices.founder_holds
+        if waits_for_founder or now - transfer.began < 2 * self._rules.entry_seconds:
+            return []
+        groups: dict[Digest, list[PeerId]] = {}
+        for voice, (chain, _) in sorted(self._contents.of(span, since=transfer.began).items()):
+            groups.setdefault(chain, []).append(voice)
+        elsewhere = (group for chain, group in groups.items() if chain != transfer.head.digest)
+        return next((group for group in elsewhere if self.voices.are_enough(group)), [])
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
         """Name who served other bytes than a majority holds, and ask others."""

@@ -271,7 +271,7 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:
-        """Report once, after a while, that no majority has named what has come, and who is heard."""
+        """Report after a while that what has come waits for a majority to name it, and who is heard."""
         if not self.catch_up.is_waiting_for_a_majority:
             self._waits_since = math.inf
             return []

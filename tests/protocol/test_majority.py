@@ -1,0 +1,168 @@
+"""Whose word about the state counts, and how many must say the same, in runs of every size."""
+
+from __future__ import annotations
+
+import pytest
+from fake_run import peer_id
+from made import child_of, founding, head_of, member
+
+from p2p_diloco.ids import PeerId, SpanId, sha256
+from p2p_diloco.protocol.grid import fold_roster, grid_order
+from p2p_diloco.protocol.majority import NamedContents, Voices, voices_for
+from p2p_diloco.protocol.messages import ContentReply
+from p2p_diloco.protocol.roster import Roster
+
+BOOT, JOINER = peer_id("boot"), peer_id("joiner")
+
+
+def peers(num_peers: int) -> list[PeerId]:
+    return [peer_id(f"p{place}") for place in range(num_peers)]
+
+
+def roster(num_members: int, *, num_dialable: int | None = None) -> Roster:
+    dialable = num_members if num_dialable is None else num_dialable
+    members = [member(peer, dialable=place < dialable) for place, peer in enumerate(peers(num_members))]
+    return child_of(founding().roster, members)
+
+
+def voices(
+    roster: Roster,
+    me: PeerId,
+    *,
+    heard: list[PeerId] | None = None,
+    can_be_dialled: bool = True,
+    is_ready: bool = False,
+    has_listened: bool = True,
+    gone: tuple[PeerId, ...] = (),
+    group_size: int = 16,
+) -> Voices:
+    holders = heard if heard is not None else sorted(roster.peers() - {me})
+    return voices_for(
+        me=me,
+        can_be_dialled=can_be_dialled,
+        is_ready=is_ready,
+        has_listened=has_listened,
+        roster=roster,
+        grid=fold_roster(roster, group_size),
+        founder=BOOT,
+        gone=gone,
+        holders=holders,
+    )
+
+
+@pytest.mark.parametrize(("num_members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (16, 9)])
+def test_a_joiner_needs_more_than_half_of_the_members(num_members: int, needed: int) -> None:
+    found = voices(roster(num_members), JOINER)
+    assert found.needed == needed
+    assert not found.are_enough(peers(num_members)[: needed - 1])
+    assert found.are_enough(peers(num_members)[:needed])
+    assert not found.are_enough([peer_id(f"stranger {number}") for number in range(20)])
+
+
+@pytest.mark.parametrize(("num_members", "needed"), [(2, 2), (3, 2), (4, 2), (5, 3), (16, 8)])
+def test_a_ready_member_is_replaced_only_by_more_than_half_of_the_others_and_never_by_one(
+    num_members: int, needed: int
+) -> None:
+    found = voices(roster(num_members), peers(num_members)[0], is_ready=True)
+    assert found.needed == needed
+    assert found.near == frozenset(peers(num_members)[1:])
+    assert found.are_enough(peers(num_members)[1:]) == (num_members > 2)
+
+
+def test_one_of_two_that_comes_back_with_nothing_takes_the_word_of_the_other() -> None:
+    first, second = peers(2)
+    assert voices(roster(2), first).are_enough([second])
+
+
+def test_before_roster_1_the_founder_is_all_there_is() -> None:
+    found = voices(founding().roster, JOINER)
+    assert found.are_enough([BOOT])
+    assert found.hub is None
+    assert not voices(founding().roster, BOOT, is_ready=True).are_enough([JOINER])
+
+
+def test_the_founder_names_the_start_for_ever_and_nothing_else() -> None:
+    found = voices(roster(4), JOINER)
+    assert found.may_name(head_of(), [BOOT])
+    assert not found.may_name(head_of(height=1, round_index=0), [BOOT])
+    assert not found.may_name(head_of(), [peers(4)[0]])
+    assert BOOT not in found.askable
+    assert BOOT in voices(roster(4), JOINER, heard=[BOOT, peers(4)[0]]).askable
+
+
+def test_where_no_member_can_be_dialled_the_hubs_word_is_enough() -> None:
+    at_home = roster(2, num_dialable=0)
+    for me in (JOINER, peers(2)[0]):
+        found = voices(at_home, me, heard=[BOOT], can_be_dialled=False, is_ready=me != JOINER)
+        assert found.are_enough([BOOT])
+        assert found.askable == [BOOT]
+        assert not found.are_enough([]), "who can hear nobody takes nothing"
+    hub = voices(at_home, BOOT)
+    assert hub.hub is None
+    assert hub.needed == 2
+
+
+def test_a_helper_that_is_not_the_founder_is_no_hub() -> None:
+    at_home = child_of(founding().roster, [member(peer, dialable=False) for peer in peers(2)], helper=peers(2)[0])
+    assert voices(at_home, JOINER, can_be_dialled=False).hub is None
+
+
+def test_who_cannot_be_dialled_counts_on_those_it_can_dial() -> None:
+    found = voices(roster(4, num_dialable=1), peers(4)[3], can_be_dialled=False)
+    assert found.near == {peers(4)[0]}
+    assert found.are_enough([peers(4)[0]])
+
+
+def test_who_has_said_good_bye_is_not_waited_for() -> None:
+    first, second, third = peers(3)
+    assert voices(roster(3), JOINER, gone=(first, second)).are_enough([third])
+
+
+def test_who_is_no_member_begins_with_those_it_hears_once_it_has_listened() -> None:
+    heard = peers(16)[:3]
+    early = voices(roster(16), JOINER, heard=heard, has_listened=False)
+    assert not early.are_enough(heard)
+    late = voices(roster(16), JOINER, heard=heard)
+    assert late.are_enough(heard[:2])
+    assert not late.are_enough(heard[:1])
+    assert not voices(roster(16), JOINER, heard=[]).are_enough([])
+    assert not voices(roster(16), peers(16)[5], heard=heard).are_enough(heard), "a member needs more than half of all"
+
+
+def test_in_a_grid_of_two_hundred_a_peer_counts_on_its_row_and_column() -> None:
+    whole = roster(200)
+    drawn = child_of(founding().roster, grid_order(whole.members, whole.run, 0))
+    grid = fold_roster(drawn, 16)
+    for me in (*peers(200)[::40], JOINER):
+        found = voices(drawn, me)
+        assert found.near == grid.neighbours(me)
+        assert len(found.near) < 40
+        assert len(found.near) // 2 < found.needed <= len(found.near)
+
+
+def test_a_wait_is_said_with_who_is_heard_and_how_many_are_needed() -> None:
+    text = voices(roster(4), JOINER, heard=peers(4)[:1], has_listened=False).sentence()
+    assert "of the 4 members whose word counts here; 3 must name the same state" in text
+    assert "hears 12D3.." in text
+    assert "hears nobody of" in voices(roster(4), JOINER, heard=[]).sentence()
+
+
+def test_a_voice_is_asked_now_and_then_and_only_its_latest_word_counts() -> None:
+    page = NamedContents(answer_seconds=4.0, pause_seconds=2.0)
+    first, second = peers(2)
+    reply = ContentReply(fragment=0, digests=((sha256(b"chain"), sha256(b"content")),))
+    assert not page.take(first, reply), "nobody asked"
+    assert page.may_ask(0, first, 0.0)
+    assert not page.may_ask(0, first, 3.0), "it may need time"
+    assert page.may_ask(0, second, 3.0)
+    assert page.take(first, reply)
+    assert not page.take(first, reply)
+    assert page.of(SpanId(0, 0)) == {first: reply.digests[0]}
+    assert page.of(SpanId(0, 1)) == {}, "of a span that it did not mention"
+    assert page.of(SpanId(0, 0), since=1.0) == {}, "it was asked before"
+    assert page.may_ask(0, first, 3.0)
+    other = ContentReply(fragment=0, digests=((sha256(b"later"), sha256(b"content")),))
+    assert page.take(first, other)
+    assert page.of(SpanId(0, 0), since=1.0) == {first: other.digests[0]}
+    page.clear()
+    assert page.of(SpanId(0, 0)) == {}

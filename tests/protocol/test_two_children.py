@@ -1,0 +1,140 @@
+"""Peers that stand at different tips agree again: two children of one tip, a restart of all, entries that are lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_run import MINUTE, ROUND_SECONDS, Machine, absorbed_bytes, sign_as
+from founded_swarms import founded, recovers
+from made import SPAN
+from swarm_driver import Swarm
+
+from p2p_diloco.protocol.chain import wins_tie
+from p2p_diloco.protocol.entry import Entry, next_head
+
+
+def other_child(swarm: Swarm, last: Entry, *, wins: bool) -> Entry:
+    """Return another entry of the owner for the parent of the last one, which wins over it or does not."""
+    _, grid = swarm.machines["p0"].rules_engine.book.folded[last.roster]
+    owner = grid.owner(last.span)
+    assert owner is not None
+    parent = replace(swarm.machines["p0"].vectors[last.span][0], digest=last.parent, height=last.height - 1)
+    for number in range(64):
+        entry = replace(last, payload=b"other %d" % number)
+        entry = replace(entry, signature=sign_as(owner, entry.statement()))
+        if wins_tie(next_head(parent, entry), next_head(parent, last)) == wins:
+            return entry
+    raise AssertionError("of many entries one wins and one loses")
+
+
+def split(swarm: Swarm, *, wins: bool) -> tuple[Machine, Machine]:
+    """Let p1 stand on another child of the parent of the tip where all others stand."""
+    p0, p1 = swarm.machines["p0"], swarm.machines["p1"]
+
+    def can_go_back() -> bool:
+        tip = p0.vectors[SPAN][0].digest
+        return swarm.agreed() and all(
+            SPAN in machine.disk.checkpoint and machine.disk.rebuilt_before(SPAN, tip) is not None
+            for machine in swarm.running()
+        )
+
+    swarm.run_until(can_go_back, 2 * MINUTE, step=0.1)
+    swarm.takes_checkpoints = False
+    tip = p0.vectors[SPAN][0]
+    parent, state = p1.disk.rebuilt_before(SPAN, tip.digest) or (tip, b"")
+    last = p1.disk.entries[SPAN][parent.digest]
+    entry = other_child(swarm, last, wins=wins)
+    p1.disk.entries[SPAN][parent.digest] = entry
+    p1.rules_engine.chains.set_head(SPAN, next_head(parent, entry))
+    swarm._place(p1, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
+    for machine in swarm.running():
+        machine.reports.clear()
+    return p0, p1
+
+
+def said(machine: Machine) -> str:
+    return "; ".join(report.text for _, report in machine.reports if report.topic == "adoption")
+
+
+def grows(swarm: Swarm) -> None:
+    """Wait until the run goes on. That a contribution is in two entries is what this test has brought about."""
+    height = swarm.height("p0")
+    swarm.run_until(lambda: swarm.agreed() and swarm.height("p0") >= height + 10, 2 * MINUTE)
+
+
+def is_one_tip(swarm: Swarm) -> bool:
+    return len({machine.vectors[SPAN] for machine in swarm.running()}) == 1
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_of_two_on_two_children_of_one_tip_one_goes_back_by_its_disk_and_follows_the_other_entry(wins: bool) -> None:
+    swarm = founded(2)
+    p0, p1 = split(swarm, wins=wins)
+    swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    mover, other = (p0, p1) if wins else (p1, p0)
+    assert "has two children" in said(mover)
+    assert "has two children" not in said(other)
+    assert "fetching" not in said(mover)
+    grows(swarm)
+
+
+def test_of_two_the_one_whose_disk_cannot_go_back_fetches_the_span_from_the_only_other_member() -> None:
+    swarm = founded(2)
+    p0, p1 = split(swarm, wins=False)
+    p1.disk.checkpoint.clear()
+    swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    assert "the only other member" in said(p1)
+    assert said(p0) == ""
+    grows(swarm)
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_who_alone_stands_on_another_child_follows_the_majority_even_where_its_own_would_win(wins: bool) -> None:
+    swarm = founded(4)
+    _, p1 = split(swarm, wins=wins)
+    swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    assert said(p1)
+    assert not any(said(machine) for machine in swarm.running() if machine is not p1)
+    grows(swarm)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_peers", [2, 4])
+def test_all_killed_at_different_tips_and_started_from_their_disks_agree_again(num_peers: int, seed: int) -> None:
+    swarm = founded(num_peers, seed=seed)
+    swarm.run(40.0 + seed)
+    for place in range(num_peers):
+        swarm.kill(f"p{place}")
+        swarm.run(swarm.random.uniform(0.0, 12.0))
+    swarm.kill("boot")
+    heights = {swarm.machines[f"p{place}"].disk.replayed()[SPAN][0].height for place in range(num_peers)}
+    assert heights
+    for name in swarm.random.sample(list(swarm.machines), len(swarm.machines)):
+        swarm.start(name)
+        swarm.run(swarm.random.uniform(0.0, 20.0))
+    recovers(swarm, 5 * MINUTE)
+
+
+@pytest.mark.parametrize("num_peers", [2, 4])
+def test_entries_that_only_one_disk_holds_lead_the_others_on_and_a_tip_without_them_leads_nobody(
+    num_peers: int,
+) -> None:
+    swarm = founded(num_peers)
+    p0, _ = split(swarm, wins=False)
+    for machine in swarm.running():
+        swarm.kill(machine.name)
+    swarm.kill("boot")
+    parent = min(m.disk.rebuilt_before(SPAN, p0.vectors[SPAN][0].digest) or p0.vectors[SPAN] for m in [p0])
+    for place in range(1, num_peers):
+        disk = swarm.machines[f"p{place}"].disk
+        disk.checkpoint[SPAN] = parent
+        disk.entries[SPAN].pop(parent[0].digest)
+    p0.disk.checkpoint[SPAN] = p0.vectors[SPAN]
+    p0.disk.entries[SPAN].clear()
+    for name in swarm.machines:
+        swarm.start(name)
+    swarm.run_until(lambda: swarm.all_members() and swarm.agreed(), 5 * MINUTE)
+    grows(swarm)
+    is_announced = [said(machine) for machine in swarm.running() if said(machine)]
+    assert is_announced, "a span goes back, or is fetched at the tip of another, only with a sentence"
