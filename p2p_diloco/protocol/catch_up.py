@@ -475,8 +475,8 @@ class CatchUp:
         self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
         self._doubted[target] = now + SHUN_SECONDS
         text = (
-            f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody asked "
-            "has the entries between, and no majority says so; staying here"
+            f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "
+            "who was asked has the entries between, and no majority says so; staying here"
         )
         return [Report(topic="adoption", text=text)]
 

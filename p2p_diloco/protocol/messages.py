@@ -154,7 +154,10 @@ class ContentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentReply:
-    """Pairs of chain digest and content digest in span order; compared only where the chain digests are equal."""
+    """Pairs of chain digest and content digest in span order; compared only where the chain digests are equal.
+
+    A content digest covers the bytes and the whole head.
+    """
 
     fragment: int
     digests: tuple[tuple[Digest, Digest], ...]

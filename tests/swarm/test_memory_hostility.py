@@ -12,7 +12,7 @@ import pytest
 
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.messages import Refusal, RosterReply, SpanReply, encode_message
+from p2p_diloco.protocol.messages import PROTOCOL_VERSION, Refusal, RosterReply, SpanReply, encode_message
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.swarm.event_budget import LINES_PER_MINUTE
@@ -22,6 +22,7 @@ from tests.swarm.memory_stage import MemorySwarm, play
 
 NUM_PEERS = 4
 VILLAIN = "p3"
+VERSION = bytes((PROTOCOL_VERSION,))
 
 
 async def four_peers(seed: int = 0) -> MemorySwarm:
@@ -66,11 +67,11 @@ def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan]
 @pytest.mark.parametrize(
     ("frame", "lane", "says"),
     [
-        (b"\x04", Lane.CONTROL, "frame ends early"),
+        (VERSION, Lane.CONTROL, "frame ends early"),
         (b"\x09" + bytes(40), Lane.CONTROL, "protocol version 9"),
-        (b"\x04\xff" + bytes(40), Lane.BULK, "kind 255"),
-        (b"\x04\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
-        (b"\x04\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
+        (VERSION + b"\xff" + bytes(40), Lane.BULK, "kind 255"),
+        (VERSION + b"\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
+        (VERSION + b"\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
     ],
     ids=["short", "version", "kind", "lane", "count"],
 )
