@@ -11,7 +11,8 @@ from lab_swarms import ELEMENTS, INT8, founded, maths
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.lab.maths import absorbed_entry, mean_of_span
-from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.swarm.vector_work import content_digests
 
 
 def test_what_is_decoded_once_is_shared_and_cannot_be_written_to() -> None:
@@ -38,7 +39,7 @@ def test_the_same_entry_on_the_same_state_is_the_same_object_and_on_other_bytes_
     assert other.head == after.head
     assert swarm.maths.content(other) != swarm.maths.content(after)
     assert swarm.maths.raw(after) is swarm.maths.raw(after)
-    assert swarm.maths.content(after) == content_digest(after.anchor_N, after.momentum_N, after.head.digest)
+    assert ((after.head.digest, swarm.maths.content(after)),) == content_digests([after])
     assert absorbed_entry(entry).round == entry.round
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_run import RUN, run_rules, verify
-from fetching import NEW, A, B, C, catch_up, fetched, piece, question, voices, what_is_fetched
+from fetching import NEW, A, B, C, catch_up, fetched, hashed, piece, question, voices, vouched, what_is_fetched
 from made import SPAN, head_of
 
 from p2p_diloco.ids import SpanHead, SpanId
@@ -245,11 +247,17 @@ def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> No
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
     fetch.pump([A, B, C], 0.0)
-    assert fetch.entry_absent(A, SPAN, head_of().digest, 0.0) == [], "one peer's word"
+    (report,) = fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
+    assert isinstance(report, Report), "one peer's word"
+    assert "says that fragment 0 span 0 stands at height 5, here it is 0" in report.text
     assert fetch.is_complete()
+    assert heads(fetch, A, head_of(height=99, digest=b"99"), 1.0)
+    assert fetch.is_complete(), "who could not show the entries is not followed for a while"
+    assert heads(fetch, A, NEW, 2.0)
     assert heads(fetch, B, head_of(height=9, digest=b"other"), 3.0)
     fetch.pump([A, B, C], 3.0)
-    assert fetch.entry_absent(B, SPAN, head_of().digest, 3.0) == [], "two words, and they differ"
+    (report,) = fetch.entry_absent(B, SPAN, head_of().digest, 3.0)
+    assert isinstance(report, Report), "two words, and they differ"
     assert heads(fetch, C, NEW, 6.0)
     (send,) = fetch.pump([A, B, C], 6.0)
     assert isinstance(send, Send)
@@ -354,3 +362,105 @@ def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
     assert len(fetch.pump([A], 308.1)) > 0, "whatever else the donor answers meanwhile"
     fetched(fetch, A, piece(4, b"5678"), 308.2, state=b"12345678")
     assert fetch.is_complete()
+
+
+def test_what_has_come_waits_until_a_majority_has_named_it() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.voices = voices(A, B, C)
+    fetch.pump([A], 0.0)
+    assert hashed(fetch, fetch.take_span(A, piece(), 0.1), 0.1) == []
+    assert fetch.is_waiting_for_a_majority
+    assert vouched(fetch, A, now=0.2) == [], "the donor's word alone"
+    (replaced,) = vouched(fetch, B, now=3.0)
+    assert isinstance(replaced, ReplaceSpan)
+    assert chains.heads[SPAN] == NEW
+    assert not fetch.is_waiting_for_a_majority
+
+
+def test_who_served_other_bytes_than_a_majority_holds_is_named_and_left() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.voices = voices(A, B, C)
+    fetch.pump([A], 0.0)
+    hashed(fetch, fetch.take_span(A, piece(body=b"garbage!"), 0.1), 0.1)
+    (report,) = vouched(fetch, B, C, now=0.2)
+    assert isinstance(report, Report)
+    assert "served fragment 0 span 0 with other bytes than a majority holds" in report.text
+    assert SPAN not in chains.heads
+    (send,) = [action for action in fetch.pump([A, B], 0.3) if isinstance(action, Send)]
+    assert send.to == B
+
+
+def test_a_tip_where_no_majority_stands_is_given_up_for_the_one_where_it_does() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.voices = voices(A, B, C)
+    fetch.pump([A], 0.0)
+    hashed(fetch, fetch.take_span(A, piece(head=head_of(height=99, digest=b"99")), 0.1), 0.1)
+    assert vouched(fetch, B, C, now=0.2) == []
+    (send,) = [action for action in fetch.pump([A, B, C], 9.0) if isinstance(action.message, SpanRequest)]  # type: ignore[union-attr]
+    assert isinstance(send, Send)
+    assert send.to == min(B, C)
+
+
+def test_the_start_waits_for_the_founders_word_whoever_stands_elsewhere() -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.voices = replace(voices(A, B), founder=C, founder_holds=True)
+    fetch.pump([C], 0.0)
+    start = head_of()
+    hashed(fetch, fetch.take_span(C, piece(head=start), 0.1), 0.1)
+    assert vouched(fetch, A, B, now=0.2) == []
+    fetch.pump([C], 9.0)
+    assert fetch.is_waiting_for_a_majority
+    (replaced,) = vouched(fetch, C, head=start, now=9.0)
+    assert isinstance(replaced, ReplaceSpan)
+    assert chains.heads[SPAN] == start
+
+
+def test_a_hash_of_what_is_not_wanted_any_more_changes_nothing() -> None:
+    fetch, _ = catch_up()
+    assert fetch.span_hashed(SPAN, NEW, NEW.digest, 0.0) == []
+    assert fetch.parent_rebuilt(SPAN, NEW.digest, NEW, b"", 0.0) == []
+
+
+def test_what_came_is_dropped_when_entries_have_led_beyond_it() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    fetch.want_transfer(SPAN, A)
+    fetch.voices = voices(A)
+    fetch.pump([A], 0.0)
+    hashed(fetch, fetch.take_span(A, piece(), 0.1), 0.1)
+    chains.set_head(SPAN, head_of(height=6, digest=b"beyond"))
+    assert vouched(fetch, A, now=0.2) == []
+    assert fetch.is_complete()
+
+
+def test_a_majority_that_stands_lower_has_two_cycles_to_follow_before_a_span_goes_back() -> None:
+    fetch, chains = catch_up()
+    fetch.voices = voices(A, B, C)
+    chains.set_head(SPAN, NEW)
+    lower = head_of(height=3, digest=b"3")
+    for now in (0.0, 3.0, 30.0):
+        for peer in (A, B):
+            assert heads(fetch, peer, lower, now)
+    assert fetch.is_complete()
+    assert heads(fetch, A, lower, 40.0)
+    assert not fetch.is_complete()
+    assert heads(fetch, B, lower, 41.0), "it is being fetched already"
+    fetch.pump([A], 41.0)
+    (replaced,) = [one for one in fetched(fetch, A, piece(head=lower), 42.0) if isinstance(one, ReplaceSpan)]
+    assert replaced.is_adoption
+    assert chains.heads[SPAN] == lower
+
+
+def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -> None:
+    fetch, chains = catch_up()
+    fetch.voices = voices(A, B, C)
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, A, NEW)
+    assert not fetch.is_complete()
+    assert fetch.left_out() == frozenset()
+    assert heads(fetch, B, NEW)
+    assert fetch.left_out() == {SPAN}

@@ -6,6 +6,7 @@ import pytest
 from fake_run import RUN, peer_id, run_rules, verify
 from founded_swarms import founded, goes_on
 from made import (
+    SPAN,
     certify,
     child_of,
     entry_on,
@@ -22,17 +23,32 @@ from made import (
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanHead, SpanId, sha256
-from p2p_diloco.protocol.actions import Action, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send, Stage
+from p2p_diloco.protocol.actions import (
+    Action,
+    CompareContent,
+    HashSpan,
+    KeepGoodbye,
+    KeepRoster,
+    RebuildSpan,
+    ReduceSpan,
+    ReplaceSpan,
+    Report,
+    Send,
+    Stage,
+)
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
 from p2p_diloco.protocol.messages import (
+    ContentReply,
+    EntryAbsent,
     EntryRequest,
     HeadsReply,
     Ping,
     Refusal,
     RosterReply,
     RosterRequest,
+    SpanReply,
     SpanRequest,
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
@@ -407,3 +423,32 @@ def test_incarnation_and_run_are_the_engines_own() -> None:
     engine = engine_of(incarnation=3)
     assert engine.me.member() == member(peer_id("ann"), incarnation=3)
     assert engine.rules.run == RUN
+
+
+@pytest.mark.parametrize("stranger", ["stranger", "boot"])
+def test_a_strangers_four_messages_change_nothing_at_a_ready_member(stranger: str) -> None:
+    """Neither do those of the founder, which is no member any more: its word counts for the start alone."""
+    engine = with_roster(engine_of(), roster_1(2))
+    engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
+    engine.membership.ready = True
+    villain, before = peer_id(stranger), dict(engine.chains.heads)
+    engine.link_up(villain)
+    higher = head_of(height=1000, digest=b"elsewhere", round_index=8)
+    roster = roster_1(2).roster
+    said: list[object] = []
+    for sequence in range(1, 40):
+        now = 16.0 + sequence
+        heads = (fragment_head(0), fragment_head(1))
+        beat = heartbeat(villain, roster=roster.digest(), roster_k=1, heads=heads, sequence=sequence)
+        for message in (
+            beat,
+            HeadsReply(fragment=0, heads=(higher,) * 3),
+            EntryAbsent(span=SPAN, parent=head_of().digest),
+            SpanReply(span=SPAN, head=higher, total_bytes=32, offset=0, piece=bytes(32)),
+            ContentReply(fragment=0, digests=((higher.digest, sha256(b"x")),) * 3),
+        ):
+            said += [type(action) for action in engine.receive(villain, message, now)]
+        said += [type(action) for action in engine.tick(now)]
+    assert engine.chains.heads == before
+    assert not {ReplaceSpan, HashSpan, RebuildSpan, CompareContent}.intersection(said)
+    assert engine.catch_up.left_out() == frozenset()
