@@ -37,7 +37,7 @@ class Found(Protocol):
 
 
 class Contact:
-    """Call `watch` about once a second."""
+    """Call `watch` about once a second, after the addresses in the status."""
 
     def __init__(self, parts: Found, keeper: LinkKeeper, engine: PeerEngine, tally: Tally) -> None:
         self._parts = parts
@@ -58,7 +58,7 @@ class Contact:
             self._watch_for_answer(now)
 
     def _renew_invite(self, now: float) -> None:
-        peers = (self._parts.transport.listen_addresses(), *self._keeper.invited())
+        peers = (self._tally.addresses, *self._keeper.invited())
         invite = fresh_invite(self._parts.run, peers, self._engine.book.in_force_digest)
         self._tally.invite = format_invite(invite) if invite.bootstraps else ""
         named = frozenset(parse_peer_address(address)[1] for address in invite.bootstraps)
