@@ -8,6 +8,8 @@
 # make churn      real processes, one started or killed every 12 s and the bootstrap killed: ten minutes, or as long as said,
 #                 with other draws: make churn CHURN_SECONDS=120 CHURN_SEED=7
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
+# make homes      real processes behind home routers, in networks of their own: two homes with README's commands, and a few
+#                 that can be reached among many that cannot; prints the figures; six minutes
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make disasters  10,000 simulated swarms: an hour
@@ -41,7 +43,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin rivals footprint disasters learning results bench bench-all bench-figures check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility rivals footprint disasters learning results bench bench-all bench-figures check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -72,6 +74,9 @@ churn: $(STAMP)
 
 twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
+
+homes: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)

@@ -109,12 +109,21 @@ class Attendance:
     def num_ready(self, now: float) -> int:
         """Return how many peers that train are alive and ready, this one included.
 
-        In a grid of several rows only reducers know; others take it that the members are.
+        In a grid of several rows only reducers know; others take it that the members are. Two members that can only
+        dial out never hear each other: of these the entries tell who is there.
         """
         grid, roster = self.book.grid(), self.book.in_force
         if grid is not None and roster is not None and len(grid.rows) > 1 and not self._presence.sees_all(grid):
             return len(roster.members)
-        return len(self.present(now))
+        return len(self.present(now).keys() | self._unheard_in_entries(now))
+
+    def _unheard_in_entries(self, now: float) -> frozenset[PeerId]:
+        """Return the members never heard here that were there for an entry of the last cycle."""
+        members = self.book.in_force.peers() if self.book.in_force is not None else frozenset()
+        clock = self.rules.clock
+        since = clock.round_at(now) - clock.num_fragments
+        unheard = members - self.heard.keys() - {self.me.peer}
+        return frozenset(peer for peer in unheard if self.took_part.get(peer, -1) >= max(since, 0))
 
     def has_left(self, member: Member) -> bool:
         """Tell whether that incarnation has said good-bye."""

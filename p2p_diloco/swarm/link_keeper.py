@@ -17,6 +17,8 @@ from p2p_diloco.transport.link import Transport
 RECORD_LIFETIME_SECONDS = 600.0
 ANNOUNCE_SECONDS = 120.0
 DIAL_SECONDS = 10.0
+LEAVE_TO_THEM_SECONDS = 20.0
+"""So long who can be reached waits to be dialled by a peer that cannot: two calls that cross both fail."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 UNNEEDED_SECONDS = 30.0
@@ -36,6 +38,7 @@ class _Attempt:
     not_before: float = 0.0
     pause: float = FIRST_RETRY_SECONDS
     linked_at: float | None = None
+    is_left_to_them: bool = False
 
 
 class LinkKeeper:
@@ -280,9 +283,18 @@ class LinkKeeper:
             candidates &= wanted
         for peer in sorted(candidates):
             attempt = self._attempts.setdefault(peer, _Attempt())
-            if now >= attempt.not_before:
+            if now >= attempt.not_before and not attempt.is_left_to_them and self._may_leave_it_to(peer):
+                attempt.is_left_to_them = True
+                attempt.not_before = now + LEAVE_TO_THEM_SECONDS
+            elif now >= attempt.not_before:
+                attempt.is_left_to_them = False
                 attempt.not_before = now + DIAL_SECONDS + attempt.pause
                 yield peer
+
+    def _may_leave_it_to(self, peer: PeerId) -> bool:
+        """Tell whether a peer can dial this one, and most likely not the other way round."""
+        record = self._records.get(peer)
+        return record is not None and not record.can_be_dialled and self._record().can_be_dialled
 
     async def _dial(self, peer: PeerId) -> None:
         loop = asyncio.get_running_loop()

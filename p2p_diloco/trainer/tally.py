@@ -81,7 +81,8 @@ class Tally:
             self._spans_closed += closed.num_spans
             self._entries += closed.num_entries
             self._included += closed.num_included
-            self._could_be_included += closed.num_ready * closed.num_spans
+            # An entry may hold one that was ready a moment ago; more than all who could be is none too many.
+            self._could_be_included += max(closed.num_ready * closed.num_spans, closed.num_included)
             if closed.num_entries:
                 self._entries_at = closed.round
         self.report(

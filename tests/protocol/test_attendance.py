@@ -135,3 +135,16 @@ def test_reports_grow_old_and_count_from_the_reducer_of_that_row_alone() -> None
     here.take_report(SECOND, report, 0.0)
     assert here.present(0.0).keys() & set(GRID.rows[1]) == {SECOND}
     assert here.present(5 * ROUND_SECONDS).keys() & set(GRID.rows[1]) != {SECOND}
+
+
+def test_members_that_never_hear_each_other_are_counted_by_the_entries_of_the_last_cycle() -> None:
+    here = member_of_three(A)
+    clock = here.rules.clock
+    here.ready = True
+    here.hear(heartbeat(B), 0.0)
+    assert here.num_ready(0.0) == 2
+    here.note_part(frozenset({A, B, C}), 0)
+    assert here.num_ready(0.0) == 3
+    here.hear(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
+    assert here.num_ready(clock.begin(clock.num_fragments + 1)) == 2, "it was there a cycle ago"
+    assert membership_of(A).num_ready(0.0) == 0

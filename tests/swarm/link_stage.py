@@ -52,11 +52,13 @@ class Scene:
         transport = self.network.transport(key.peer, run=RUN, can_be_dialled=dialable)
         return await self._exits.enter_async_context(transport)
 
-    def record(self, key: SigningKey, *, run: bytes = RUN, issued_at: float | None = None) -> PeerRecord:
+    def record(
+        self, key: SigningKey, *, run: bytes = RUN, issued_at: float | None = None, is_proved: bool = True
+    ) -> PeerRecord:
         addresses = self.network.transport(key.peer, run=RUN).listen_addresses()
         issued = now() if issued_at is None else issued_at
         return sign_record(
-            key, run=sha256(run) if run != RUN else RUN, addresses=addresses, can_be_dialled=True,
+            key, run=sha256(run) if run != RUN else RUN, addresses=addresses, can_be_dialled=is_proved,
             role=PeerRole.TRAINER, issued_at=issued,
         )  # fmt: skip
 

@@ -341,3 +341,17 @@ def test_a_copy_of_this_peers_state_folder_on_another_machine_is_said_once() -> 
         assert "another process has this peer's identity and announces '/ip4/10.0.0.2/tcp/1'" in text
 
     play(act)
+
+
+def test_who_can_be_reached_leaves_it_to_those_who_cannot_and_dials_them_in_the_end() -> None:
+    async def scene(stage: Scene) -> None:
+        ann = await stage.keeper(ANN)
+        await stage.transport(BEN)
+        await stage.transport(CLEO)
+        ann.introduced((stage.record(BEN, is_proved=False).encode(), stage.record(CLEO).encode()))
+        await asyncio.sleep(link_keeper.LEAVE_TO_THEM_SECONDS - 1.0)
+        assert stage.linked(ANN) == {CLEO.peer}
+        await asyncio.sleep(3.0)
+        assert stage.linked(ANN) == {BEN.peer, CLEO.peer}
+
+    play(scene)
