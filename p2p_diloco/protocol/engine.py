@@ -193,6 +193,7 @@ class PeerEngine:
         actions: list[Action] = []
         begun = self._turns.tick(now)
         if begun is not None:
+            actions += self.membership.round_over(begun - 1)
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
@@ -404,6 +405,7 @@ class PeerEngine:
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
             peers = self.book.included_in(entry)
+            self.membership.owners.entry_absorbed(entry.round, entry.span, *self.book.folded[entry.roster])
             self.membership.note_part(self.book.present_at(entry), entry.round)
             if entry.round >= self.membership.in_force_since:
                 self.membership.included_total = min(self.membership.included_total + len(peers), MOST_COUNTED)

@@ -35,6 +35,7 @@ from p2p_diloco.protocol.ballot import (
 from p2p_diloco.protocol.histories import is_better, is_left_behind, is_sound
 from p2p_diloco.protocol.messages import Message, RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
+from p2p_diloco.protocol.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
 from p2p_diloco.protocol.roster import (
     MOST_LEVELS,
     CertifiedRoster,
@@ -84,6 +85,7 @@ class Membership(Attendance):
     ) -> None:
         super().__init__(me=me, rules=rules, book=book, verify=verify)
         self.included_total = 0
+        self.owners = OwnerLog(clock=rules.clock)
         self.void_cycles = 0
         self.in_force_since = 0
         self._doubted_since: float | None = None
@@ -470,7 +472,28 @@ class Membership(Attendance):
             round=self.rules.clock.round_at(now),
             in_force_since=self.in_force_since,
             included_total=self.included_total,
+            lost=self.owners.lost(),
+            is_helper_here=parent is not None and self._is_here(parent.helper, now),
         )
+
+    def _is_here(self, peer: PeerId | None, now: float) -> bool:
+        return peer == self.me.peer or peer in self.alive(now)
+
+    def round_over(self, round_index: int) -> list[Action]:
+        """Draw from a round that is over who of the owners gets no entries; only who follows the logs can tell."""
+        governing = self.book.governing(round_index)
+        if not self.ready or governing is None:
+            self.owners.forget()
+            return []
+        num_spans = self.rules.num_spans[self.rules.clock.fragment(round_index)]
+        return [
+            Report(
+                topic="reducer-lost",
+                text=f"the spans of {short_peer_id(peer)} got no entries for {IDLE_CYCLES} cycles while others' did; "
+                f"it averages nothing for {LOST_CYCLES} cycles",
+            )
+            for peer in self.owners.round_over(round_index, num_spans, *governing)
+        ]
 
     def _soon(self, now: float) -> float:
         return now + self.rules.clock.round_seconds

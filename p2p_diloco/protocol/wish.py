@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.ballot import Candidacy, ballot_turn
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
-from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.member import FULL_SHARE, Member
 from p2p_diloco.protocol.roster import MOST_MEMBERS, MOST_QUOTED, Goodbye, Roster, is_quotable, most_included
 
 
@@ -24,6 +24,8 @@ class View:
         newcomers: members of the roster in force that its parent lacks: it is too early to say that they sat out.
         round: the round in progress; the roster in force has been so since `in_force_since`.
         included_total: contributions included in entries since founding, as seen here.
+        lost: incarnations that have lost *reduces* because their spans got no entries.
+        is_helper_here: whether the bootstrap is there to reduce when no member may.
     """
 
     lead: PeerId
@@ -35,6 +37,8 @@ class View:
     round: int
     in_force_since: int
     included_total: int
+    lost: Collection[tuple[PeerId, int]] = ()
+    is_helper_here: bool = True
 
 
 def wish_roster(candidacy: Candidacy, view: View) -> Roster | None:
@@ -78,7 +82,19 @@ def _wished_members(parent: Roster, view: View) -> tuple[Member, ...]:
     staying = [present[m.peer] for m in parent.members if m.peer in present and not _sat_out(m, view)]
     coming = sorted(set(present) - parent.peers())
     room = max(MOST_MEMBERS - len(staying), 0)
-    return (*staying, *(present[peer] for peer in coming[:room]))
+    return _reducing((*staying, *(present[peer] for peer in coming[:room])), view)
+
+
+def _reducing(members: tuple[Member, ...], view: View) -> tuple[Member, ...]:
+    """Return the members with *reduces* taken from those who have lost it.
+
+    Somebody must reduce: where no member may and no bootstrap is there, all do by their own word.
+    """
+    keeping = [m for m in members if m.can_be_dialled and (m.peer, m.incarnation) not in view.lost]
+    if not keeping and not view.is_helper_here:
+        return tuple(replace(member, can_be_dialled=True) for member in members)
+    kept = {member.peer for member in keeping}
+    return tuple(m if m.peer in kept else replace(m, can_be_dialled=False, share=FULL_SHARE) for m in members)
 
 
 def _in_order(members: tuple[Member, ...], parent: Roster, regrid: int) -> tuple[Member, ...]:

@@ -8,7 +8,7 @@ import pytest
 from fake_run import ROUND_SECONDS, peer_id, sign_as
 from made import NO_SIGNATURE, certify, child_of, founding, goodbye, heartbeat, ids, member, membership_of, roster_1
 
-from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.ids import PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
 from p2p_diloco.protocol.ballot import Ballots, Bond, Promise, Proposal, Vote, ballot_number
@@ -393,3 +393,29 @@ def test_who_promises_for_a_roster_that_has_a_child_is_sent_the_certificate() ->
     assert told.message == RosterReply(rosters=(CHILD,))
     assert here.take_promise(peer_id("stranger"), promise_of(peer_id("stranger")), NOW) == []
     assert here.take_promise(OTHER, promise_of(OTHER, parent=sha256(b"unknown")), NOW) == []
+
+
+def test_an_owner_that_gets_no_entries_is_reported_and_loses_its_place_on_the_next_roster() -> None:
+    here = member_of_three(LEAD)
+    rules, here.ready = here.rules, True
+    roster, grid = here.book.folded[ROSTER.digest()]
+    silent = next(peer for peer in sorted(grid.reducers()) if peer != LEAD)
+    said: list[Action] = []
+    for round_index in range(1, 1 + 3 * rules.clock.num_fragments):
+        fragment = rules.clock.fragment(round_index)
+        for index in range(rules.num_spans[fragment]):
+            if grid.owner(SpanId(fragment, index)) != silent:
+                here.owners.entry_absorbed(round_index, SpanId(fragment, index), roster, grid)
+        said += here.round_over(round_index)
+    (report,) = said
+    assert isinstance(report, Report)
+    assert report.topic == "reducer-lost"
+    assert report.text.startswith(f"the spans of {short_peer_id(silent)} got no entries for 2 cycles while others' did")
+    assert here.owners.lost() == {(silent, 1)}
+
+
+def test_who_is_not_ready_draws_nothing_from_its_logs() -> None:
+    here = member_of_three(LEAD)
+    assert here.round_over(1) == []
+    here.ready = True
+    assert here.round_over(0) == [], "the round before the first entries"

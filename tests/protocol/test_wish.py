@@ -95,3 +95,24 @@ def test_a_lead_that_has_seen_more_than_can_have_been_made_since_the_parent_says
     roster = wish_roster(candidacy, seen)
     assert roster is not None
     assert roster.included_total == most_included(PARENT, roster.cycle, run_rules()) < 10**6
+
+
+def test_who_has_lost_reduces_is_listed_as_one_that_cannot_be_dialled() -> None:
+    seen = replace(view(A, B, C), lost={(B, 1)})
+    assert {m.peer: m.can_be_dialled for m in wish(seen).members} == {A: True, B: False, C: True}
+    restarted = replace(seen, present={**seen.present, B: member(B, incarnation=2)})
+    assert all(m.can_be_dialled for m in wish(restarted).members)
+
+
+def test_when_all_have_lost_it_the_bootstrap_reduces_and_without_one_all_do_by_their_word() -> None:
+    lost = {(peer, 1) for peer in (A, B, C)}
+    seen = replace(view(A, B, C), lost=lost)
+    assert wish(seen).hub() == PARENT.helper
+    assert all(m.can_be_dialled for m in wish(replace(seen, is_helper_here=False)).members)
+
+
+def test_while_nobody_has_a_proof_and_no_bootstrap_is_there_all_reduce() -> None:
+    at_home = {peer: member(peer, dialable=False) for peer in (A, B)}
+    seen = replace(view(A, B), present=at_home)
+    assert not any(m.can_be_dialled for m in wish(seen).members)
+    assert all(m.can_be_dialled for m in wish(replace(seen, is_helper_here=False)).members)

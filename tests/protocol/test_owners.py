@@ -1,0 +1,115 @@
+"""Owners whose spans get no entries lose *reduces*: the log is the evidence, and somebody always keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+from fake_run import run_rules
+from made import ids, member, roster_of
+
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
+from p2p_diloco.protocol.roster import Roster
+
+CLOCK = run_rules().clock
+CYCLE = CLOCK.num_fragments
+SPANS = 16
+GROUP = 16
+
+
+def play(log: OwnerLog, roster: Roster, silent: Collection[PeerId], rounds: range) -> dict[int, tuple[PeerId, ...]]:
+    """Play rounds, each cycle under a new roster; spans of owners in `silent` get no entries. Tell who loses."""
+    losers = {}
+    for round_index in rounds:
+        governing = replace(roster, k=1 + round_index // CYCLE)
+        grid = fold_roster(governing, GROUP)
+        for index in range(SPANS):
+            span = SpanId(CLOCK.fragment(round_index), index)
+            if grid.owner(span) not in silent:
+                log.entry_absorbed(round_index, span, governing, grid)
+        found = log.round_over(round_index, SPANS, governing, grid)
+        if found:
+            losers[round_index] = found
+    return losers
+
+
+@pytest.mark.parametrize("size", [2, 3, 16, 200])
+def test_an_owner_without_entries_loses_within_a_few_cycles_and_nobody_else_does(size: int) -> None:
+    roster = roster_of(size)
+    log = OwnerLog(clock=CLOCK)
+    silent = next(owner for owner in [fold_roster(roster, GROUP).owner(SpanId(0, 0))] if owner is not None)
+    losers = play(log, roster, {silent}, range(200 * CYCLE))
+    first = min(losers)
+    assert losers[first] == (silent,)
+    assert {peer for found in losers.values() for peer in found} == {silent}
+    assert first >= IDLE_CYCLES * CYCLE - 1
+    if size <= 16:
+        assert first < (IDLE_CYCLES + 1) * CYCLE
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 200])
+def test_where_nobodys_spans_get_entries_nobody_loses(size: int) -> None:
+    roster = roster_of(size)
+    assert play(OwnerLog(clock=CLOCK), roster, roster.peers(), range(20 * CYCLE)) == {}
+
+
+@pytest.mark.parametrize("size", [2, 3, 16])
+def test_all_but_one_may_lose_and_the_last_one_never_does(size: int) -> None:
+    roster = roster_of(size)
+    alone = min(roster.peers())
+    log = OwnerLog(clock=CLOCK)
+    losers = play(log, roster, roster.peers() - {alone}, range(4 * CYCLE))
+    assert {peer for found in losers.values() for peer in found} == roster.peers() - {alone}
+    assert log.lost() == {(peer, 1) for peer in roster.peers() - {alone}}
+
+
+def test_what_is_lost_comes_back_after_a_while() -> None:
+    roster = roster_of(3)
+    log = OwnerLog(clock=CLOCK)
+    silent = min(roster.peers())
+    lost_at = min(play(log, roster, {silent}, range(IDLE_CYCLES * CYCLE)))
+    until = lost_at + LOST_CYCLES * CYCLE
+    play(log, roster, (), range(lost_at + 1, until))
+    assert log.lost() == {(silent, 1)}
+    play(log, roster, (), range(until, until + 1))
+    assert log.lost() == frozenset()
+
+
+def test_a_restarted_owner_begins_anew_and_one_that_left_is_forgotten() -> None:
+    roster = roster_of(3)
+    log = OwnerLog(clock=CLOCK)
+    silent = min(roster.peers())
+    play(log, roster, {silent}, range(IDLE_CYCLES * CYCLE))
+    assert log.lost() == {(silent, 1)}
+    others = [m for m in roster.members if m.peer != silent]
+    play(log, replace(roster, members=(*others, member(silent, incarnation=2))), (), range(8, 9))
+    assert log.lost() == frozenset()
+
+
+def test_an_entry_that_comes_late_is_evidence_too() -> None:
+    roster, log = roster_of(2), OwnerLog(clock=CLOCK)
+    slow = min(roster.peers())
+    for cycle in range(10):
+        rounds = range(cycle * CYCLE, (cycle + 1) * CYCLE)
+        assert play(log, roster, {slow}, rounds) == {}
+        governing = replace(roster, k=1 + cycle)
+        grid = fold_roster(governing, GROUP)
+        owned = next(SpanId(0, index) for index in range(SPANS) if grid.owner(SpanId(0, index)) == slow)
+        log.entry_absorbed(rounds[-1], owned, governing, grid)
+
+
+def test_who_does_not_follow_the_logs_has_no_evidence() -> None:
+    roster, log = roster_of(2), OwnerLog(clock=CLOCK)
+    silent = min(roster.peers())
+    play(log, roster, {silent}, range(IDLE_CYCLES * CYCLE - 1))
+    log.forget()
+    assert play(log, roster, {silent}, range(IDLE_CYCLES * CYCLE - 1, IDLE_CYCLES * CYCLE)) == {}
+
+
+def test_a_bootstrap_that_reduces_for_all_is_no_member_that_could_lose() -> None:
+    roster, log = roster_of(3, dialable=False), OwnerLog(clock=CLOCK)
+    assert play(log, roster, set(ids(3)), range(10 * CYCLE)) == {}
+    assert play(log, roster, {roster.helper or min(ids(3))}, range(10 * CYCLE)) == {}
