@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from p2p_diloco.trainer.expected_traffic import Notice
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
+from p2p_diloco.watch.event_log import EVENTS_FILE, append_event, read_events
 from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
 
 PLAN = small_plan()
@@ -50,6 +52,16 @@ def test_an_event_passes_with_its_time_and_figures() -> None:
     count.report("roster", "roster 3", k=3)
     (event,) = watcher.events
     assert (event.time, event.topic, event.text, event.figures) == (123.0, "roster", "roster 3", {"k": 3})
+
+
+def test_an_event_with_a_peers_text_is_one_clean_line_on_the_terminal_and_in_the_log(tmp_path: Path) -> None:
+    said, watcher = tally()
+    said.report("link", "lost the link: \x1b[2J\x1b]0;owned\x07\nready: all is well \u202e")
+    (event,) = watcher.events
+    assert event.text == "lost the link: ?[2J?]0;owned??ready: all is well ?"
+    append_event(tmp_path, event)
+    assert (tmp_path / EVENTS_FILE).read_bytes().count(b"\n") == 1
+    assert read_events(tmp_path) == (event,)
 
 
 def test_a_closed_round_is_an_event_with_all_its_figures() -> None:
