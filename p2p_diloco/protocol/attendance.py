@@ -38,10 +38,11 @@ class Self:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The latest heartbeat of a peer and when it came."""
+    """The latest heartbeat of a peer, when it came, and since when the peer has been heard without a silence."""
 
     heartbeat: Heartbeat
     at: float
+    since: float
 
 
 def _member(peer: PeerId, incarnation: int, can_be_dialled: bool, share: int) -> Member:
@@ -85,7 +86,8 @@ class Attendance:
             heartbeat.peer, heartbeat.statement(), heartbeat.signature
         ):
             return False
-        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now)
+        since = known.since if known is not None and now - known.at <= self.rules.silence_seconds else now
+        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now, since=since)
         return True
 
     def note_part(self, peers: frozenset[PeerId], round_index: int) -> None:

@@ -474,6 +474,8 @@ class Membership(Attendance):
             included_total=self.included_total,
             lost=self.owners.lost(),
             is_helper_here=parent is not None and self._is_here(parent.helper, now),
+            heard_since={peer: heard.since for peer, heard in self.heard.items()},
+            now=now,
         )
 
     def _is_here(self, peer: PeerId | None, now: float) -> bool:

@@ -12,6 +12,11 @@ from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order, keep_places
 from p2p_diloco.protocol.member import FULL_SHARE, Member
 from p2p_diloco.protocol.roster import MOST_MEMBERS, MOST_QUOTED, Goodbye, Roster, is_quotable, most_included
 
+FEWEST_NEWCOMERS, NEWCOMERS_SHARE = 2, 5
+"""One roster lists so many peers that its parent does not, or this share of the parent's members, whichever is more.
+Who only sends heartbeats is dropped after its first full cycle; until then so few void nobody's rounds, of six members
+or more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -26,6 +31,7 @@ class View:
         included_total: contributions included in entries since founding, as seen here.
         lost: incarnations that have lost *reduces* because their spans got no entries.
         is_helper_here: whether the bootstrap is there to reduce when no member may.
+        heard_since: since when each peer has been heard without a silence; now, where somebody else hears it.
     """
 
     lead: PeerId
@@ -37,6 +43,8 @@ class View:
     round: int
     in_force_since: int
     included_total: int
+    heard_since: Mapping[PeerId, float]
+    now: float
     lost: Collection[tuple[PeerId, int]] = ()
     is_helper_here: bool = True
 
@@ -80,8 +88,9 @@ def _is_quoted(word: Goodbye, candidacy: Candidacy) -> bool:
 def _wished_members(parent: Roster, view: View) -> tuple[Member, ...]:
     present = view.present
     staying = [present[m.peer] for m in parent.members if m.peer in present and not _sat_out(m, view)]
-    coming = sorted(set(present) - parent.peers())
-    room = max(MOST_MEMBERS - len(staying), 0)
+    coming = sorted(set(present) - parent.peers(), key=lambda peer: (view.heard_since.get(peer, view.now), peer))
+    most = max(FEWEST_NEWCOMERS, len(parent.members) // NEWCOMERS_SHARE) if parent.k else MOST_MEMBERS
+    room = max(min(MOST_MEMBERS - len(staying), most), 0)
     return _reducing((*staying, *(present[peer] for peer in coming[:room])), view)
 
 

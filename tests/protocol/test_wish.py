@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_run import RUN, run_rules
-from made import goodbye, ids, member, roster_of
+from fake_run import RUN, peer_id, run_rules
+from made import child_of, founding, goodbye, ids, member, roster_of
 
-from p2p_diloco.ids import PeerId
+from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.ballot import Candidacy
 from p2p_diloco.protocol.grid import REGRID_ROSTERS, grid_order
 from p2p_diloco.protocol.roster import Roster, most_included
@@ -28,6 +28,8 @@ def view(*present: PeerId) -> View:
         round=9,
         in_force_since=1,
         included_total=0,
+        heard_since={},
+        now=100.0,
     )
 
 
@@ -116,3 +118,23 @@ def test_while_nobody_has_a_proof_and_no_bootstrap_is_there_all_reduce() -> None
     seen = replace(view(A, B), present=at_home)
     assert not any(m.can_be_dialled for m in wish(seen).members)
     assert all(m.can_be_dialled for m in wish(replace(seen, is_helper_here=False)).members)
+
+
+def test_at_most_two_or_a_fifth_come_at_once_those_first_that_have_been_heard_longest() -> None:
+    crowd = [PeerId(sha256(b"stranger %d" % number)) for number in range(20)]
+    since = {crowd[7]: 1.0, crowd[3]: 2.0, **dict.fromkeys(crowd[10:], 3.0)}
+    few = replace(view(A, B, C, *crowd), heard_since=since)
+    assert wish(few).peers() == {A, B, C, crowd[7], crowd[3]}
+    grown = child_of(PARENT, [member(peer) for peer in (*ids(3), *crowd)])
+    more = [PeerId(sha256(b"another %d" % number)) for number in range(20)]
+    roster = wish_roster(Candidacy(parent=grown, level=0, ballot=40), view(A, B, C, *crowd, *more))
+    assert roster is not None
+    assert len(roster.peers() - grown.peers()) == 4
+
+
+def test_whoever_is_ready_when_the_run_begins_is_on_its_first_roster() -> None:
+    crowd = [PeerId(sha256(b"early %d" % number)) for number in range(20)]
+    begins = replace(view(*crowd), lead=peer_id("boot"))
+    roster = wish_roster(Candidacy(parent=founding().roster, level=0, ballot=40), begins)
+    assert roster is not None
+    assert roster.peers() == set(crowd)

@@ -151,8 +151,8 @@ def test_peers_are_said_as_their_heartbeats_say() -> None:
     silent: Any = SimpleNamespace(
         ready=False, can_be_dialled=True, share=8, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
     )
-    peer.membership.heard[peer_key("ben").peer] = Heard(heartbeat=beat, at=NOW - 2.0)
-    peer.membership.heard[peer_key("boot").peer] = Heard(heartbeat=silent, at=NOW + 5.0)
+    peer.membership.heard[peer_key("ben").peer] = Heard(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
+    peer.membership.heard[peer_key("boot").peer] = Heard(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
     lines = {line.peer: line for line in status_of(count, peer).peers}
     ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
     assert (ben.ready, ben.can_be_dialled, ben.trains, ben.steps) == (True, False, True, 3)
