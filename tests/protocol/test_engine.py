@@ -452,3 +452,12 @@ def test_a_strangers_four_messages_change_nothing_at_a_ready_member(stranger: st
     assert engine.chains.heads == before
     assert not {ReplaceSpan, HashSpan, RebuildSpan, CompareContent}.intersection(said)
     assert engine.catch_up.left_out() == frozenset()
+
+
+def test_a_span_that_could_not_follow_an_entry_is_rebuilt() -> None:
+    engine = engine_of()
+    report, rebuild = engine.span_damaged(SpanId(0, 0), "a reason", 0.0)
+    assert isinstance(report, Report)
+    assert report.text.startswith("fragment 0 span 0 could not follow an entry: a reason; its memory is damaged")
+    assert rebuild == RebuildSpan(span=SpanId(0, 0))
+    assert engine.span_rebuilt(SpanId(0, 0), None, None, 0.1) != [], "what came of it is told, whatever it is"

@@ -72,6 +72,11 @@ def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan]
         (VERSION + b"\xff" + bytes(40), Lane.BULK, "kind 255"),
         (VERSION + b"\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
         (VERSION + b"\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
+        (b"\x05", Lane.CONTROL, "frame ends early"),
+        (b"\x09" + bytes(40), Lane.CONTROL, "protocol version 9"),
+        (b"\x05\xff" + bytes(40), Lane.BULK, "kind 255"),
+        (b"\x05\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
+        (b"\x05\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
     ],
     ids=["short", "version", "kind", "lane", "count"],
 )
@@ -188,6 +193,47 @@ def far_too_long(encoded: EncodedSpan) -> EncodedSpan:
     scaled[-2:] = b"\x80\x50"
     scaled[:2] = b"\x80\x50"
     return replace(encoded, payload=bytes(scaled))
+
+
+def largest_scale(bits: int) -> Callable[[EncodedSpan], EncodedSpan]:
+    """Return what makes of a contribution the largest finite numbers that such a scale gives."""
+
+    def spoil(encoded: EncodedSpan) -> EncodedSpan:
+        return replace(encoded, payload=bits.to_bytes(2, "little") + b"\x77" * (len(encoded.payload) - 2))
+
+    return spoil
+
+
+@pytest.mark.parametrize("bits", [0x7E12, 0x5E12], ids=["3e38", "2^64"])
+def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_training_goes_on(bits: int) -> None:
+    async def scene() -> None:
+        swarm = MemorySwarm(seed=3, rules=run_rules(spans=8))
+        swarm.add("bootstrap", trains=False, founds=True)
+        for number in range(NUM_PEERS):
+            swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
+        for _ in range(600):
+            villain = swarm.machines[VILLAIN]
+            if villain.island is not None:
+                villain.island.mischief = lambda contribution: with_spans(contribution, largest_scale(bits))
+            await swarm.run(0.5)
+            if all(state.height >= 2 for m in others(swarm) for state in m.engine.chains.heads.values()) and all(
+                len(m.engine.chains.heads) >= 8 for m in others(swarm) if m.name != "bootstrap"
+            ):
+                break
+        dropped = all_texts(others(swarm), "contribution-dropped")
+        assert any(short_peer_id(swarm.machines[VILLAIN].peer) in text for text in dropped)
+        for machine in others(swarm):
+            for state in machine.island.states.values() if machine.island is not None else ():
+                assert np.abs(state.anchor_N).max() < 100.0, "the bowl's optimum is of the order of one"
+        island = swarm.machines[VILLAIN].island
+        assert island is not None
+        island.mischief = None
+        await swarm.until(swarm.all_members, within=180.0)
+        await swarm.grows("p0", entries=16)
+        await swarm.finish()
+        await swarm.close()
+
+    play(scene)
 
 
 @pytest.mark.parametrize("spoil", [not_finite, far_too_long])
