@@ -72,11 +72,6 @@ def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan]
         (VERSION + b"\xff" + bytes(40), Lane.BULK, "kind 255"),
         (VERSION + b"\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
         (VERSION + b"\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
-        (b"\x05", Lane.CONTROL, "frame ends early"),
-        (b"\x09" + bytes(40), Lane.CONTROL, "protocol version 9"),
-        (b"\x05\xff" + bytes(40), Lane.BULK, "kind 255"),
-        (b"\x05\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
-        (b"\x05\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
     ],
     ids=["short", "version", "kind", "lane", "count"],
 )
