@@ -30,7 +30,7 @@ SLOWEST_CAP = 128e3
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
-_SWITCHES = frozenset({"dial_out_only", "keep_diary"})
+_SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_diary"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
 
@@ -61,6 +61,9 @@ class PeerSettings(BaseModel):
     announce_maddrs: tuple[str, ...] = Field((), description="addresses to tell others, instead of those listened on")
     initial_peers: tuple[str, ...] = Field((), description="further peers to ask first, beside those of the invite")
     dial_out_only: bool = Field(False, description="accept no connection; only dial others")
+    no_port_mapping: bool = Field(
+        False, description="do not ask the router to open a port (UPnP, NAT-PMP), which is tried by default"
+    )
     max_upload: float | None = Field(None, description="most that this peer sends, such as 20mbit; no cap if not named")
     max_download: float | None = Field(
         None, description="most that this peer reads, such as 100mbit; no cap if not named"

@@ -37,6 +37,7 @@ class SettingsFlags:
     announce_maddrs: Annotated[tuple[str, ...] | None, _setting("announce_maddrs", many=True)] = None
     initial_peers: Annotated[tuple[str, ...] | None, _setting("initial_peers", many=True)] = None
     dial_out_only: Annotated[bool | None, _setting("dial_out_only")] = None
+    no_port_mapping: Annotated[bool | None, _setting("no_port_mapping")] = None
     max_upload: Annotated[str | None, _setting("max_upload")] = None
     max_download: Annotated[str | None, _setting("max_download")] = None
     keep_diary: Annotated[bool | None, _setting("keep_diary")] = None

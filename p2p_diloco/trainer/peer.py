@@ -180,6 +180,7 @@ async def _transport(plan: PeerPlan, run: Digest, key: SigningKey, tally: Tally)
         host_maddrs=settings.host_maddrs,
         announce_maddrs=settings.announced_addresses(0),
         dial_out_only=settings.dial_out_only,
+        map_port=not settings.no_port_mapping,
         limits=TransportLimits(
             upload_bytes_per_second=bytes_per_second(settings.max_upload),
             download_bytes_per_second=bytes_per_second(settings.max_download),

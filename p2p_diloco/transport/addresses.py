@@ -57,7 +57,12 @@ def tcp_address(host: str, port: int) -> str:
 
 def without_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
     """Return the addresses that are worth telling others: loopback only when nothing else exists."""
-    return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or tuple(addresses)
+    return tuple(address for address in addresses if not is_loopback(address)) or tuple(addresses)
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether a multiaddr leads nowhere but into this machine."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 def explain_refusal(words: str) -> str:

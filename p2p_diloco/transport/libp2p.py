@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
-from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, sort_addresses
+from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, is_loopback, sort_addresses
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -38,6 +39,8 @@ _STREAMS_PER_LANE = 4  # two peers that dial each other at once have two
 _ADDRESS_REFRESH_SECONDS = 30.0
 _RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 """p2pd relays for strangers whatever its flags say; a handler of our own, which closes the stream, replaces its."""
+_FIRST_REFRESHES, _FIRST_REFRESH_SECONDS = 6, 5.0
+"""A router takes some seconds to open a port."""
 _BACKOFF_SECONDS = 5.2
 """After a failed dial libp2p refuses to try again for five seconds."""
 
@@ -52,7 +55,8 @@ class Libp2pTransport(Transport):
         host_maddrs: TCP multiaddrs to listen on; port 0 lets the system choose.
         announce_maddrs: addresses to tell others instead of those that the machine knows.
         dial_out_only: do not listen at all; `host_maddrs` is not looked at.
-        map_port: ask the home router for an open port.
+        map_port: ask the home router for an open port, unless only loopback is listened on; what it opens joins
+            `listen_addresses` some seconds later.
         limits: see `TransportLimits`.
     """
 
@@ -73,7 +77,7 @@ class Libp2pTransport(Transport):
             identity_path=identity_path,
             host_maddrs=() if dial_out_only else tuple(host_maddrs),
             announce_maddrs=() if dial_out_only else tuple(announce_maddrs),
-            map_port=map_port and not dial_out_only,
+            map_port=map_port and not dial_out_only and not all(map(is_loopback, host_maddrs)),
         )
         self._protocols = {lane: f"/p2p-diloco/2/{run.hex()[:16]}/{lane.value}" for lane in Lane}
         self._lanes = {protocol: lane for lane, protocol in self._protocols.items()}
@@ -382,8 +386,9 @@ class Libp2pTransport(Transport):
         self._addresses = tuple(address + suffix for address in listening if "/tcp/" in address)
 
     async def _refresh_addresses(self) -> None:
-        while True:
-            await asyncio.sleep(_ADDRESS_REFRESH_SECONDS)
+        for looks in itertools.count():
+            is_mapping = self._settings.map_port and looks < _FIRST_REFRESHES
+            await asyncio.sleep(_FIRST_REFRESH_SECONDS if is_mapping else _ADDRESS_REFRESH_SECONDS)
             try:
                 async with asyncio.timeout(_ADDRESS_REFRESH_SECONDS):
                     await self._identify()

@@ -184,3 +184,55 @@ def test_a_few_that_can_be_reached_average_for_all(num_peers: int, num_open: int
             assert status.participation is not None
             assert status.participation <= 1.0
             assert status.reach.startswith("reachable at 45.10." if status.reachable else "outbound only: no member")
+
+
+ROUTER = """
+import socket, struct
+router = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+router.bind(("0.0.0.0", 5351))
+while True:
+    asked, asker = router.recvfrom(64)
+    if asked[1] == 0:
+        answer = struct.pack("!BBHI4s", 0, 128, 0, 1, socket.inet_aton("45.99.0.9"))
+    else:
+        version, kind, _, inside, outside, seconds = struct.unpack("!BBHHHI", asked[:12])
+        answer = struct.pack("!BBHIHHI", 0, 128 + kind, 0, 1, inside, outside, seconds)
+    router.sendto(answer, asker)
+"""
+LISTENER = """
+import asyncio, sys
+from pathlib import Path
+from p2p_diloco.ids import sha256
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.libp2p import Libp2pTransport
+
+async def listen(path):
+    key = load_or_create_identity(path)
+    async with Libp2pTransport(
+        peer=key.peer, run=sha256(b"run"), identity_path=path, map_port=sys.argv[2] == "map"
+    ) as transport:
+        for _ in range(40):
+            await asyncio.sleep(0.5)
+            if any("45.99.0.9" in address for address in transport.listen_addresses()):
+                print(len(transport.listen_ports()), transport.listen_addresses())
+                return
+
+asyncio.run(listen(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("word", ["map", "do not"])
+def test_a_port_that_the_router_opened_is_among_the_addresses_unless_that_is_off(word: str, tmp_path: Path) -> None:
+    """The router is a NAT-PMP server of a few lines: no real router stands behind these tests, and no UPnP."""
+    with home_network(False) as network:
+        router = subprocess.Popen([*network.middle.entrance, sys.executable, "-c", ROUTER])
+        try:
+            command = [*network.homes[0].entrance, sys.executable, "-c", LISTENER, str(tmp_path / "key"), word]
+            environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120.0)
+        finally:
+            router.kill()
+            router.wait()
+        assert done.returncode == 0, done.stderr
+        assert ("/ip4/45.99.0.9/tcp/" in done.stdout) == (word == "map"), done.stdout
+        assert done.stdout.startswith("2 " if word == "map" else "")

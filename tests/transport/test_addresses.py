@@ -6,7 +6,15 @@ import pytest
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
-from p2p_diloco.transport.addresses import explain_refusal, have_crossed, sort_addresses
+from p2p_diloco.transport.addresses import (
+    explain_refusal,
+    have_crossed,
+    host_of,
+    port_in,
+    sort_addresses,
+    tcp_address,
+    without_loopback,
+)
 
 PEER = PeerId(sha256(b"peer"))
 END = f"/p2p/{format_peer_id(PEER)}"
@@ -75,3 +83,20 @@ def test_a_refusal_without_addresses_is_told_as_it_is_but_short() -> None:
 )
 def test_calls_that_crossed_are_told_from_those_that_nobody_took(words: str, crossed: bool) -> None:
     assert have_crossed(words) is crossed
+
+
+def test_hosts_and_ports_are_read_from_tcp_addresses_and_never_from_relayed_ones() -> None:
+    assert host_of("/ip4/45.10.0.2/tcp/31337") == "45.10.0.2"
+    assert host_of("/ip6/2a01:4f8::1/tcp/31337") == "2a01:4f8::1"
+    for address in ("/dns4/example.org/tcp/31337", "/ip4/45.10.0.2/tcp/1/p2p/x/p2p-circuit", "/unix/tmp/x"):
+        assert host_of(address) is None
+    assert port_in("/dns4/example.org/tcp/31337/p2p/x") == 31337
+    assert port_in("/memory/1/p2p/x") is None
+    assert tcp_address("2a01:4f8::1", 5) == "/ip6/2a01:4f8::1/tcp/5"
+    assert tcp_address("45.10.0.2", 5) == "/ip4/45.10.0.2/tcp/5"
+
+
+def test_loopback_is_told_only_when_nothing_else_exists() -> None:
+    near, far = ("/ip4/127.0.0.1/tcp/1/p2p/x", "/ip6/::1/tcp/1/p2p/x"), "/ip4/192.168.1.7/tcp/1/p2p/x"
+    assert without_loopback((*near, far)) == (far,)
+    assert without_loopback(near) == near
