@@ -147,15 +147,13 @@ class ChainBook:
         is_other_child = self._is_other_child(entry)
         if entry.height <= head.height and not is_other_child:
             return EntryVerdict(fate=EntryFate.KNOWN)
-        match rosters.governance(entry.roster, entry.round):
-            case Governance.UNKNOWN:
-                return EntryVerdict(fate=EntryFate.LACKS_ROSTER)
-            case Governance.TOO_LATE_HERE:
-                return EntryVerdict(fate=EntryFate.LACKS_CERTIFICATE)
-            case Governance.OTHER:
-                return EntryVerdict(fate=EntryFate.REFUSED, reason=_not_governing(entry, rosters))
-            case Governance.GOVERNS:
-                pass
+        governance = rosters.governance(entry.roster, entry.round)
+        if governance is Governance.UNKNOWN:
+            return EntryVerdict(fate=EntryFate.LACKS_ROSTER)
+        if governance is Governance.TOO_LATE_HERE:
+            return EntryVerdict(fate=EntryFate.LACKS_CERTIFICATE)
+        if governance is Governance.OTHER:
+            return EntryVerdict(fate=EntryFate.REFUSED, reason=_not_governing(entry, rosters))
         if is_other_child:
             return self._judge_other_child(entry, payload_norm, rosters, latest_round)
         if entry.round > latest_round or (is_late and entry.parent == head.digest):

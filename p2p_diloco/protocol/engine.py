@@ -327,7 +327,6 @@ class PeerEngine:
     def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
         """Take an entry whose payload the codec found sound, with its exact norm."""
         self.catch_up.heard(sender, now)
-        head = self.chains.heads.get(entry.span)
         is_asked = self.catch_up.has_asked(entry.span, sender)
         is_late = not is_asked and self.exchange.has_named(entry.span, entry.parent, before=entry.round)
         latest = self.rules.clock.round_at(now) + 1
@@ -341,9 +340,8 @@ class PeerEngine:
             return said + self.catch_up.step_back(entry.span) + self.entry_checked(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
             said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
-            if head is not None:
-                # Whoever was asked has nothing that follows our head: who differs there is found by comparing.
-                said += self.catch_up.entry_absent(sender, entry.span, head.digest, now)
+            # Whoever was asked has nothing that follows our head: who differs there is found by comparing.
+            said += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
             return said + self._repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self._repair.follows:
             return said

@@ -5,7 +5,7 @@ that round is one lead's turn. A founder leads alone until roster 1 is certified
 
 No round goes under two rosters: who has voted for a child names no parent under the roster before it in later rounds,
 so that once the child can be certified no majority is left there. While no certificate comes, ballots go on in each
-quarter of every round for what has been voted for. See docs/decisions/0024-governing-rosters.md.
+quarter of every round for what has been voted for. See docs/decisions/0026-governing-rosters.md.
 """
 
 from __future__ import annotations

@@ -195,6 +195,7 @@ def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_and_keeps_no
         engine.entry_checked(peer_id("stranger"), entry_on(start, roster, ann, span=span, round=round_index), 1.0, 0.1)
         engine.entry_checked(ann, entry_on(start, roster, ann, span=span, round=2**60), 1.0, 0.1)
     assert len(engine._noted) == 1
+    engine.entry_checked(ann, entry_on(start, later.roster, ann, span=span), 1.0, 0.1)
     again = engine.receive(ann, RosterReply(rosters=(later,)), 0.2)
     assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
 
