@@ -40,7 +40,7 @@ MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
 QUIET_SHARE = 0.125
 """Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
 MOST_LACKING = 2
-"""Donors that lack the entry we need, after which nobody is asked for it any more."""
+"""Donors that lack the entry we need, after which it is not waited for where who is ahead does not answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +89,7 @@ class CatchUp:
         self._unjoinable: set[SpanId] = set()
         self._goes_back: set[SpanId] = set()
         self._above_since: dict[SpanId, float] = {}
+        self._unanswered: set[SpanId] = set()
         self._doubted: dict[PeerId, float] = {}
         self._on_word_of: dict[SpanId, PeerId] = {}
         self._ties: dict[SpanId, _Tie] = {}
@@ -116,7 +117,14 @@ class CatchUp:
             dropped.clear()
         for asked in (self._servers, self._first_asked, self._told, self._level, self._contents):
             asked.clear()
-        for judged in (self._unjoinable, self._goes_back, self._above_since, self._on_word_of, self._ties):
+        for judged in (
+            self._unjoinable,
+            self._unanswered,
+            self._goes_back,
+            self._above_since,
+            self._on_word_of,
+            self._ties,
+        ):
             judged.clear()
 
     def adopt(self) -> None:
@@ -258,6 +266,8 @@ class CatchUp:
                 continue
             del self._asked[span]
             self._wanted[span] = (want, None if preferred == asked.donor else preferred)
+            if want is Want.ENTRY and span in self._targets and self._targets[span][1] == asked.donor:
+                self._unanswered.add(span)
             if asked.donor in donors:
                 if want is Want.SPAN:
                     what = f"served nothing of {span} for {now - asked.at:.0f} s"
@@ -450,8 +460,8 @@ class CatchUp:
         """Hear that a donor has no entry after our head.
 
         If it said that it is ahead of us, our logs cannot be joined, or it is not: a majority decides, and it is asked
-        for no entries on its word for a while. The next comparison raises what another donor lacks again, but not for
-        ever: nobody may have kept it.
+        for no entries on its word for a while. The next comparison raises what another donor lacks again, until it is
+        known that who is ahead does not answer.
         """
         asked = self._asked.get(span)
         head = self._chains.heads.get(span)
@@ -464,7 +474,7 @@ class CatchUp:
         target = self._targets[span][1]
         lacking = self._lacking.setdefault(span, set())
         lacking.add(sender)
-        if sender != target and len(lacking) < MOST_LACKING:
+        if sender != target and (len(lacking) < MOST_LACKING or span not in self._unanswered):
             return []
         height = self._targets[span][0]
         del self._targets[span], self._lacking[span]
@@ -473,7 +483,8 @@ class CatchUp:
         if followed or self._doubted.get(target, now) > now:
             return followed
         self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
-        self._doubted[target] = now + SHUN_SECONDS
+        # Who says that it has no entries is doubted for long; an answer that did not come may have been lost.
+        self._doubted[target] = now + (SHUN_SECONDS if sender == target else self._rules.pause_seconds)
         text = (
             f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "
             "who was asked has the entries between, and no majority says so; staying here"
@@ -612,8 +623,8 @@ class CatchUp:
 
     def _moved_on(self, span: SpanId) -> None:
         """Forget what was found out about the tip before."""
-        self._unjoinable.discard(span)
-        self._goes_back.discard(span)
+        for found in (self._unjoinable, self._unanswered, self._goes_back):
+            found.discard(span)
         for kept in (self._above_since, self._ties):
             kept.pop(span, None)
 

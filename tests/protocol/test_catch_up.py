@@ -464,3 +464,24 @@ def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -
     assert fetch.left_out() == frozenset()
     assert heads(fetch, B, NEW)
     assert fetch.left_out() == {SPAN}
+
+
+def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> None:
+    fetch, chains = catch_up()
+    fetch.voices = voices(A, B, C)
+    chains.set_head(SPAN, head_of())
+    reports: list[Action] = []
+    now = 0.0
+    while not reports and now < 60.0:
+        assert heads(fetch, A, NEW, now)
+        for send in fetch.pump([A, B, C], now):
+            if isinstance(send, Send) and send.to != A:
+                reports += fetch.entry_absent(send.to, SPAN, head_of().digest, now)
+        now += 2.5
+    (report,) = reports
+    assert isinstance(report, Report)
+    assert fetch.is_complete()
+    assert heads(fetch, A, NEW, now)
+    assert fetch.is_complete()
+    assert heads(fetch, A, NEW, now + 8.0), "an answer may have been lost"
+    assert not fetch.is_complete()

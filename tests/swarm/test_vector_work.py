@@ -12,7 +12,7 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels
 from p2p_diloco.outer.advance import PreparedContribution
-from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.messages import SpanReply
@@ -191,12 +191,13 @@ def test_only_whole_numbers_that_a_sound_state_holds_make_a_piece(piece: bytes, 
     assert is_sound_piece(reply) is is_sound
 
 
-def test_content_digests_pair_the_chain_with_the_bytes() -> None:
+def test_content_digests_pair_the_chain_with_the_bytes_and_the_whole_head() -> None:
     one, other = span_state(vector(1.0), vector(2.0)), span_state(vector(1.0), vector(3.0))
-    (chain, content), (same_chain, other_content) = content_digests([one, other])
-    assert chain == same_chain == one.head.digest
-    assert content == content_digest(one.anchor_N, one.momentum_N, one.head.digest)
-    assert content != other_content
+    wide = dataclasses.replace(one, head=dataclasses.replace(one.head, radius=9.0))
+    pairs = content_digests([one, other, wide])
+    assert {chain for chain, _ in pairs} == {one.head.digest}
+    assert len({content for _, content in pairs}) == 3
+    assert content_digests([one]) == pairs[:1]
 
 
 def test_a_contribution_that_rounding_made_too_long_is_encoded_again_within_its_limit() -> None:
