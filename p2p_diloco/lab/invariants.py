@@ -249,11 +249,8 @@ class Inspector:
         """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
         roster = certified.roster
         digest = roster.digest()
-        if roster.k and not roster.level:
-            agreed_in, _ = ballot_turn(certified.ballot)
-            self._followed_in[roster.parent] = min(agreed_in, self._followed_in.get(roster.parent, agreed_in))
-            self._check_succession(machine, roster.parent)
         if digest in self.rosters:
+            self._note_succession(machine, certified)  # perhaps by an earlier certificate
             return
         if roster.k == 0:
             if self.rosters or not any(peer == ORGANISER for peer, _ in certified.votes):
@@ -270,6 +267,14 @@ class Inspector:
             siblings.add(digest)
             if len(siblings) > 1:
                 raise Violated("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine.name)
+        self._note_succession(machine, certified)
+
+    def _note_succession(self, machine: Machine, certified: CertifiedRoster) -> None:
+        roster = certified.roster
+        if roster.k and not roster.level:
+            agreed_in, _ = ballot_turn(certified.ballot)
+            self._followed_in[roster.parent] = min(agreed_in, self._followed_in.get(roster.parent, agreed_in))
+            self._check_succession(machine, roster.parent)
 
     def _check_succession(self, machine: Machine, digest: Digest) -> None:
         followed, last = self._followed_in.get(digest), self._last_entry.get(digest)
