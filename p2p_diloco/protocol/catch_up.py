@@ -40,7 +40,7 @@ MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
 QUIET_SHARE = 0.125
 """Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
 MOST_LACKING = 2
-"""Donors that lack the entry we need, after which it is not waited for where who is ahead does not answer."""
+"""Donors that lack the entry we need, or questions that who is ahead did not answer: with more it is not waited for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +89,8 @@ class CatchUp:
         self._unjoinable: set[SpanId] = set()
         self._goes_back: set[SpanId] = set()
         self._above_since: dict[SpanId, float] = {}
-        self._unanswered: set[SpanId] = set()
+        self._unanswered: dict[SpanId, int] = {}
+        self._late: dict[SpanId, PeerId] = {}
         self._doubted: dict[PeerId, float] = {}
         self._on_word_of: dict[SpanId, PeerId] = {}
         self._ties: dict[SpanId, _Tie] = {}
@@ -214,7 +215,8 @@ class CatchUp:
                     break
                 donor = self._wanted[span][1]
                 if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
-                    donor = least_loaded(span, free, load[want])
+                    others = [donor for donor in free if donor != self._late.get(span)]
+                    donor = least_loaded(span, others or free, load[want])
                 load[want][donor] += 1
                 left[want] -= 1
                 actions.append(self._ask(span, want, donor, now))
@@ -266,8 +268,9 @@ class CatchUp:
                 continue
             del self._asked[span]
             self._wanted[span] = (want, None if preferred == asked.donor else preferred)
+            self._late[span] = asked.donor
             if want is Want.ENTRY and span in self._targets and self._targets[span][1] == asked.donor:
-                self._unanswered.add(span)
+                self._unanswered[span] = self._unanswered.get(span, 0) + 1
             if asked.donor in donors:
                 if want is Want.SPAN:
                     what = f"served nothing of {span} for {now - asked.at:.0f} s"
@@ -474,8 +477,10 @@ class CatchUp:
         target = self._targets[span][1]
         lacking = self._lacking.setdefault(span, set())
         lacking.add(sender)
-        if sender != target and (len(lacking) < MOST_LACKING or span not in self._unanswered):
+        num_unanswered = self._unanswered.get(span, 0)
+        if sender != target and (not num_unanswered or len(lacking) + num_unanswered <= MOST_LACKING):
             return []
+        self._unanswered.pop(span, None)
         height = self._targets[span][0]
         del self._targets[span], self._lacking[span]
         self._unjoinable.add(span)
@@ -623,9 +628,9 @@ class CatchUp:
 
     def _moved_on(self, span: SpanId) -> None:
         """Forget what was found out about the tip before."""
-        for found in (self._unjoinable, self._unanswered, self._goes_back):
-            found.discard(span)
-        for kept in (self._above_since, self._ties):
+        self._unjoinable.discard(span)
+        self._goes_back.discard(span)
+        for kept in (self._above_since, self._unanswered, self._ties):
             kept.pop(span, None)
 
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
@@ -664,6 +669,7 @@ class CatchUp:
             self._first_asked.pop(span, None)
 
     def _drop(self, span: SpanId) -> None:
-        fetched = (self._wanted, self._asked, self._transfers, self._servers, self._first_asked, self._on_word_of)
-        for kept in fetched:
+        for kept in (self._wanted, self._asked, self._transfers, self._servers, self._first_asked):
             kept.pop(span, None)
+        for noted in (self._on_word_of, self._late):
+            noted.pop(span, None)
