@@ -311,7 +311,7 @@ def _weights(
         for peer, (_, opening, _) in offers.items()
         if all_new or peer not in newcomers
     }
-    if head is None or head.radius <= 0:
+    if weights and (head is None or head.radius <= 0):
         weights = dict.fromkeys(weights, lower_median(tuple(weights.values())))
     return {peer: weights.get(peer, 0.0) for peer in offers}
 

@@ -100,7 +100,7 @@ def _reducing(members: tuple[Member, ...], view: View) -> tuple[Member, ...]:
     Somebody must reduce: where no member may and no bootstrap is there, all do by their own word.
     """
     keeping = [m for m in members if m.can_be_dialled and (m.peer, m.incarnation) not in view.lost]
-    if not keeping and not view.is_helper_here:
+    if not keeping and not view.is_helper_here and len(members) > 1:  # who is alone reduces anyway
         return tuple(replace(member, can_be_dialled=True) for member in members)
     kept = {member.peer for member in keeping}
     return tuple(m if m.peer in kept else replace(m, can_be_dialled=False, share=FULL_SHARE) for m in members)

@@ -118,6 +118,8 @@ def test_while_nobody_has_a_proof_and_no_bootstrap_is_there_all_reduce() -> None
     seen = replace(view(A, B), present=at_home)
     assert not any(m.can_be_dialled for m in wish(seen).members)
     assert all(m.can_be_dialled for m in wish(replace(seen, is_helper_here=False)).members)
+    alone = replace(seen, present={A: at_home[A]}, is_helper_here=False)
+    assert not any(m.can_be_dialled for m in wish(alone).members), "who is alone reduces anyway"
 
 
 def test_at_most_two_or_a_fifth_come_at_once_those_first_that_have_been_heard_longest() -> None:
