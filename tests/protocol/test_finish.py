@@ -193,7 +193,7 @@ def test_a_row_without_contributions_says_who_was_there_and_voids_nothing() -> N
     silent = only_there(1)
     assert refuse_row_mean(silent, sender(1), owner, 6) is None
     owner.add(silent)
-    found = owner.gather(SPAN, HEAD, 2.0)
+    found = owner.gather(SPAN, HEAD, RULES)
     assert isinstance(found, Gathered)
     assert [(part.peer, part.weight) for part in found.reduce.parts] == [(sender(0), 6.0)], "newcomers, but no others"
     inclusion = found.inclusion_of(frozenset({sender(0)}))
@@ -205,4 +205,4 @@ def test_where_no_row_has_a_contribution_there_is_no_entry() -> None:
     owner = finish()
     for row in ROWS:
         owner.add(only_there(row))
-    assert owner.gather(SPAN, HEAD, 2.0) == "nobody's contribution came; 6 of 6 members were there"
+    assert owner.gather(SPAN, HEAD, RULES) == "nobody's contribution came; 6 of 6 members were there"

@@ -131,7 +131,15 @@ def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_finds_back() -> No
     assert owner is not None
     head = victim.vectors[span][0]
     variants = (
-        entry_on(head, victim.roster, owner, span=span, round=last + 1, payload=bytes([n] * PAYLOAD_BYTES))
+        entry_on(
+            head,
+            victim.roster,
+            owner,
+            span=span,
+            round=last + 1,
+            median_weight=1000.0,
+            payload=bytes([n] * PAYLOAD_BYTES),
+        )
         for n in range(256)
     )
     forged = max(variants, key=lambda entry: next_head(head, entry).digest)  # of two heads the smaller digest wins
