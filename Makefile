@@ -10,6 +10,8 @@
 # make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
 # make homes      real processes behind home routers, in networks of their own: two homes with README's commands, and a few
 #                 that can be reached among many that cannot; prints the figures; six minutes
+# make hostility  strangers and lying members against real processes, an attack at a time: half an hour; and with more time
+#                 for each attack: make hostility ATTACK_SECONDS=60
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make disasters  10,000 simulated swarms: an hour
@@ -74,6 +76,10 @@ churn: $(STAMP)
 
 twin: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
+
+ATTACK_SECONDS ?= 25
+hostility: $(STAMP)
+	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py $(TEST_FLAGS)
 
 homes: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)

@@ -18,7 +18,7 @@ RECORD_LIFETIME_SECONDS = 600.0
 ANNOUNCE_SECONDS = 120.0
 DIAL_SECONDS = 10.0
 LEAVE_TO_THEM_SECONDS = 20.0
-"""So long who can be reached waits to be dialled by a peer that cannot: two calls that cross both fail."""
+"""After a dial that failed, a reachable peer waits so long for one that is not to dial it: their calls would cross."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 UNNEEDED_SECONDS = 30.0
@@ -38,7 +38,6 @@ class _Attempt:
     not_before: float = 0.0
     pause: float = FIRST_RETRY_SECONDS
     linked_at: float | None = None
-    is_left_to_them: bool = False
 
 
 class LinkKeeper:
@@ -283,11 +282,7 @@ class LinkKeeper:
             candidates &= wanted
         for peer in sorted(candidates):
             attempt = self._attempts.setdefault(peer, _Attempt())
-            if now >= attempt.not_before and not attempt.is_left_to_them and self._may_leave_it_to(peer):
-                attempt.is_left_to_them = True
-                attempt.not_before = now + LEAVE_TO_THEM_SECONDS
-            elif now >= attempt.not_before:
-                attempt.is_left_to_them = False
+            if now >= attempt.not_before:
                 attempt.not_before = now + DIAL_SECONDS + attempt.pause
                 yield peer
 
@@ -311,5 +306,6 @@ class LinkKeeper:
             attempt.linked_at = None
             if attempt.pause == FIRST_RETRY_SECONDS:
                 self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
-        attempt.not_before = loop.time() + attempt.pause
+        is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
+        attempt.not_before = loop.time() + max(attempt.pause, LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
         attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)
