@@ -275,7 +275,8 @@ class Repair:
         if not self.catch_up.is_waiting_for_a_majority:
             self._waits_since = math.inf
             return []
-        self._waits_since = min(self._waits_since, now)
+        if math.isinf(self._waits_since):
+            self._waits_since = now
         if now - self._waits_since < 2 * self._rules.silence_seconds:
             return []
         self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from fake_run import RUN, run_rules, verify
 from fetching import NEW, A, B, C, catch_up, fetched, hashed, piece, question, voices, vouched, what_is_fetched
-from made import SPAN, head_of
+from made import SPAN, entry_on, head_of, roster_of
 
 from p2p_diloco.ids import SpanHead, SpanId
-from p2p_diloco.protocol.actions import Action, ReplaceSpan, Report, Send
+from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
 
 
@@ -485,3 +486,30 @@ def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> No
     assert fetch.is_complete()
     assert heads(fetch, A, NEW, now + 8.0), "an answer may have been lost"
     assert not fetch.is_complete()
+
+
+def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_where_we_were_a_moment_ago() -> None:
+    fetch, chains = catch_up()
+    fetch.voices = voices(A, B, C)
+    roster = roster_of(3)
+    chains.set_head(SPAN, head_of())
+    grid = fold_roster(roster, 16)
+    owner = grid.owner(SPAN)
+    assert owner is not None
+    chains.offer(entry_on(head_of(), roster, owner), 1.0, {roster.digest(): (roster, grid)})
+    assert chains.heads[SPAN].height == 1
+    for now in (0.0, 3.0, 100.0):
+        for peer in (A, B):
+            assert heads(fetch, peer, head_of(), now)
+    assert fetch.is_complete(), "they lack the entry that we have, and ask for it"
+
+
+def test_a_tie_is_looked_up_on_the_own_disk_once() -> None:
+    fetch, chains = catch_up()
+    fetch.voices = voices(A, needed=2)
+    chains.set_head(SPAN, head_of())
+    assert fetch.ask_heads(0, A, 0.0)
+    reply = HeadsReply(fragment=0, heads=(head_of(digest=b"later", round_index=7),))
+    assert fetch.take_heads(A, reply)
+    assert fetch.note_differences(A, reply, 0.0) == [RebuildParent(span=SPAN, tip=head_of().digest)]
+    assert fetch.note_differences(A, reply, 0.1) == []

@@ -167,7 +167,7 @@ def test_another_version_or_kind_is_named() -> None:
     with pytest.raises(FrameError, match="speaks protocol version 9; this peer speaks 5; update one"):
         decode_message(bytes((9, 1)))
     with pytest.raises(FrameError, match="of kind 200, which this peer does not know"):
-        decode_message(bytes((5, 200)))
+        decode_message(bytes((PROTOCOL_VERSION, 200)))
 
 
 @pytest.mark.parametrize("make", [heartbeat, goodbye])

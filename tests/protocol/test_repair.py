@@ -23,6 +23,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.protocol.actions import (
     Action,
     CompareContent,
+    HashSpan,
     RebuildSpan,
     ReplaceSpan,
     Report,
@@ -448,3 +449,32 @@ def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> Non
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
         SPAN, HEAD, b"right", 101.0
     )
+
+
+def test_a_wait_for_a_majority_is_said_after_a_while_and_not_all_the_time() -> None:
+    page = among_four(is_ready=False)
+    for span in ALL_SPANS:
+        page._chains.drop_head(span)
+    asked = [one for one in page.pump(0.0) if isinstance(one, Send) and isinstance(one.message, SpanRequest)]
+    send = next(one for one in asked if one.message.span == SPAN)  # type: ignore[union-attr]
+    whole = SpanReply(span=SPAN, head=head_of(), total_bytes=32, offset=0, piece=bytes(32))
+    (order,) = [one for one in page.take(send.to, whole, 0.1) if isinstance(one, HashSpan)]
+    said = [sentences(page.span_hashed(SPAN, order.head, sha256(b"x"), 0.2))]
+    for step in range(1, 12):
+        said.append(sentences(page.pump(step * 0.5 * SILENCE)))
+    told = [text for text in said if "must name the same state" in text]
+    assert len(told) == 1
+    assert "of the 3 members whose word counts here; 2 must name" in told[0]
+
+
+def test_who_knows_no_roster_takes_nothing() -> None:
+    page = Repair(
+        rules=run_rules(),
+        membership=membership_of(A),
+        chains=ChainBook(
+            rules=EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0), retained_cycles=16, verify=verify
+        ),
+        beacon=repair()._beacon,
+        linked=set(),
+    )
+    assert page.span_hashed(SPAN, head_of(), sha256(b"x"), 0.0) == []
