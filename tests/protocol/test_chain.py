@@ -271,12 +271,12 @@ def test_a_digest_covers_every_field_of_every_head() -> None:
 
 def test_another_child_of_the_tips_parent_is_told_from_an_old_entry_and_judged_like_any() -> None:
     chains, (first,) = book(), log(1)
-    assert chains.offer(first, 1.0, FOLDED).fate is EntryFate.ABSORBED
+    assert chains.offer(first, 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
     others = [replace(first, payload=b"other %d" % number) for number in range(32)]
     wins = next(one for one in others if wins_tie(next_head(START, one), next_head(START, first)))
-    assert chains.offer(wins, 1.0, FOLDED).fate is EntryFate.KNOWN
+    assert chains.offer(wins, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
     chains.fork_at(SPAN, START)
-    verdict = chains.offer(wins, 1.0, FOLDED)
+    verdict = chains.offer(wins, 1.0, BOOK, NOW)
     assert verdict.fate is EntryFate.REFUSED, "its signature is that of the first"
     assert "not signed by its owner" in verdict.reason
     assert chains.heads[SPAN] == next_head(START, first)
