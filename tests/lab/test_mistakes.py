@@ -29,12 +29,15 @@ CAUGHT_BY = {
     Mistake.COUNTS_THE_ABSENT: "I8",
 }
 MOST_SEEDS = 40
+FIRST_SEED = {Mistake.TWO_VOTES: 110}
+"""One seed in thirty has two leads that both find a majority; of most mistakes it is nearly every one."""
 
 
 @pytest.mark.parametrize("mistake", Mistake, ids=lambda mistake: mistake.value)
 def test_a_planted_mistake_is_caught(mistake: Mistake) -> None:
     plan = CampaignPlan(peers=(3, 12), faults=faults_named("all"), mistake=mistake)
-    broken = next(r for r in (plan.play(seed) for seed in range(MOST_SEEDS)) if r.invariant is not None)
+    first = FIRST_SEED.get(mistake, 0)
+    broken = next(r for r in (plan.play(seed) for seed in range(first, first + MOST_SEEDS)) if r.invariant is not None)
     assert broken.invariant == CAUGHT_BY[mistake], broken.text
 
 

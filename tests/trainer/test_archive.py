@@ -149,6 +149,21 @@ def test_what_a_span_should_be_is_worked_out_from_the_oldest_checkpoint(tmp_path
     assert kept.archive.rebuild(SPAN, sha256(b"another branch")) is None
 
 
+def test_what_a_span_was_before_its_last_entry_is_worked_out_from_the_disk(tmp_path: Path) -> None:
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    kept.archive.save(steps[4])
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    before = kept.archive.rebuild_parent(SPAN, steps[4][SPAN].head.digest)
+    assert before is not None
+    assert digest({SPAN: before}) == digest({SPAN: steps[3][SPAN]})
+    assert kept.archive.rebuild_parent(SPAN, steps[1][SPAN].head.digest) is None, "no checkpoint is as old"
+    assert kept.archive.rebuild_parent(SPAN, sha256(b"another branch")) is None
+
+
 def test_after_a_span_was_replaced_a_checkpoint_is_wanted(tmp_path: Path) -> None:
     entries, steps = trained(2)
     kept = Kept(tmp_path)
