@@ -98,12 +98,12 @@ class PeerSession:
             hear=tally.report,
             wanted=self._engine.wanted_links,
         )
-        self._keeper.introduced(parts.records)
-        self._contact = Contact(parts, self._keeper, self._engine, tally)
-        tally.failed_dials, tally.ports = self._keeper.failures, parts.transport.listen_ports()
         self._reach = ReachKeeper(
             transport=parts.transport, engine=self._engine, is_own_host=is_own_host, hear=self._hear_of_reach
         )
+        self._keeper.introduced(parts.records)
+        self._contact = Contact(parts, self._keeper, self._engine, tally)
+        tally.failed_dials, tally.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
         self._replica: IslandThread | HeldState = HeldState(

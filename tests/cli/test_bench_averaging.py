@@ -95,7 +95,7 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
         (["--repeat", "0"], "--repeat is 0; expected at least 1"),
         (["--codec", "int5"], "--codec is 'int5'; expected one of"),
         (["--against", "nccl"], "--against names 'nccl'"),
-        (["--spans", "3"], "--spans is 3; expected 4 to 4096, one for each peer at least"),
+        (["--spans", "3"], "--spans is 3; expected 4 to 2048, one for each peer at least"),
         (["--json", "nowhere/figures.json"], "nowhere"),
     ],
 )

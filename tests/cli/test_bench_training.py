@@ -112,7 +112,7 @@ def test_torchft_need_not_be_there_when_it_does_not_play(
         (["--islands", "1"], "--islands is 1; expected 2 to 16"),
         (["--repeat", "0"], "--repeat is 0; expected at least 1"),
         (["--fragments", "0"], "--fragments is 0; expected at least 1"),
-        (["--spans", "3"], "--spans is 3; expected 4 to 4096, one for each island at least"),
+        (["--spans", "3"], "--spans is 3; expected 4 to 2048, one for each island at least"),
         (["--cycle-seconds", "0.1"], "--cycle-seconds is 0.1; expected at least 0.2, or 0"),
         (["--cycle-seconds", "nan"], "--cycle-seconds is nan"),
         (["--codec", "zip"], "--codec is 'zip'"),

@@ -183,6 +183,7 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(CLOCK_START - 4.0)) as runner:
         clock = SimpleNamespace(time=runner.get_loop().time)
         monkeypatch.setattr(session, "time", clock)
+        monkeypatch.setattr(session, "steady_unix_seconds", lambda: clock.time)
         monkeypatch.setattr(session, "IslandThread", LoopIsland)
         monkeypatch.setattr(session, "VectorWorker", LoopWorker)
         monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)

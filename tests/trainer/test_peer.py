@@ -253,6 +253,11 @@ class Lives:
         for name in names:
             await _until(lambda name=name: self.watchers[name].statuses and self.watchers[name].last.ready)
 
+    async def members(self, *names: str) -> None:
+        """Wait until these are on the roster: before its first vote, a run dies with its founder."""
+        for name in names:
+            await _until(lambda name=name: self.watchers[name].last.num_members == len(names))
+
 
 DEAD = Invite(run=RUN, bootstraps=(f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(PeerId(sha256(b'dead')))}",))
 
@@ -267,6 +272,7 @@ def test_a_newcomer_gets_in_with_the_invite_of_a_ready_member_when_the_bootstrap
         for name in ("ada", "ben"):
             lives.start(name, stage.joiner(name, invite, until_round=None))
         await lives.ready("ada", "ben")
+        await lives.members("ada", "ben")
         await lives.kill("boot")
         await asyncio.sleep(30.0)
         printed = parse_invite(lives.watchers["ben"].last.invite)
@@ -290,6 +296,7 @@ def test_who_has_been_a_member_comes_back_with_an_invite_of_which_nobody_lives(
         for name in ("ada", "ben"):
             lives.start(name, stage.joiner(name, invite, until_round=None))
         await lives.ready("ada", "ben")
+        await lives.members("ada", "ben")
         await lives.kill("boot", "ben")
         lives.start("ben", stage.joiner("ben", DEAD, until_round=None))
         await lives.ready("ben")
