@@ -513,3 +513,14 @@ def test_a_tie_is_looked_up_on_the_own_disk_once() -> None:
     assert fetch.take_heads(A, reply)
     assert fetch.note_differences(A, reply, 0.0) == [RebuildParent(span=SPAN, tip=head_of().digest)]
     assert fetch.note_differences(A, reply, 0.1) == []
+
+
+def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:
+    fetch, chains = catch_up()
+    third = head_of(height=3, digest=b"3")
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, A, NEW)
+    assert heads(fetch, B, third)
+    chains.set_head(SPAN, third)
+    fetch.entry_absorbed(SPAN, 0.5)
+    assert not fetch.is_complete(), "A stands at 5"
