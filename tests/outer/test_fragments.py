@@ -131,7 +131,7 @@ def test_spans_of_nothing_are_refused(elements: int, num_spans: int, block_eleme
         (10_000_000, 1, 3),
         (100_000_000, 4, 25),
         (1000, 16, 16),
-        (1 << 40, 4, 4096),
+        (1 << 40, 4, 2048),
     ],
 )
 def test_a_span_for_each_peer_of_a_row_two_where_they_are_not_short_and_none_too_long(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_run import RUN, run_rules, verify
 from fetching import NEW, A, B, C, catch_up, fetched, hashed, piece, question, voices, vouched, what_is_fetched
-from made import SPAN, entry_on, head_of, roster_of
+from made import SPAN, book_with, entry_on, founding, head_of, roster_1
 
 from p2p_diloco.ids import SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report, Send
@@ -491,12 +491,12 @@ def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> No
 def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_where_we_were_a_moment_ago() -> None:
     fetch, chains = catch_up()
     fetch.voices = voices(A, B, C)
-    roster = roster_of(3)
+    certified = roster_1(3)
     chains.set_head(SPAN, head_of())
-    grid = fold_roster(roster, 16)
-    owner = grid.owner(SPAN)
+    owner = fold_roster(certified.roster, 16).owner(SPAN)
     assert owner is not None
-    chains.offer(entry_on(head_of(), roster, owner), 1.0, {roster.digest(): (roster, grid)})
+    entry = entry_on(head_of(), certified.roster, owner, round=4)
+    chains.offer(entry, 1.0, book_with(founding(), certified), latest_round=1000)
     assert chains.heads[SPAN].height == 1
     for now in (0.0, 3.0, 100.0):
         for peer in (A, B):

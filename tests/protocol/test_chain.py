@@ -276,6 +276,7 @@ def test_another_child_of_the_tips_parent_is_told_from_an_old_entry_and_judged_l
     wins = next(one for one in others if wins_tie(next_head(START, one), next_head(START, first)))
     assert chains.offer(wins, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
     chains.fork_at(SPAN, START)
+    assert chains.offer(wins, 1.0, BOOK, latest_round=wins.round - 1).fate is EntryFate.EARLY
     verdict = chains.offer(wins, 1.0, BOOK, NOW)
     assert verdict.fate is EntryFate.REFUSED, "its signature is that of the first"
     assert "not signed by its owner" in verdict.reason
