@@ -117,7 +117,7 @@ def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_c
     limit = as_float32(weight_limit(head, weight_clip))
     counted = [weight for inclusion in inclusions.values() for weight in inclusion.weights if weight > 0]
     if head.radius <= 0:
-        one = min(lower_median(counted), limit)
+        one = min(lower_median(counted), limit) if counted else 0.0  # no row has a contribution
         all_weights = {row: [one if w > 0 else 0.0 for w in each.weights] for row, each in inclusions.items()}
     else:
         all_weights = {row: [min(weight, limit) for weight in each.weights] for row, each in inclusions.items()}
