@@ -150,7 +150,7 @@ class Repair:
         self._listens_since = min(self._listens_since, now) if holders else math.inf
         self.catch_up.voices = voices_for(
             me=membership.me.peer,
-            can_be_dialled=membership.me.can_be_dialled,
+            can_be_dialled=membership.can_be_dialled,
             is_ready=membership.ready,
             has_listened=now - self._listens_since >= self._rules.silence_seconds,
             roster=roster,

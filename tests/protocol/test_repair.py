@@ -6,6 +6,7 @@ import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
 from made import (
     SPAN,
+    book_with,
     certify,
     child_of,
     entry_on,
@@ -17,6 +18,7 @@ from made import (
     member,
     membership_of,
     roster_1,
+    self_of,
 )
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
@@ -32,12 +34,14 @@ from p2p_diloco.protocol.actions import (
     ServeEntry,
     ServeSpan,
 )
+from p2p_diloco.protocol.ballot import NO_BALLOTS
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
 from p2p_diloco.protocol.followers import Followers
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.majority import Voices
+from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
     ContentReply,
     ContentRequest,
@@ -412,6 +416,23 @@ def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round()
     assert page.catch_up.scrub.is_verified([B, C])
     page.begin_round(16)
     assert not page.catch_up.scrub.is_verified([B, C])
+
+
+def test_who_was_proved_reachable_since_its_start_hears_members_that_can_only_dial_out() -> None:
+    rules, me = run_rules(), self_of(A, dialable=False)
+    roster = child_of(founding().roster, [member(A), member(B, dialable=False), member(C, dialable=False)])
+    book = book_with(founding(), certify(roster, [peer_id("boot")]))
+    membership = Membership(me=me, rules=rules, book=book, ballots=NO_BALLOTS, verify=verify, remembers=True)
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    beacon = Beacon(rules=rules, membership=membership, chains=chains)
+    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B, C})
+    membership.can_be_dialled = True
+    for peer in (B, C):
+        membership.hear(heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0)
+    page.pump(0.0)
+    assert page.catch_up.voices.are_enough([B, C]), "else the only one who can be dialled could never come back"
 
 
 def test_a_span_that_cannot_follow_an_entry_is_put_right_from_the_disk() -> None:
