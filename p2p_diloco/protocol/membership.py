@@ -422,6 +422,8 @@ class Membership(Attendance):
         ballot_round, _ = ballot_turn(proposal.ballot)
         if not self._may_vote(parent) or roster.level > self.level() or ballot_round < self.named_round:
             return []  # were it certified, it would govern a round in which this peer has named parents under another
+        if not self._is_voting_round(parent, ballot_round) and not self._is_overdue(parent, ballot_round):
+            return []  # a vote silences, and nobody would promise on before the voting round
         if roster.cycle > self.rules.clock.cycle(self.rules.clock.round_at(now) + 1):
             return []
         try:

@@ -326,6 +326,15 @@ def test_nobody_votes_in_a_ballot_of_a_round_before_the_last_one_in_which_it_nam
     assert here.take_proposal(LEAD, proposal(), NOW + ROUND_SECONDS)
 
 
+def test_nobody_votes_before_the_voting_round_whoever_asks() -> None:
+    """A lead that asks just under half of the members would silence them for the rest of the cycle."""
+    here, early = member_of_three(), VOTING - 1
+    lead = lead_order(ROSTER, early)[0]
+    asked = signed(replace(proposal(), ballot=ballot_number(early, 0)), lead)
+    assert here.take_proposal(lead, asked, early * ROUND_SECONDS + 0.1) == []
+    assert here.may_name_parents(ROSTER.digest(), VOTING)
+
+
 def test_a_good_bye_binds_to_the_last_round_in_which_parents_were_named() -> None:
     here = member_of_three()
     here.named_round = VOTING
