@@ -127,6 +127,7 @@ class CatchUp:
             self._ties,
         ):
             judged.clear()
+        self._chains.forget_forks()
 
     def adopt(self) -> None:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""

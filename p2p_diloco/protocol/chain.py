@@ -112,6 +112,10 @@ class ChainBook:
         """Let another child of our tip's parent be told from an old entry, until the tip moves."""
         self._forks[span] = parent
 
+    def forget_forks(self) -> None:
+        """Tell no other child from an old entry any more: nobody asks for one."""
+        self._forks.clear()
+
     def is_known(self, entry: Entry) -> bool:
         """Tell, before its payload costs any work, whether an entry says nothing new."""
         head = self.heads.get(entry.span)

@@ -138,3 +138,14 @@ def test_entries_that_only_one_disk_holds_lead_the_others_on_and_a_tip_without_t
     grows(swarm)
     is_announced = [said(machine) for machine in swarm.running() if said(machine)]
     assert is_announced, "a span goes back, or is fetched at the tip of another, only with a sentence"
+
+
+def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() -> None:
+    swarm = founded(2)
+    p0, p1 = split(swarm, wins=True)
+    theirs = next(entry for entry in p1.disk.entries[SPAN].values() if entry.payload.startswith(b"other"))
+    swarm.is_lost = lambda sender, target, message: isinstance(message, Entry)
+    swarm.run_until(lambda: SPAN in p0.rules_engine.chains._forks, MINUTE, step=0.05)
+    p0.rules_engine._repair.adopt_branch()
+    swarm.perform(p0, p0.rules_engine.entry_checked(p1.peer, theirs, 1.0, swarm.now))
+    assert "has two children" not in said(p0), "what the span was before is fetched anew"
