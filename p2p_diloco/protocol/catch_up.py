@@ -537,9 +537,13 @@ class CatchUp:
         return [self._ask(span, Want.SPAN, sender, now)] if is_asked and not transfer.is_whole else []
 
     def _refuse_piece(self, span: SpanId, sender: PeerId, now: float) -> list[Action]:
-        for forgotten in (self._transfers, self._asked):
-            forgotten.pop(span, None)
-        self._wanted[span] = (Want.SPAN, None)
+        """Leave a donor; what came from others stays, for whoever was asked once may send what it likes."""
+        asked, transfer = self._asked.get(span), self._transfers.get(span)
+        self._servers[span].discard(sender)
+        if (asked is not None and asked.donor == sender) or (transfer is not None and sender in transfer.donors):
+            for forgotten in (self._transfers, self._asked):
+                forgotten.pop(span, None)
+            self._wanted[span] = (Want.SPAN, None)
         return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
     def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:

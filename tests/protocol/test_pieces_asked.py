@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fake_run import RUN, run_rules, verify
 from fetching import NEW, A, B, C, what_is_fetched
 from made import SPAN
@@ -93,3 +95,17 @@ def test_a_donor_has_a_few_pieces_under_way_and_no_more() -> None:
             sends += page.take_span(donor, answer(mine[0]), 0.1) + page.pump([A, B, C], 0.1)
     under_way = [send.to for send in sends if isinstance(send, Send)]
     assert [under_way.count(donor) for donor in (A, B, C)] == [8, 8, 8]
+
+
+def test_who_was_asked_once_cannot_undo_what_another_donor_sends() -> None:
+    page = large(SPAN)
+    (asked,) = page.pump([B], 0.0)
+    page.lose(B)
+    (send,) = page.pump([A], 0.1)
+    bad = replace(answer(asked), offset=STATE_BYTES)
+    for tenth in range(2, 9):
+        (send,) = page.take_span(A, answer(send), tenth / 10)
+        page.take_span(B, bad, tenth / 10)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, SpanRequest)
+    assert send.message.offset > 0, "B was asked, and sends what does not fit whenever it likes"
