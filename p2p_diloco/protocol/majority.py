@@ -11,7 +11,7 @@ dial. Two more rules make the small cases work:
 - Who is no member of the roster in force must begin somewhere, and may be unable to reach most members. Once it has
   listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
 
-A ready member never counts itself against the others: of two members neither can replace the other's state.
+A ready member counts itself among all: of two members neither can replace the other's state, of four no two.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, shor
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.messages import ContentReply
 from p2p_diloco.protocol.roster import Roster
-
-FEWEST_FOR_A_READY_MEMBER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ def voices_for(
     heard, is_member = near.intersection(holders), roster.member(me) is not None
     needed = len(near) // 2 + 1
     if is_member and is_ready:
-        needed = max(needed, FEWEST_FOR_A_READY_MEMBER)
+        needed = (len(near) + 1) // 2 + 1  # itself is one of all: of four, two against two are no majority
     elif not is_member and has_listened:
         needed = len(heard) // 2 + 1
     hub = founder if roster.k > 0 and roster.hub() == founder != me else None

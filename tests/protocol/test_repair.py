@@ -336,7 +336,9 @@ def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwis
     differing(page)
     assert "whoever differs must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
     assert page.catch_up.is_complete()
-    assert "differs from what a majority holds" in sentences(differing(page, C))
+    differing(page, C)
+    assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
+    assert "differs from what a majority holds" in sentences(differing(page, D))
     assert not page.catch_up.is_complete()
 
 
@@ -346,11 +348,13 @@ def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_i
     said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
     assert "keeping it unless a majority says otherwise" in said
     assert page.catch_up.is_complete()
-    assert "differs from what a majority holds" in sentences(differing(page, C))
+    differing(page, C)
+    assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
+    assert "differs from what a majority holds" in sentences(differing(page, D))
     assert not page.catch_up.is_complete()
     page = among_four()
-    differing(page)
-    differing(page, C)
+    for peer in (B, C, D):
+        differing(page, peer)
     assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
 
 

@@ -149,3 +149,17 @@ def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() 
     p0.rules_engine._repair.adopt_branch()
     swarm.perform(p0, p0.rules_engine.entry_checked(p1.peer, theirs, 1.0, swarm.now))
     assert "has two children" not in said(p0), "what the span was before is fetched anew"
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_two_against_two_are_no_majority_and_one_pair_goes_back_by_its_disk(wins: bool) -> None:
+    swarm = founded(4)
+    _, p1 = split(swarm, wins=wins)
+    p3, (head, state) = swarm.machines["p3"], p1.vectors[SPAN]
+    entry = next(entry for entry in p1.disk.entries[SPAN].values() if entry.payload.startswith(b"other"))
+    p3.disk.entries[SPAN][entry.parent] = entry
+    p3.rules_engine.chains.set_head(SPAN, head)
+    swarm._place(p3, SPAN, head, state)
+    swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    assert not any("a majority stands" in said(machine) for machine in swarm.running())
+    grows(swarm)
