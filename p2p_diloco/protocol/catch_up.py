@@ -81,6 +81,8 @@ class CatchUp:
         self._lacking: dict[SpanId, set[PeerId]] = {}
         self._unadopted: set[int] = set()
         self.is_adopting = False
+        self.damaged: dict[SpanId, bool] = {}
+        """Spans that stand still until they are replaced; whether the disk is being asked about each."""
         self.voices = Voices()
         """Whose word counts; kept by `Repair`."""
         self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
@@ -106,6 +108,10 @@ class CatchUp:
     def want_entry(self, span: SpanId, donor: PeerId | None) -> None:
         """Fetch the entry that follows this peer's head of `span`."""
         self._wanted.setdefault(span, (Want.ENTRY, donor))
+
+    def is_transferred(self, span: SpanId) -> bool:
+        """Tell whether a whole span is being fetched."""
+        return self._wanted.get(span, (None, None))[0] is Want.SPAN
 
     def has_asked(self, span: SpanId, donor: PeerId) -> bool:
         """Tell whether an answer about `span` is awaited from a donor."""
@@ -591,7 +597,8 @@ class CatchUp:
         head, said = transfer.head, self._contents.of(span)
         for what in set(said.values()):
             voters = [voice for voice, pair in said.items() if pair == what]
-            if what[0] == head.digest and (self.voices.may_name(head, voters) or self._on_word_of.get(span) in voters):
+            are_enough = self.voices.may_name(head, voters) or self._on_word_of.get(span) in voters
+            if what[0] == head.digest and (are_enough or (span in self.damaged and self.voices.are_most(voters))):
                 transfer.named = what[1]
         if transfer.named is None:
             others = self._elsewhere(span, transfer, now)
@@ -646,6 +653,7 @@ class CatchUp:
 
     def _has_new_head(self, span: SpanId) -> None:
         """Have it compared with all again, whoever was heard before."""
+        self.damaged.pop(span, None)
         self.scrub.moved(span)
         self._heads_asked.forget(span.fragment)
 

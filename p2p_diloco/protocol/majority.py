@@ -55,6 +55,10 @@ class Voices:
         """Tell whether `voters` are a majority, or one of them is the hub."""
         return len(self.heard.intersection(voters)) >= self.needed or self.hub in voters
 
+    def are_most(self, voters: Collection[PeerId]) -> bool:
+        """Tell whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
+        return 2 * len(self.near.intersection(voters)) > len(self.near)
+
     def may_name(self, head: SpanHead, voters: Collection[PeerId]) -> bool:
         """Tell whether a span that `voters` hold at `head` may be taken."""
         return self.are_enough(voters) or (is_start(head) and self.founder in voters)

@@ -69,8 +69,7 @@ class Repair:
         self._served_since = math.inf
         self._listens_since = math.inf
         self._waits_since = math.inf
-        self._damaged: dict[SpanId, bool] = {}
-        """Spans that stand still until they are replaced; whether the disk is being asked about each."""
+        self._damaged = self.catch_up.damaged
 
     # -- what others may hear
 
@@ -199,7 +198,8 @@ class Repair:
         if scrub != self._scrub:
             self._scrub = scrub
             self.catch_up.scrub.begin_again()
-        waiting = [span for span, is_asked in self._damaged.items() if not is_asked]
+        damaged = self._damaged.items()
+        waiting = [span for span, is_asked in damaged if not is_asked and not self.catch_up.is_transferred(span)]
         self._damaged.update(dict.fromkeys(waiting, True))
         return [RebuildSpan(span=span) for span in waiting]
 
@@ -362,15 +362,13 @@ class Repair:
             return [RebuildSpan(span=span)]  # the log moved on meanwhile
         if mine is None or head is None or state is None:
             donors = self.donors(now)
+            self._damaged[span] = False  # until the next round, or until what is fetched is given up
             if not donors:
-                self._damaged[span] = False  # until the next round
                 text = f"{span} cannot be rebuilt from this disk, and nobody is here who could give it; it stands still"
                 return [Report(topic="content", text=text)]
-            del self._damaged[span]
             self.catch_up.want_transfer(span, donors[0])
             text = f"{span} cannot be rebuilt from this disk; fetching it again"
             return [Report(topic="content", text=text), *self.pump(now)]
-        del self._damaged[span]
         text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
         return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
 

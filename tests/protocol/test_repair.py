@@ -54,7 +54,7 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
-from p2p_diloco.protocol.repair import Repair
+from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE, Repair
 from p2p_diloco.protocol.roster import CertifiedRoster
 
 A, B, C, D = ids(4)
@@ -503,3 +503,30 @@ def test_who_knows_no_roster_takes_nothing() -> None:
         linked=set(),
     )
     assert page.span_hashed(SPAN, head_of(), sha256(b"x"), 0.0) == []
+
+
+def damaged_for_good(page: Repair) -> None:
+    page._membership.ready = True
+    page.span_damaged(SPAN, "a reason", 0.0)
+    page.span_rebuilt(SPAN, None, None, 0.1)
+
+
+def test_a_damaged_span_of_one_of_two_is_taken_from_the_other_for_its_own_memory_says_nothing() -> None:
+    page, state = repair(), bytes(BYTES_PER_ELEMENT_OF_STATE * run_rules().span_elements[SPAN])
+    damaged_for_good(page)
+    piece = SpanReply(span=SPAN, head=HEAD, total_bytes=len(state), offset=0, piece=state)
+    actions = page.take(B, piece, 0.2)
+    assert HashSpan in map(type, actions)
+    page.span_hashed(SPAN, HEAD, sha256(b"x"), 0.3)
+    said = tuple((HEAD.digest, sha256(b"x")) for _ in range(run_rules().num_spans[0]))
+    replaced = page.take(B, ContentReply(fragment=0, digests=said), 0.4)
+    assert ReplaceSpan in map(type, replaced), "of two a majority would be both"
+    assert page.begin_round(1) == []
+
+
+def test_a_damaged_span_whose_transfer_was_given_up_is_looked_at_again_in_the_next_round() -> None:
+    page = repair()
+    damaged_for_good(page)
+    assert page.begin_round(1) == [], "it is being fetched"
+    page.catch_up.stop_waiting()
+    assert page.begin_round(2) == [RebuildSpan(span=SPAN)]
