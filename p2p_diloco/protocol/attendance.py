@@ -19,6 +19,9 @@ from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
 
 MOST_HEARD = 4096
+"""Members of the roster in force aside: strangers must keep none of them out."""
+MOST_GOODBYES = 4
+"""Of one peer: the incarnation that a roster lists and the one that is heard matter, older ones do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class Attendance:
     def hear(self, heartbeat: Heartbeat, now: float) -> bool:
         """Take a heartbeat; False for one that is old or not signed by its peer."""
         known = self.heard.get(heartbeat.peer)
-        if known is None and len(self.heard) >= MOST_HEARD:
+        if known is None and len(self.heard) >= MOST_HEARD and not self._is_listed(heartbeat.peer):
             return False
         age = (heartbeat.incarnation, heartbeat.sequence)
         if known is not None and age <= (known.heartbeat.incarnation, known.heartbeat.sequence):
@@ -138,14 +141,22 @@ class Attendance:
     def take_goodbye(self, word: Goodbye) -> bool:
         """Note a good-bye; False when it is not signed by its peer or known already."""
         key = (word.peer, word.incarnation)
-        roster = self.book.in_force
-        is_member = word.peer == self.me.peer or (roster is not None and roster.member(word.peer) is not None)
+        is_member = word.peer == self.me.peer or self._is_listed(word.peer)
         if key in self._goodbyes or word.run != self.rules.run or not (is_member or word.peer in self.heard):
             return False
         if not self._verify(word.peer, word.statement(), word.signature):
             return False
+        said = sorted(old for old in self._goodbyes if old[0] == word.peer)
+        if len(said) >= MOST_GOODBYES:
+            if key < said[0]:
+                return False
+            del self._goodbyes[said[0]]
         self._goodbyes[key] = word
         return True
+
+    def _is_listed(self, peer: PeerId) -> bool:
+        roster = self.book.in_force
+        return roster is not None and roster.member(peer) is not None
 
     # -- rows
 

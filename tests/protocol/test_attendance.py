@@ -148,3 +148,19 @@ def test_members_that_never_hear_each_other_are_counted_by_the_entries_of_the_la
     here.hear(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
     assert here.num_ready(clock.begin(clock.num_fragments + 1)) == 2, "it was there a cycle ago"
     assert membership_of(A).num_ready(0.0) == 0
+
+
+def test_a_peer_that_says_good_bye_for_ever_fills_no_memory() -> None:
+    here = member_of_three(A)
+    assert all(here.take_goodbye(goodbye(B, incarnation=number)) for number in range(1, 1001))
+    kept = [number for number in range(1, 1001) if here.has_said_goodbye(B, number)]
+    assert kept == [997, 998, 999, 1000]
+    assert not here.take_goodbye(goodbye(B, incarnation=5)), "older than all that are kept"
+
+
+def test_strangers_that_fill_the_list_of_who_is_heard_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_HEARD", 2)
+    here = member_of_three(A)
+    strangers = [peer_id(f"stranger {number}") for number in range(3)]
+    assert [here.hear(heartbeat(peer), 0.0) for peer in strangers] == [True, True, False]
+    assert here.hear(heartbeat(B), 0.0)
