@@ -37,6 +37,17 @@ def is_sound(parting: Roster, line: Sequence[Roster], cycle: int, void_cycles: i
     return is_whole(parting, line, cycle, void_cycles) and not has_gap
 
 
+def has_gone_on(parting: Roster, line: Sequence[Roster], void_cycles: int) -> bool:
+    """Tell whether a majority went on from the parting in time, or for long, whatever became of it since.
+
+    All that was certified without a majority from such a parting is of few who were cut off, or of one who made it up:
+    a line that took a night is made in a moment, with the key of a single member of long ago.
+    """
+    if not line or line[-1].epoch != parting.epoch:
+        return False
+    return len(line) >= void_cycles or line[0].cycle - parting.cycle <= void_cycles
+
+
 def is_better(
     parting: Roster, ours: Sequence[Roster], theirs: Sequence[Roster], cycle: int, void_cycles: int
 ) -> bool | None:

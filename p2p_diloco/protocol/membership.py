@@ -32,7 +32,7 @@ from p2p_diloco.protocol.ballot import (
     propose,
     vote,
 )
-from p2p_diloco.protocol.histories import is_better, is_left_behind, is_sound
+from p2p_diloco.protocol.histories import has_gone_on, is_better, is_left_behind, is_sound
 from p2p_diloco.protocol.messages import Message, RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
 from p2p_diloco.protocol.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
@@ -175,6 +175,9 @@ class Membership(Attendance):
         is_new = roster.digest() not in self.book
         if is_new and parting is not None and is_sound(parting[0], parting[1], cycle, self.rules.void_cycles):
             raise PeerError(f"roster {roster.k} is of another line than the one here, which went on with a majority")
+        went_on = is_new and parting is not None and has_gone_on(parting[0], parting[1], self.rules.void_cycles)
+        if mine is not None and roster.level and went_on:
+            self._doubt(roster, mine, now)
         return self.is_better(roster, cycle)
 
     def _doubt(self, roster: Roster, mine: Roster, now: float) -> None:

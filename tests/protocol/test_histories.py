@@ -14,7 +14,7 @@ from swarm_driver import Swarm
 from p2p_diloco.ids import sha256
 from p2p_diloco.protocol.actions import Report
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.histories import is_better, is_left_behind, is_sound
+from p2p_diloco.protocol.histories import has_gone_on, is_better, is_left_behind, is_sound
 from p2p_diloco.protocol.messages import RosterReply
 from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, Roster
 
@@ -103,6 +103,35 @@ def test_of_four_that_were_all_restarted_one_that_lies_first_takes_nobody_with_i
         tell(swarm, [name], lie, "p3")
     insist(swarm, HONEST, lie, "p3")
     swarm.run_until(swarm.agreed, MINUTE)
+    goes_on(swarm)
+    assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
+
+
+@pytest.mark.parametrize("back", [1, 2])
+@pytest.mark.parametrize("heard_for", [0.5, 30.0])
+def test_after_a_night_of_all_a_line_that_one_member_makes_up_at_once_takes_nobody_with_it(
+    back: int, heard_for: float
+) -> None:
+    swarm = founded(4)
+    swarm.run(MINUTE)
+    for name in swarm.machines:
+        swarm.kill(name)
+    swarm.run(10 * MINUTE)
+    liar, old = peer_id("p3"), swarm.machines["p3"].disk.rosters[-1 - back].roster
+    line = [self_voted(swarm, old, "p3")]
+    for _ in range(swarm.rules.void_cycles + 2):
+        last = line[-1].roster
+        line.append(certify(child_of(last, [member(liar)]), [liar], ballot=line[-1].ballot))
+    for name in HONEST:
+        swarm.start(name)
+    swarm.run(heard_for)
+    for _ in range(30):
+        for name in HONEST:
+            machine = swarm.machines[name]
+            word = RosterReply(rosters=tuple(line))
+            swarm.perform(machine, machine.rules_engine.receive(liar, word, swarm.now))
+        swarm.run(1.0)
+    swarm.run_until(lambda: swarm.agreed(HONEST), 2 * MINUTE)
     goes_on(swarm)
     assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
 
@@ -201,6 +230,14 @@ def test_a_line_with_a_majority_is_better_and_a_young_one_without_must_have_gone
     assert is_better(parting, morning, night[:3], 120, 8) is False, "a single liar begins one"
     assert is_better(parting, night, morning, 120, 8) is None
     assert is_better(parting, [roster(101)], night[:1], 120, 8) is None, "what ended long ago defends nothing"
+
+
+def test_a_majority_that_went_on_from_a_parting_is_not_forgotten_because_it_slept() -> None:
+    assert has_gone_on(roster(100), [roster(101)], 8)
+    assert has_gone_on(roster(100), [roster(500 + n) for n in range(8)], 8)
+    assert not has_gone_on(roster(100), [roster(500)], 8), "the night may be somebody else's"
+    assert not has_gone_on(roster(100), [roster(101, level=1)], 8)
+    assert not has_gone_on(roster(100), [], 8)
 
 
 def test_whom_most_have_left_behind_is_told_by_signs_of_life() -> None:
