@@ -293,9 +293,11 @@ class LinkKeeper:
 
     async def _dial(self, peer: PeerId) -> None:
         loop = asyncio.get_running_loop()
-        attempt = self._attempts[peer]
+        attempt, addresses = self._attempts.get(peer), self.known.get(peer)
+        if attempt is None or addresses is None:
+            return  # others have displaced it since it was due
         try:
-            await self._transport.dial(peer, self.known[peer], loop.time() + DIAL_SECONDS)
+            await self._transport.dial(peer, addresses, loop.time() + DIAL_SECONDS)
             attempt.linked_at = loop.time()
             self._dialled.add(peer)
             self._worked.pop(peer, None)

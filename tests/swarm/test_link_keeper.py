@@ -357,3 +357,28 @@ def test_who_can_be_reached_leaves_it_to_one_that_it_could_not_dial_and_tries_ag
         assert [peer for _, peer in stage.dials].count(BEN.peer) == 2
 
     play(scene)
+
+
+def test_a_peer_that_a_flood_of_introductions_displaces_just_before_it_is_dialled_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_keeper, "MOST_KNOWN", 1)
+
+    async def act(scene: Scene) -> None:
+        flood = [scene.record(SigningKey(sha256(b"stranger %d" % number))).encode() for number in range(100)]
+
+        def wanted(announced: Collection[PeerId]) -> frozenset[PeerId] | None:
+            if announced and flood:
+                asyncio.get_running_loop().call_soon(keeper.introduced, (flood.pop(),))
+            return None
+
+        keeper = await scene.keeper(ANN, wanted=wanted)
+        keeper.introduced((scene.record(CLEO).encode(),))
+        await asyncio.sleep(2.0)
+        flood.clear()
+        await scene.transport(BEN)
+        keeper.introduced((scene.record(BEN).encode(),))
+        await asyncio.sleep(60.0)
+        assert scene.linked(ANN) == {BEN.peer}, "it goes on dialling"
+
+    play(act)
