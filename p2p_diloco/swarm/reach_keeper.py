@@ -6,6 +6,7 @@ What is dialled is only ever the asker's own host, as this peer sees it, so that
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection
@@ -159,10 +160,12 @@ class ReachKeeper:
     def _take_reply(self, peer: PeerId, reply: ReachReply) -> None:
         if self._nonces.pop(peer, None) != reply.nonce:
             return
-        host = reply.host.decode("ascii", "replace")
         try:
-            network_of(host)
+            # Without a zone, which may hold anything and says nothing to others.
+            host = str(ipaddress.ip_address(reply.host.decode("ascii", "replace").partition("%")[0]))
         except ValueError:
+            return
+        if reply.port not in self._transport.listen_ports():
             return
         reason = "".join(c if c.isprintable() else "?" for c in reply.reason.decode("utf-8", "replace"))
         now = asyncio.get_running_loop().time()

@@ -162,6 +162,24 @@ def test_a_reason_brings_no_control_characters() -> None:
     play(scene)
 
 
+def test_an_address_that_was_proved_brings_no_control_characters_and_names_a_port_of_this_peer() -> None:
+    async def scene(stage: Scene) -> None:
+        ann = await stage.add(ANN, members=(ANN, BEN))
+        ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
+        asked: list[ReachRequest] = []
+        ben.reach.receive = lambda peer, message: asked.append(message)  # type: ignore[method-assign,assignment,return-value]
+        await stage.link(ann, ben)
+        await asyncio.sleep(1.0)
+        zoned = HOST.encode() + b"%\x1b[2J/tcp/9"
+        ann.reach.receive(BEN.peer, ReachReply(nonce=asked[0].nonce, host=zoned, port=9, reason=b""))
+        assert not ann.engine.membership.can_be_dialled, "nobody was asked to dial that port"
+        await asyncio.sleep(60.0)
+        ann.reach.receive(BEN.peer, ReachReply(nonce=asked[-1].nonce, host=zoned, port=1, reason=b""))
+        assert ann.reach.addresses == (f"/ip4/{HOST}/tcp/1",)
+
+    play(scene)
+
+
 def test_an_asker_has_us_dial_its_own_host_only_and_few_times_a_minute() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
