@@ -307,7 +307,13 @@ class Membership(Attendance):
         return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
 
     def level(self) -> int:
-        """Return how far this peer is willing to go below a majority, after so many void cycles sat through awake."""
+        """Return how far this peer is willing to go below a majority, after so many void cycles sat through awake.
+
+        Never where the roster in force has one member: that one is a majority, however long it has waited for others.
+        """
+        roster = self.book.in_force
+        if roster is not None and len(roster.members) == 1 and not self.has_left(roster.members[0]):
+            return 0
         level, wait = 0, self.rules.void_cycles
         left = self.void_cycles
         while left >= wait and level < MOST_LEVELS:

@@ -264,6 +264,21 @@ def test_each_wait_is_twice_as_long_as_the_one_before(void: int, level: int) -> 
     assert here.level() == level <= MOST_LEVELS
 
 
+def test_a_lone_member_is_a_majority_however_long_it_has_waited_for_others() -> None:
+    """Who waited alone certified its next roster the degraded way, and those who joined it refused that for long."""
+    here = membership_of(peer_id("boot"), founding())
+    here.void_cycles = 10**9
+    assert here.level() == 0
+
+
+def test_a_lone_member_that_said_good_bye_comes_back_the_degraded_way() -> None:
+    """Its earlier incarnation does not vote again, and nobody else can."""
+    here = membership_of(peer_id("boot"), founding())
+    here.say_goodbye()
+    here.void_cycles = 8
+    assert here.level() == 1
+
+
 def test_a_roster_that_does_not_hold_is_reported_and_ends_the_list() -> None:
     here = membership_of(A, founding())
     child = child_of(ROSTER, ROSTER.members)
