@@ -72,13 +72,18 @@ class Turns:
         return [*actions, closed]
 
     def _count_void_cycle(self, current: int) -> None:
-        """Count a cycle without entries, if this peer has a part in the run and sat through all of it awake."""
+        """Count a cycle without entries, if this peer has a part in the run and sat through all of it awake.
+
+        A cycle in which another roster governed says nothing of this one, which may have its first round before it.
+        """
         cycle = self._rules.clock.cycle(current)
         if self.round is None:
             self._awake_since_cycle = cycle + 1
         elif cycle != self._rules.clock.cycle(self.round):
             sat_through = self._awake_since_cycle is not None and self._awake_since_cycle < cycle
-            if self._has_part() and sat_through and not self._entries_in_cycle:
+            first = self._rules.clock.cycle(self.round) * self._rules.clock.num_fragments
+            was_governed = self._membership.in_force_since < first
+            if self._has_part() and was_governed and sat_through and not self._entries_in_cycle:
                 self._membership.void_cycles += 1
             self._entries_in_cycle = 0
 

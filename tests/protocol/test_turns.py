@@ -38,6 +38,16 @@ def test_void_cycles_are_counted_when_sat_through_awake() -> None:
     assert membership.void_cycles == 4  # not the first, of which nobody knows whether it was sat through
 
 
+def test_a_cycle_in_which_another_roster_governed_does_not_count_as_void() -> None:
+    """Who becomes a member in a cycle may say nothing in it; with one void cycle enough, all went below a majority."""
+    page, membership = turns()
+    membership.in_force_since = membership.rules.clock.num_fragments * 3
+    pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == 0
+    pass_time(page, 4 * CYCLE_SECONDS + 1.0, 5 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == 1
+
+
 def test_a_strangers_cycles_do_not_count() -> None:
     page, membership = turns("stranger")
     pass_time(page, 1.0, 5 * CYCLE_SECONDS)
