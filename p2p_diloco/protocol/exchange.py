@@ -89,7 +89,7 @@ class Exchange:
                 spans = self.ration.choose(collection, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited = True
-                self._membership.named_round = round_index
+                self._membership.named_round = max(self._membership.named_round, round_index)
             else:
                 actions += self._keep_silent(collection)
         for sender, messages in early.get(round_index, {}).items():

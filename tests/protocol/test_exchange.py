@@ -272,3 +272,12 @@ def test_who_leaves_names_no_parent_any_more() -> None:
     actions = rounds.begin(0, True)
     assert [opening.spans for opening in sent_openings(actions).values()] == [()]
     assert not [action for action in actions if isinstance(action, Report)]
+
+
+def test_a_clock_that_steps_back_forgets_no_round_in_which_parents_were_named() -> None:
+    """It voted in the round that came again, for a roster that governed the later one, in which it had named some."""
+    rounds, _ = exchange(2)
+    rounds.begin(0, True)
+    rounds.begin(2, True)
+    rounds.begin(1, True)
+    assert rounds._membership.named_round == 2
