@@ -45,14 +45,16 @@ MOST_LACKING = 2
 
 @dataclass(slots=True, kw_only=True)
 class _Tie:
-    """Another peer stands on another child of our tip's parent, and theirs wins.
+    """Another peer stands on another child of our tip's parent, or on a line that seems to go on from one.
 
     Attributes:
         tip: where we stand.
+        ahead: who stands higher, on a line that our tip is not on; None: theirs is as high as ours, and wins.
         parent, state: the span before our last entry, from the own disk; None until the disk has answered.
     """
 
     tip: Digest
+    ahead: PeerId | None = None
     parent: SpanHead | None = None
     state: bytes | None = None
 
@@ -91,6 +93,7 @@ class CatchUp:
         self._unjoinable: set[SpanId] = set()
         self._goes_back: set[SpanId] = set()
         self._above_since: dict[SpanId, float] = {}
+        self._undecided_since: dict[SpanId, float] = {}
         self._unanswered: dict[SpanId, int] = {}
         self._late: dict[SpanId, PeerId] = {}
         self._doubted: dict[PeerId, float] = {}
@@ -129,6 +132,7 @@ class CatchUp:
             self._unanswered,
             self._goes_back,
             self._above_since,
+            self._undecided_since,
             self._on_word_of,
             self._ties,
         ):
@@ -332,7 +336,11 @@ class CatchUp:
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self._wanted.setdefault(span, (Want.ENTRY, sender))
-            actions += self._follow_majority(span, mine, now) or self._settle_tie(span, mine, theirs, sender, now)
+            actions += (
+                self._follow_majority(span, mine, now)
+                or self._settle_tie(span, mine, theirs, sender, now)
+                or self._follow_most(span, mine, now)
+            )
         if all(self._is_decided(SpanId(reply.fragment, index)) for index in range(len(reply.heads))):
             self.adopted(reply.fragment)
         return actions
@@ -390,19 +398,23 @@ class CatchUp:
     def _settle_tie(self, span: SpanId, mine: SpanHead, theirs: SpanHead, sender: PeerId, now: float) -> list[Action]:
         """Look what the span was before our last entry, where another child of it wins: the later, then the smaller.
 
-        Nobody moves on a word: the parent comes from the own disk, and the other child is an entry signed by its owner.
-        Nor does who stands where most stand.
+        So does one from which others have gone on, for more than half were there on it: who stands higher has no entry
+        that follows our tip, and may have the other child. Nobody moves on a word: the parent comes from the own disk,
+        and the other child is an entry signed by its owner. Nor does who stands where most stand.
         """
-        num_with_us = len(self.voices.heard & self._with_us(span, mine))
-        is_tie = theirs.height == mine.height and wins_tie(theirs, mine) and span.fragment not in self._unadopted
-        if not is_tie or 2 * (num_with_us + 1) > len(self.voices.near) + 1 or span in self._wanted:
+        is_ahead = theirs.height > mine.height and span in self._unjoinable
+        is_tie = is_ahead or (theirs.height == mine.height and wins_tie(theirs, mine))
+        if not is_tie or span.fragment in self._unadopted or self._is_with_most(span, mine) or span in self._wanted:
             return []
         tie = self._ties.get(span)
         if tie is None or tie.tip != mine.digest:
-            self._ties[span] = _Tie(tip=mine.digest)
+            self._ties[span] = _Tie(tip=mine.digest, ahead=sender if is_ahead else None)
             return [RebuildParent(span=span, tip=mine.digest)]
         if tie.parent is None:
             return []
+        if is_ahead:
+            tie.ahead = sender
+            self._chains.fork_at(span, tie.parent, is_left=True)
         return [self._send(sender, EntryRequest(span=span, parent=tie.parent.digest), now)]
 
     def parent_rebuilt(
@@ -418,7 +430,7 @@ class CatchUp:
             return []
         if parent is not None:
             tie.parent, tie.state = parent, state
-            self._chains.fork_at(span, parent)
+            self._chains.fork_at(span, parent, is_left=tie.ahead is not None)
             self._heads_asked.forget(span.fragment)
             return []
         others = sorted(self._told.get(span.fragment, {}).keys() & self.voices.heard)
@@ -435,13 +447,46 @@ class CatchUp:
         assert tie.state is not None, "a parent comes with its bytes"
         round_index = self._chains.heads[span].round
         self._chains.set_head(span, tie.parent)
+        if tie.ahead is not None:
+            self._doubted.pop(tie.ahead, None)  # it was on another line, and not wrong about its height
         text = f"{span} has two children in round {round_index} or later; following the one that all agree on"
         replaced = ReplaceSpan(span=span, head=tie.parent, state=tie.state, is_mended=True, is_adoption=True)
         self._has_new_head(span)
         return [Report(topic="adoption", text=text), replaced]
 
+    def _is_with_most(self, span: SpanId, mine: SpanHead) -> bool:
+        num_with_us = len(self.voices.heard & self._with_us(span, mine))
+        return 2 * (num_with_us + 1) > len(self.voices.near) + 1
+
+    def _follow_most(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
+        """Fetch a span where no tip has a majority, and none comes about for two cycles: all take the same one.
+
+        Disks that cannot go back leave several tips that nobody moves from. The tip that most stand at is taken, of
+        those that as many do the highest, then as of two children of one tip. More than half must be heard for it.
+        """
+        near, heard = self.voices.near, self.voices.heard
+        if span in self._wanted or span.fragment in self._unadopted or len(near) < 2:
+            return []
+        if self._is_with_most(span, mine) or self._is_decided(span) or 2 * (len(heard) + 1) <= len(near) + 1:
+            self._undecided_since.pop(span, None)
+            return []
+        holders = {head: sorted(group & heard) for head, group in self._voters(span).items() if head != mine}
+        num_there = {mine: len(heard & self._with_us(span, mine)) + 1}
+        num_there.update((head, len(group)) for head, group in holders.items() if group)
+        best = min(num_there, key=lambda head: (-num_there[head], -head.height, -head.round, head.digest))
+        if best == mine:
+            self._undecided_since.pop(span, None)
+            return []
+        if now - self._undecided_since.setdefault(span, now) < self._rules.patience_seconds:
+            return []
+        text = (
+            f"{span} stands at {len(num_there)} tips and a majority at none, here at height {mine.height}, round "
+            f"{mine.round}; fetching it at height {best.height}, round {best.round}, where {num_there[best]} stand"
+        )
+        return [Report(topic="adoption", text=text), *self.yield_to(span, holders[best][0])]
+
     def yield_to(self, span: SpanId, other: PeerId) -> list[Action]:
-        """Fetch a span from the only other member, on its word."""
+        """Fetch a span from another member, on its word, where no majority can come about."""
         self._goes_back.add(span)
         self.want_transfer(span, other)
         self._on_word_of[span] = other
@@ -597,12 +642,14 @@ class CatchUp:
         head, said = transfer.head, self._contents.of(span)
         for what in set(said.values()):
             voters = [voice for voice, pair in said.items() if pair == what]
-            are_enough = self.voices.may_name(head, voters) or self._on_word_of.get(span) in voters
+            are_enough = self.voices.may_name(head, voters) or self._believed(span) in voters
             if what[0] == head.digest and (are_enough or (span in self.damaged and self.voices.are_most(voters))):
                 transfer.named = what[1]
         if transfer.named is None:
             others = self._elsewhere(span, transfer, now)
-            if others:
+            if others and self._believed(span) == others[0]:
+                self.yield_to(span, others[0])
+            elif others:
                 self.want_transfer(span, others[0])
             return []
         if transfer.content is None or self._would_go_back(span, head):
@@ -616,8 +663,16 @@ class CatchUp:
         self._chains.set_head(span, head)
         return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
+    def _believed(self, span: SpanId) -> PeerId | None:
+        """Return whose word is enough for a span that is being fetched, though it is no majority.
+
+        Who fetches has given up what it held; where one other member is all there is, no majority will come.
+        """
+        only = next(iter(self.voices.near)) if len(self.voices.near) == 1 else None
+        return self._on_word_of.get(span, only)
+
     def _elsewhere(self, span: SpanId, transfer: Transfer, now: float) -> list[PeerId]:
-        """Return a majority that stands elsewhere, if there is one: it will not vouch for what comes any more.
+        """Return who stands elsewhere by now: a majority, or whose word is taken; they vouch for what comes no more.
 
         The donor may have lied, or have been asked a moment before it went on: nobody is blamed.
         """
@@ -627,8 +682,9 @@ class CatchUp:
         groups: dict[Digest, list[PeerId]] = {}
         for voice, (chain, _) in sorted(self._contents.of(span, since=transfer.began).items()):
             groups.setdefault(chain, []).append(voice)
-        elsewhere = (group for chain, group in groups.items() if chain != transfer.head.digest)
-        return next((group for group in elsewhere if self.voices.are_enough(group)), [])
+        elsewhere = [group for chain, group in groups.items() if chain != transfer.head.digest]
+        moved = [voice for group in elsewhere for voice in group if voice == self._believed(span)]
+        return next((group for group in elsewhere if self.voices.are_enough(group)), moved)
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
         """Name who served other bytes than a majority holds, and ask others."""
@@ -642,7 +698,7 @@ class CatchUp:
         """Forget what was found out about the tip before."""
         self._unjoinable.discard(span)
         self._goes_back.discard(span)
-        for kept in (self._above_since, self._unanswered, self._ties):
+        for kept in (self._above_since, self._undecided_since, self._unanswered, self._ties):
             kept.pop(span, None)
 
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:

@@ -88,7 +88,7 @@ class ChainBook:
         self._kept: dict[SpanId, dict[Digest, Entry]] = {}
         self._waiting: dict[SpanId, tuple[Entry, float]] = {}
         self._digests: dict[int, Digest] = {}
-        self._forks: dict[SpanId, SpanHead] = {}
+        self._forks: dict[SpanId, tuple[SpanHead, bool]] = {}
 
     def set_head(self, span: SpanId, head: SpanHead) -> None:
         """Let a span stand where a transfer, a checkpoint or the founding puts it.
@@ -108,9 +108,13 @@ class ChainBook:
         self._waiting.pop(span, None)
         self._forks.pop(span, None)
 
-    def fork_at(self, span: SpanId, parent: SpanHead) -> None:
-        """Let another child of our tip's parent be told from an old entry, until the tip moves."""
-        self._forks[span] = parent
+    def fork_at(self, span: SpanId, parent: SpanHead, *, is_left: bool = False) -> None:
+        """Let another child of our tip's parent be told from an old entry, until the tip moves.
+
+        Args:
+            is_left: others have gone on from another child: any wins over our tip.
+        """
+        self._forks[span] = parent, is_left
 
     def forget_forks(self) -> None:
         """Tell no other child from an old entry any more: nobody asks for one."""
@@ -191,10 +195,11 @@ class ChainBook:
         return digest
 
     def _is_other_child(self, entry: Entry) -> bool:
-        head, parent = self.heads.get(entry.span), self._forks.get(entry.span)
-        if head is None or parent is None or entry.parent != parent.digest:
+        head, fork = self.heads.get(entry.span), self._forks.get(entry.span)
+        if head is None or fork is None or entry.parent != fork[0].digest:
             return False
-        return wins_tie(next_head(parent, entry), head)
+        other = next_head(fork[0], entry)
+        return wins_tie(other, head) or (fork[1] and other.digest != head.digest)
 
     def _judge_other_child(
         self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int
@@ -203,7 +208,7 @@ class ChainBook:
             return EntryVerdict(fate=EntryFate.EARLY)
         try:
             roster, grid = rosters.folded[entry.roster]
-            check_entry(entry, self._forks[entry.span], roster, grid, self._rules, payload_norm, self._verify)
+            check_entry(entry, self._forks[entry.span][0], roster, grid, self._rules, payload_norm, self._verify)
         except PeerError as error:
             return EntryVerdict(fate=EntryFate.REFUSED, reason=str(error))
         return EntryVerdict(fate=EntryFate.OTHER_CHILD)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
 import pytest
 from fake_run import RUN, run_rules, verify
 from fetching import NEW, A, B, C, catch_up, fetched, hashed, piece, question, voices, vouched, what_is_fetched
-from made import SPAN, book_with, entry_on, founding, head_of, roster_1
+from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
@@ -199,6 +200,13 @@ def test_a_log_does_not_go_back() -> None:
     assert fetch.take_span(A, piece(head=head_of(height=3)), 0.1) == []
     assert fetch.is_complete()
     assert chains.heads[SPAN] == NEW
+
+
+def differs(fetch: CatchUp, peer: PeerId, head: SpanHead, now: float) -> list[Action]:
+    """Take from a peer where it stands, and return what follows."""
+    fetch.ask_heads(0, peer, now)
+    reply = HeadsReply(fragment=0, heads=(head,))
+    return fetch.note_differences(peer, reply, now) if fetch.take_heads(peer, reply) else []
 
 
 def heads(fetch: CatchUp, donor: bytes, head: SpanHead, now: float = 0.0) -> bool:
@@ -524,3 +532,71 @@ def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:
     chains.set_head(SPAN, third)
     fetch.entry_absorbed(SPAN, 0.5)
     assert not fetch.is_complete(), "A stands at 5"
+
+
+def undecided(*tips: SpanHead, mine: SpanHead, seconds: float = 40.0) -> tuple[CatchUp, list[str]]:
+    """Stand at a tip for a while, while others stand at theirs and nobody's disk can go back; return what is said."""
+    fetch, chains = catch_up()
+    peers = ids(len(tips) + 1)[1:]
+    fetch.voices = replace(voices(*peers), needed=max(len(peers) // 2 + 1, 2))
+    chains.set_head(SPAN, mine)
+    said: list[str] = []
+    for now in (0.0, seconds):
+        for peer, tip in zip(peers, tips, strict=True):
+            for action in differs(fetch, peer, tip, now):
+                if isinstance(action, RebuildParent):
+                    said += [r.text for r in fetch.parent_rebuilt(SPAN, mine.digest, None, None, now) if is_report(r)]
+                elif isinstance(action, Report):
+                    said.append(action.text)
+    return fetch, [text for text in said if "a majority at none" in text]
+
+
+def is_report(action: Action) -> TypeGuard[Report]:
+    return isinstance(action, Report)
+
+
+ONE, TWO, THREE = (head_of(height=3, digest=name, round_index=7) for name in (b"one", b"two", b"three"))
+
+
+def test_where_no_tip_has_a_majority_all_take_the_one_at_which_most_stand() -> None:
+    fetch, said = undecided(TWO, TWO, ONE, ONE, mine=THREE)
+    (text,) = said
+    assert "stands at 3 tips" in text
+    assert not fetch.is_complete()
+    best = min(ONE, TWO, key=lambda head: head.digest)
+    other = TWO if best == ONE else ONE
+    assert undecided(best, other, other, THREE, mine=best)[1] == []
+    assert len(undecided(best, best, other, THREE, mine=other)[1]) == 1
+
+
+def test_of_two_halves_the_tip_of_the_later_round_is_taken_and_a_higher_one_before_that() -> None:
+    later = replace(TWO, round=9)
+    assert len(undecided(later, later, ONE, ONE, THREE, mine=THREE)[1]) == 1
+    assert undecided(ONE, later, mine=later)[1] == []
+    assert undecided(later, THREE, mine=replace(ONE, height=4))[1] == []
+
+
+def test_nothing_is_taken_without_a_majority_before_two_cycles_have_passed_nor_while_few_are_heard() -> None:
+    assert undecided(TWO, TWO, ONE, ONE, mine=THREE, seconds=30.0)[1] == []
+    fetch, chains = catch_up()
+    fetch.voices = replace(voices(A, B, C), heard=frozenset((A,)))
+    chains.set_head(SPAN, THREE)
+    for now in (0.0, 40.0):
+        heads(fetch, A, min(ONE, TWO, key=lambda head: head.digest), now)
+    assert fetch.is_complete()
+
+
+def test_what_the_only_other_member_serves_is_asked_for_again_where_it_has_gone_on_since() -> None:
+    """It vouches for where it stands now; who had fetched the span before waited for ever."""
+    fetch, _ = catch_up()
+    fetch.voices = voices(A, needed=2)
+    fetch.want_everything()
+    fetch.pump([A], 0.0)
+    hashed(fetch, fetch.take_span(A, piece(), 0.1), 0.1)
+    gone_on = head_of(height=6, digest=b"newer")
+    assert vouched(fetch, A, head=gone_on, now=9.0) == []
+    fetch.pump([A], 12.0)
+    (again,) = [one for one in asked(fetch.pump([A], 12.1)) if isinstance(one, SpanRequest)] or [question(0)]
+    assert again.offset == 0
+    hashed(fetch, fetch.take_span(A, piece(head=gone_on), 12.2), 12.2)
+    assert any(isinstance(action, ReplaceSpan) for action in vouched(fetch, A, head=gone_on, now=20.0))

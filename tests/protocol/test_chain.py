@@ -281,3 +281,16 @@ def test_another_child_of_the_tips_parent_is_told_from_an_old_entry_and_judged_l
     assert verdict.fate is EntryFate.REFUSED, "its signature is that of the first"
     assert "not signed by its owner" in verdict.reason
     assert chains.heads[SPAN] == next_head(START, first)
+
+
+def test_any_other_child_is_followed_where_others_have_gone_on_from_it() -> None:
+    chains, (first,) = book(), log(1)
+    assert chains.offer(first, 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
+    others = [replace(first, payload=b"other %d" % number) for number in range(32)]
+    loses = next(one for one in others if wins_tie(next_head(START, first), next_head(START, one)))
+    loses = replace(loses, signature=sign_as(OWNER, loses.statement()))
+    chains.fork_at(SPAN, START)
+    assert chains.offer(loses, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
+    chains.fork_at(SPAN, START, is_left=True)
+    assert chains.offer(first, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
+    assert chains.offer(loses, 1.0, BOOK, NOW).fate is EntryFate.OTHER_CHILD

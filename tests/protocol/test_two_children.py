@@ -163,3 +163,39 @@ def test_two_against_two_are_no_majority_and_one_pair_goes_back_by_its_disk(wins
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
     assert not any("a majority stands" in said(machine) for machine in swarm.running())
     grows(swarm)
+
+
+@pytest.mark.parametrize("can_go_back", [True, False])
+def test_who_hears_a_single_member_follows_it_from_a_child_that_the_others_did_not_go_on_from(
+    can_go_back: bool,
+) -> None:
+    """Behind a router it hears the one that can be dialled; its own child even won, but nobody else stood there."""
+    swarm = founded(4, "one")
+    p0, p1 = split(swarm, wins=True)
+    if not can_go_back:
+        p1.disk.checkpoint[SPAN] = p1.vectors[SPAN]
+        p1.disk.entries[SPAN].clear()
+    swarm.run_until(lambda: is_one_tip(swarm), 12 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    assert "staying here" in said(p1)
+    assert ("has two children" if can_go_back else "the only other member") in said(p1)
+    assert "has two children" not in said(p0)
+    grows(swarm)
+
+
+@pytest.mark.parametrize("tips", ["xyz", "xxyy", "xyzw", "xxyyz"])
+def test_members_whose_disks_cannot_go_back_agree_again_however_they_are_spread_over_tips(tips: str) -> None:
+    swarm = founded(len(tips))
+    p0, _ = split(swarm, wins=True)
+    parent, state = p0.disk.rebuilt_before(SPAN, p0.vectors[SPAN][0].digest) or p0.vectors[SPAN]
+    last = p0.disk.entries[SPAN][parent.digest]
+    _, grid = swarm.machines["p0"].rules_engine.book.folded[last.roster]
+    for place, tip in enumerate(tips):
+        machine = swarm.machines[f"p{place}"]
+        entry = replace(last, payload=tip.encode())
+        entry = replace(entry, signature=sign_as(grid.owner(SPAN) or b"", entry.statement()))
+        machine.rules_engine.chains.set_head(SPAN, next_head(parent, entry))
+        swarm._place(machine, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
+        machine.disk.checkpoint[SPAN] = machine.vectors[SPAN]
+        machine.disk.entries[SPAN].clear()
+    swarm.run_until(lambda: is_one_tip(swarm), 12 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    grows(swarm)
