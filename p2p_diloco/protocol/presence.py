@@ -95,7 +95,7 @@ class Presence:
             if report is not None and report.roster == view.roster and now - at <= self._keep_seconds:
                 places = (place for place in places_in(report.present) if place < len(peers))
                 present.update((peers[place], view.members[peers[place]]) for place in places)
-                present.update((member.peer, member) for member in report.coming)
+                present.update((m.peer, m) for m in report.coming if view.grid.row_for(m.peer) == row)
             else:
                 silent = column_mates(view.grid, self._me) - here.keys()
                 kept = (p for p in peers if p not in silent and took_part.get(p, -1) >= lately)

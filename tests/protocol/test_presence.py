@@ -41,6 +41,17 @@ def test_bits_beyond_the_row_name_nobody() -> None:
     assert seen.keys() & set(GRID.rows[1]) == set(GRID.rows[1])
 
 
+def test_a_report_says_nothing_of_members_of_other_rows() -> None:
+    """A lying reducer could list them at incarnations that nobody has, and so keep them from contributing."""
+    victim, own = GRID.rows[1][-1], GRID.rows[2][-1]
+    words = (member(victim, incarnation=99), member(own, incarnation=2))
+    lie = replace(make_report(replace(VIEW, row=2), {}, []), coming=words)
+    presence = Presence(me=FIRST, keep_seconds=10.0)
+    assert presence.take(GRID.columns[0][2], lie, GRID, ROSTER.digest(), 0.0)
+    seen = presence.everybody({}, replace(VIEW, row=0), {}, 0.0)
+    assert (seen[victim].incarnation, seen[own].incarnation) == (1, 2)
+
+
 def test_only_reducers_of_a_grid_see_all() -> None:
     one_row = fold_roster(roster_of(3), 3)
     assert not Presence(me=ids(1)[0], keep_seconds=1.0).sees_all(one_row)
