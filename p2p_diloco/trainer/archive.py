@@ -9,19 +9,35 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
 from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.replica import absorbed_entry
+from p2p_diloco.swarm.vector_work import Codecs
 from p2p_diloco.trainer.checkpoint import CheckpointFolder
 from p2p_diloco.trainer.entry_log import EntryLog
-from p2p_diloco.trainer.run_plan import RunPlan
 
 ENTRIES_FOLDER = "entries"
 TOGETHER_BYTES = 16 * 1024 * 1024
 """Of vectors that are written at once: who asks for an entry waits so long, and a disk that refuses costs all."""
+
+
+class ReplayPlan(Protocol):
+    """What an archive needs of a run plan: how entries are kept, decoded and followed."""
+
+    @property
+    def rules(self) -> RunRules: ...
+
+    @property
+    def codecs(self) -> Codecs: ...
+
+    @property
+    def outer(self) -> OuterRule: ...
 
 
 class Archive:
@@ -40,7 +56,7 @@ class Archive:
         self,
         folder: Path,
         *,
-        plan: RunPlan,
+        plan: ReplayPlan,
         keep: int,
         soon: Callable[[Callable[[], None]], object],
         hear: Callable[[str, str], None],
