@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("swarm", "island"),
     ("address", "rate", "toml_document", "manifest", "run_file", "invite", "settings"),
     ("trainer", "lab", "bench", "watch"),
+    ("testing",),
     ("cli", "__main__"),
 )
 STRANGERS = (("transport", "protocol", "codec", "outer"), ("swarm", "island"))

@@ -1,0 +1,10 @@
+"""`python -m p2p_diloco.testing`: plays simulated swarms, and mistakes planted in them."""
+
+from __future__ import annotations
+
+import sys
+
+from p2p_diloco.testing.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Many seeds at once: one process for each core, and one line of sums at the end."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from p2p_diloco.testing.scenario import draw_scenario
+from p2p_diloco.testing.trial import TrialResult, play_scenario
+
+SEEDS_OF_ONE_TASK = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignPlan:
+    """What is played.
+
+    Attributes:
+        peers: fewest and most in a swarm.
+        kinds: what may befall them.
+        mistake: the name of one to plant, to see that it is caught.
+    """
+
+    peers: tuple[int, int]
+    kinds: frozenset[str]
+    mistake: str | None = None
+
+    def play(self, seed: int, *, with_trace: bool = False) -> TrialResult:
+        """Play one seed here."""
+        from p2p_diloco.testing.mistakes import MISTAKES
+
+        mistake = MISTAKES[self.mistake] if self.mistake is not None else None
+        return play_scenario(draw_scenario(seed, self.peers, self.kinds), mistake=mistake, with_trace=with_trace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignResult:
+    """What came of all seeds.
+
+    Attributes:
+        seeds: how many were played.
+        failing: those that broke an invariant, in order of seeds, with the trace left out.
+        checks, skipped: made, and those that could not be.
+        seconds: wall time.
+    """
+
+    seeds: int
+    failing: tuple[TrialResult, ...]
+    checks: int
+    skipped: int
+    seconds: float
+
+    @property
+    def skipped_share(self) -> float:
+        """Return which share of the checks could not be made."""
+        return self.skipped / self.checks if self.checks else 0.0
+
+
+def run_campaign(plan: CampaignPlan, seeds: Sequence[int], *, processes: int | None = None) -> CampaignResult:
+    """Play all seeds.
+
+    Args:
+        processes: as many at once; one for each core it may use unless given. 1: in this process.
+    """
+    began = time.monotonic()
+    results = list(_results(plan, seeds, processes))
+    failing = sorted((result for result in results if result.invariant is not None), key=lambda result: result.seed)
+    return CampaignResult(
+        seeds=len(seeds),
+        failing=tuple(failing),
+        checks=sum(result.checks for result in results),
+        skipped=sum(result.skipped for result in results),
+        seconds=time.monotonic() - began,
+    )
+
+
+def first_catch(plan: CampaignPlan, seeds: Sequence[int]) -> TrialResult | None:
+    """Play seeds until one breaks an invariant, in this process; None: none does."""
+    for seed in seeds:
+        (result,) = _play_task(plan, (seed,))
+        if result.invariant is not None:
+            return result
+    return None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: `taskset` and containers leave some of the machine's out."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def end_with_parent() -> None:
+    """End this worker of a pool when the process that started it is gone, however that ended."""
+    threading.Thread(target=_wait_for_end, name="parent", daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is no worker"
+    parent.join()
+    os._exit(1)
+
+
+def _results(plan: CampaignPlan, seeds: Sequence[int], processes: int | None) -> Iterator[TrialResult]:
+    processes = processes if processes is not None else usable_cores()
+    tasks = [tuple(seeds[at : at + SEEDS_OF_ONE_TASK]) for at in range(0, len(seeds), SEEDS_OF_ONE_TASK)]
+    if processes == 1 or len(tasks) == 1:
+        for task in tasks:
+            yield from _play_task(plan, task)
+        return
+    with ProcessPoolExecutor(min(processes, len(tasks)), initializer=end_with_parent) as pool:
+        for results in pool.map(_play_task, [plan] * len(tasks), tasks):
+            yield from results
+
+
+def _play_task(plan: CampaignPlan, seeds: tuple[int, ...]) -> list[TrialResult]:
+    """Play a few seeds; the collector waits for the end of each, since a swarm makes much and drops all at once."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        results = []
+        for seed in seeds:
+            results.append(plan.play(seed))
+            gc.collect()
+        return results
+    finally:
+        if was_enabled:
+            gc.enable()

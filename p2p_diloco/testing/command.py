@@ -1,0 +1,159 @@
+"""The simulator's command line: `swarm` plays seeds, `mistakes` plants mistakes and says whether they are caught."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.testing.campaign import CampaignPlan, end_with_parent, first_catch, run_campaign, usable_cores
+from p2p_diloco.testing.mistakes import MISTAKES
+from p2p_diloco.testing.scenario import draw_scenario
+from p2p_diloco.testing.trial import TrialResult
+from p2p_diloco.testing.troubles import KINDS, kinds_named
+
+FEWEST_PEERS, MOST_PEERS = 1, 512
+MOST_SHOWN = 3
+"""Traces of failing seeds that are printed; the numbers of all are."""
+MOST_SKIPPED_SHARE = 0.05
+MOST_SEEDS_PER_MISTAKE = 60
+BROKEN = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what is asked and return the exit code: 0 when all held, 1 when something was broken, 2 for a wrong option."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m p2p_diloco.testing", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    swarm = commands.add_parser("swarm", help="play seeds and report which invariants were violated")
+    swarm.add_argument("--peers", default="3..12", help="fewest..most, or one number (default: %(default)s)")
+    swarm.add_argument("--seeds", type=int, default=40, help="how many (default: %(default)s)")
+    swarm.add_argument("--first-seed", type=int, default=0, help="where to begin (default: %(default)s)")
+    swarm.add_argument("--seed", type=int, help="play this one only, and print its scenario")
+    swarm.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
+    swarm.add_argument("--kinds", default="default", help=f"default, open, all, none, or some of: {', '.join(KINDS)}")
+    swarm.add_argument("--plant", help="a mistake to plant; see the command mistakes")
+    swarm.add_argument("--json", action="store_true", help="print the figures as JSON")
+    swarm.set_defaults(run=_swarm)
+    mistakes = commands.add_parser("mistakes", help="plant mistakes, and report whether they are caught")
+    mistakes.add_argument("names", nargs="*", help=f"which (default: all): {', '.join(MISTAKES)}")
+    mistakes.add_argument("--json", action="store_true", help="print the figures as JSON")
+    mistakes.set_defaults(run=_mistakes)
+    return parser
+
+
+def peers_named(text: str) -> tuple[int, int]:
+    """Read `3..64` or `8`.
+
+    Raises:
+        ConfigError: it is neither, or out of bounds.
+    """
+    words = text.split("..")
+    if not (1 <= len(words) <= 2 and all(word.strip().isdigit() for word in words)):
+        raise ConfigError(f"--peers is {text!r}; expected two numbers like 3..64, or one")
+    fewest, most = int(words[0]), int(words[-1])
+    if not FEWEST_PEERS <= fewest <= most <= MOST_PEERS:
+        raise ConfigError(f"--peers is {text!r}; expected {FEWEST_PEERS} to {MOST_PEERS}, the smaller number first")
+    return fewest, most
+
+
+def _named_mistake(name: str) -> str:
+    if name not in MISTAKES:
+        raise ConfigError(f"no mistake is called {name!r}; expected one of {', '.join(MISTAKES)}")
+    return name
+
+
+def _swarm(options: argparse.Namespace) -> int:
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds is {options.seeds}; expected at least 1")
+    plan = CampaignPlan(
+        peers=peers_named(options.peers),
+        kinds=kinds_named(options.kinds),
+        mistake=_named_mistake(options.plant) if options.plant is not None else None,
+    )
+    if options.seed is not None:
+        return _one_seed(plan, options)
+    result = run_campaign(plan, range(options.first_seed, options.first_seed + options.seeds))
+    is_broken = bool(result.failing) or result.skipped_share > MOST_SKIPPED_SHARE
+    figures: dict[str, Any] = {
+        "seeds": result.seeds,
+        "violations": len(result.failing),
+        "failing_seeds": [failing.seed for failing in result.failing],
+        "checks": result.checks,
+        "skipped_checks": result.skipped,
+        "seconds": round(result.seconds, 2),
+    }
+    if options.json:
+        print(json.dumps(figures, indent=1))
+        return BROKEN if is_broken else 0
+    for failing in result.failing[:MOST_SHOWN]:
+        print("\n".join([*_explained(plan.play(failing.seed, with_trace=True), options), ""]))
+    numbers = ", ".join(str(failing.seed) for failing in result.failing[:20])
+    verdict = f"{len(result.failing)} violated an invariant: {numbers}" if result.failing else "every invariant held"
+    skipped = f"{result.skipped} of {result.checks} checks skipped ({result.skipped_share:.1%})"
+    print(f"{result.seeds} seeds in {result.seconds:.1f} s: {verdict}; {skipped}")
+    return BROKEN if is_broken else 0
+
+
+def _one_seed(plan: CampaignPlan, options: argparse.Namespace) -> int:
+    result = plan.play(options.seed, with_trace=options.trace)
+    if options.json:
+        print(json.dumps({"seed": result.seed, "invariant": result.invariant, "digest": result.digest}, indent=1))
+    else:
+        print(draw_scenario(options.seed, plan.peers, plan.kinds).describe())
+        print("\n".join(_explained(result, options)))
+    return BROKEN if result.invariant is not None else 0
+
+
+def _explained(result: TrialResult, options: argparse.Namespace) -> list[str]:
+    plant = f" --plant {options.plant}" if options.plant is not None else ""
+    replay = f"--peers {options.peers} --kinds {options.kinds}{plant} --seed {result.seed} --trace"
+    said = result.text or f"every invariant held; {result.num_entries} entries, {result.checks} checks"
+    return [
+        *result.trace,
+        f"seed {result.seed}, {result.num_peers} peers: {said}",
+        f"digest {result.digest}",
+        f"replay: python -m p2p_diloco.testing swarm {replay}",
+    ]
+
+
+def _mistakes(options: argparse.Namespace) -> int:
+    names = [_named_mistake(name) for name in options.names] or list(MISTAKES)
+    with ProcessPoolExecutor(min(usable_cores(), len(names)), initializer=end_with_parent) as pool:
+        results = dict(zip(names, pool.map(catch, names), strict=True))
+    missed = [name for name, result in results.items() if not is_caught(name, result)]
+    if options.json:
+        seeds = {name: result.seed if result is not None else None for name, result in results.items()}
+        print(json.dumps({"mistakes": len(names), "missed": missed, "caught_at_seed": seeds}, indent=1))
+        return BROKEN if missed else 0
+    for name, result in results.items():
+        found = f"seed {result.seed}: {result.text.splitlines()[0]}" if result is not None else "not caught"
+        print(f"{name:26} {found}")
+    print(
+        f"{len(names) - len(missed)} of {len(names)} mistakes caught" + (f"; not {', '.join(missed)}" if missed else "")
+    )
+    return BROKEN if missed else 0
+
+
+def catch(name: str) -> TrialResult | None:
+    """Plant a mistake in seed after seed; return what caught it, or None."""
+    plan = CampaignPlan(peers=(3, 12), kinds=kinds_named("default"), mistake=name)
+    return first_catch(plan, range(MOST_SEEDS_PER_MISTAKE))
+
+
+def is_caught(name: str, result: TrialResult | None) -> bool:
+    """Tell whether a mistake was caught by an invariant that it breaks."""
+    return result is not None and result.invariant in MISTAKES[name].caught_by

@@ -1,0 +1,171 @@
+"""What must come true once the troubles have stopped; the contract, where it speaks of time.
+
+Troubles stop: every message arrives within a tenth of a second, wall clocks are right to within 5 % of a round, all
+disks have room, nobody is stopped, and whoever is not dead for good runs. At least one machine can be dialled: peers
+that are all at home without a bootstrap have no place to meet.
+
+I6  Two whole cycles after troubles have stopped (the cycle in which they stop does not count, nor does the time that
+    peers take to be heard again: `SETTLE_SECONDS`, and `REDIAL_SECONDS` for those that have to find each other anew;
+    where messages were lost, the last question that was is asked again within `ASKED_AGAIN_SECONDS`), all ready peers
+    hold the same heads of all spans at the end of each cycle that they, and the round before it, were ready throughout.
+    Where those who are dead for good were the majority, troubles stop for the others when the roster names the dead no
+    more: before, rows whose reducers are dead get entries a round late.
+I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one epoch or of several,
+    outlives that time once both sides can hear each other.
+I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
+    peers that hold them and nobody has fetched the wrong ones from it meanwhile: two witnesses are needed against one.
+I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree vouch for nobody.
+The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
+    remember what they voted, and one of them holds the state; where they are no majority, after the void cycles that
+    their share asks for.
+I9  No table of an engine is larger than the swarm explains.
+"""
+
+from __future__ import annotations
+
+from p2p_diloco.protocol.roster import Roster, seniority, votes_needed
+from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.simulation import Simulation
+
+SETTLE_SECONDS = 12.0
+ASKED_AGAIN_SECONDS = 60.0
+"""A donor that says other things meanwhile may take so long for a piece of a span; a lost question looks the same."""
+REDIAL_SECONDS = 75.0
+"""Who has failed to dial somebody for long tries again so late."""
+MOST_LEVELS_WAITED = 2
+CYCLES_TO_GO_ON = 6
+
+
+def ready_peers(swarm: Simulation) -> list[Machine]:
+    """Return the honest machines that train and hold the agreed state."""
+    return [machine for machine in swarm.honest() if machine.running.ready]
+
+
+def check_agreement(swarm: Simulation) -> None:
+    """Check I6 and the end of forks (I8), at the end of a cycle.
+
+    Raises:
+        Violated: two ready peers differ.
+    """
+    settled_seconds = swarm.rules.clock.round_seconds * (swarm.rules.clock.num_fragments + 1)
+    now = swarm.loop.true_seconds()
+    # Who became ready a moment ago may lack an entry whose owner had not heard of that: a round, then it compares.
+    ready = [machine for machine in ready_peers(swarm) if now - machine.ready_at > settled_seconds]
+    for machine in ready[1:]:
+        first = ready[0].running
+        swarm.inspector.checks += 1
+        for span in swarm.spans:
+            mine, theirs = machine.running.chains.heads.get(span), first.chains.heads.get(span)
+            if mine is None or theirs is None or mine.digest != theirs.digest:
+                heights = f"{mine.height if mine else None} and {theirs.height if theirs else None}"
+                text = f"{machine} and {ready[0]} are ready and differ at {span}, heights {heights}"
+                raise Violated("I6", text, machine.name)
+        mine_k, theirs_k = machine.running.book.in_force_digest, first.book.in_force_digest
+        if mine_k is None or theirs_k is None:
+            raise Violated("I8", f"{machine} or {ready[0]} is ready and knows no roster", machine.name)
+        if not (machine.running.book.is_on_chain(theirs_k) or first.book.is_on_chain(mine_k)):
+            raise Violated("I8", f"{machine} and {ready[0]} go by rosters of different branches", machine.name)
+
+
+def check_memory(swarm: Simulation) -> None:
+    """Check that flipped bits have been found and mended (I1).
+
+    Raises:
+        Violated: a peer still holds other bytes than its chain says.
+    """
+    differing = swarm.inspector.differing
+    for (name, span), since in differing.items():
+        machine = swarm.machines[name]
+        swarm.inspector.checks += 1
+        if machine.runs and not machine.trains and not machine.running.serves_state:
+            continue  # a bootstrap that was the hub once and has what it held then, for nobody
+        donors = machine.running.donors(machine.swarm_now()) if machine.runs else []
+        has_spread = sum(other == span for _, other in differing) > 1
+        names = [swarm.by_peer[donor].name for donor in donors if donor in swarm.by_peer]
+        if has_spread or sum((donor, span) not in differing for donor in names) < 2:
+            swarm.inspector.skipped += 1
+            continue
+        raise Violated("I1", f"{name} holds wrong bytes of {span} since second {since:.1f}", name)
+
+
+def check_ready(swarm: Simulation) -> None:
+    """Check that all who run and train are ready (I7).
+
+    Raises:
+        Violated: one is not.
+    """
+    for machine in swarm.honest():
+        swarm.inspector.checks += 1
+        if not machine.running.ready:
+            raise Violated("I7", f"{machine} is not ready; {swarm.describe()}", machine.name)
+
+
+def check_tables(swarm: Simulation) -> None:
+    """Check that nothing has grown beyond what the swarm explains (I9).
+
+    Raises:
+        Violated: a table has.
+    """
+    num_peers = len(swarm.inspected)
+    for machine in swarm.running(trains=False):
+        engine = machine.running
+        swarm.inspector.checks += 1
+        sizes = {"peers heard": len(engine.membership.heard), "links": len(engine.linked)}
+        for what, size in sizes.items():
+            if size > num_peers:
+                raise Violated("I9", f"{machine} keeps {size} {what} in a swarm of {num_peers}", machine.name)
+
+
+def fragment_heights(swarm: Simulation) -> list[int]:
+    """Return for each fragment the entries that the foremost peer has absorbed."""
+    heights = [0] * len(swarm.rules.num_spans)
+    for machine in swarm.honest():
+        totals = [0] * len(heights)
+        for span, head in machine.running.chains.heads.items():
+            totals[span.fragment] += head.height
+        heights = [max(pair) for pair in zip(heights, totals, strict=True)]
+    return heights
+
+
+def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
+    """Return after how many cycles entries must be made again; None where nothing is promised in a useful time."""
+    roster = senior_roster(swarm)
+    if roster is None or not any(_can_give_state(swarm, machine) for machine in swarm.running()):
+        return None
+    voters = [m for m in roster.members if _can_vote(swarm, roster, m.peer)]
+    cycles = CYCLES_TO_GO_ON
+    for level in range(MOST_LEVELS_WAITED + 1):
+        if len(voters) >= votes_needed(len(roster.members), level):
+            return cycles
+        # Below a majority it may be for those whom nobody can dial to lead, and they draw lots for one turn in a cycle.
+        cycles += swarm.rules.void_cycles * 2**level + 1 + 4 * len(roster.members)
+    return None
+
+
+def still_names_dead(swarm: Simulation) -> bool:
+    """Tell whether most members of the roster that all will go by are dead."""
+    roster = senior_roster(swarm)
+    if roster is None:
+        return False
+    num_running = sum(swarm.by_peer[m.peer].runs for m in roster.members if m.peer in swarm.by_peer)
+    return num_running < votes_needed(len(roster.members), 0)
+
+
+def _can_give_state(swarm: Simulation, machine: Machine) -> bool:
+    """Tell whether all spans are here; a state that nobody holds is lost for good."""
+    return len(machine.vectors.states) == len(swarm.spans)
+
+
+def senior_roster(swarm: Simulation) -> Roster | None:
+    """Return the roster that all will go by."""
+    rosters = [m.running.book.in_force for m in swarm.running(trains=False)]
+    return max((roster for roster in rosters if roster is not None), key=seniority, default=None)
+
+
+def _can_vote(swarm: Simulation, roster: Roster, peer: bytes) -> bool:
+    machine = next((machine for machine in swarm.machines.values() if machine.peer == peer), None)
+    member = next(m for m in roster.members if m.peer == peer)
+    if machine is None or not machine.runs:
+        return False
+    return machine.remembers or machine.running.me.incarnation == member.incarnation

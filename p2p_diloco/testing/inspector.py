@@ -1,0 +1,356 @@
+"""What must hold at every moment, checked for the peer and span that an event touched.
+
+The contract's invariants, in their strictest reading that is true at every moment:
+
+I1  A peer's (φ, m) at a chain digest is what the entries of that chain make of the start, bit for bit. It may differ
+    only where a bit of its own memory flipped, or where it fetched the span from such a peer.
+I2  An entry's payload is the encoded weighted mean, radial where the run has marks for that span, of what exactly its
+    included members sent for that round, each once. No member's contribution to a span and round is in two entries, and
+    no owner signs two. At the island, every contribution leaves the list in flight once, and what was sent is what was
+    made (`ledger.py`).
+I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
+    once for each span after it has announced that it gives up its branch. (A restarted peer begins at its checkpoint.)
+I4  Whenever a node ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
+    after the deadline.
+I5  Structural here: no call of the shell asks an island to wait. Real threads are tested in `tests/trainer`.
+I8  For an absorbed entry more than half of its roster were there: each of them named the entry's parent for that span
+    and round, under that roster. A roster in any book has votes of more than half of its parent's members (less those
+    whose good-bye it quotes), or says its level and has that level's share. A parent has at most one child of level 0.
+I9  No process fails, whatever comes; all states are finite.
+
+What holds only a while after the troubles (I6, I7, the mending of I1, the end of forks) is in `endings.py`. A check
+that cannot be made, because a hostile peer is part of it, counts as skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Action, Send
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.grid import Grid, fold_roster
+from p2p_diloco.protocol.messages import Opening
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.testing.maths import SharedMaths, mean_of_span
+from p2p_diloco.testing.run import ORGANISER, verify
+
+
+class Inspected(Protocol):
+    """What the inspector needs to know of a machine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def peer(self) -> PeerId: ...
+    @property
+    def is_hostile(self) -> bool: ...
+
+
+class Violated(Exception):
+    """An invariant does not hold.
+
+    Attributes:
+        invariant: its name in the contract.
+        machine: the peer concerned, or empty.
+    """
+
+    def __init__(self, invariant: str, text: str, machine: str = "") -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+        self.machine = machine
+
+
+class Inspector:
+    """Sees what every peer does; `violated` is called with the name, the text and the machine of what is broken.
+
+    Args:
+        machines: by peer; filled in by the simulation.
+        now: true seconds.
+    Attributes:
+        checks, skipped: how many checks were made, and how many could not be.
+        differing: since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: RunRules,
+        maths: SharedMaths,
+        machines: Mapping[PeerId, Inspected],
+        now: Callable[[], float],
+        violated: Callable[[str, str, str], None],
+    ) -> None:
+        self.rosters: dict[Digest, Roster] = {}
+        self.entries: dict[Digest, Entry] = {}
+        self.differing: dict[tuple[str, SpanId], float] = {}
+        self.has_flipped = False
+        self.checks = 0
+        self.skipped = 0
+        self._rules = rules
+        self._maths = maths
+        self._machines = machines
+        self._now = now
+        self._violated = violated
+        self._children: dict[Digest, set[Digest]] = {}
+        self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
+        self._leading: dict[tuple[SpanId, Digest], Entry] = {}
+        """The entry that leads to a chain digest."""
+        self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
+        self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
+        self._included: dict[tuple[SpanId, int, PeerId], Digest] = {}
+        self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
+        self._may_fall: dict[str, set[SpanId]] = {}
+
+    def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
+        if machine is None or not machine.is_hostile:
+            self._violated(invariant, text, machine.name if machine is not None else "")
+
+    # -- I1, I3: bytes and chains
+
+    def founded(self, states: Mapping[SpanId, SpanState]) -> None:
+        """Hear what the start is."""
+        for span, state in states.items():
+            self._truth.setdefault((span, state.head.digest), state)
+
+    def started(self, machine: Inspected, states: Mapping[SpanId, SpanState]) -> None:
+        """Hear that a machine begins a life with what its disk gave: nothing is announced yet; the bytes must be so."""
+        self._may_fall.pop(machine.name, None)
+        for key in [key for key in self.differing if key[0] == machine.name]:
+            del self.differing[key]
+        for span, state in states.items():
+            self._compare(machine, span, state)
+
+    def branch_given_up(self, machine: Inspected) -> None:
+        """Hear a machine announce that it goes by another branch: each span may go back once."""
+        self._may_fall[machine.name] = set(self._rules.span_elements)
+
+    def advancing(self, machine: Inspected, state: SpanState, update: SpanUpdate) -> None:
+        """Check that an island absorbs an entry in order, and once."""
+        self.checks += 1
+        entry = self.entries.get(update.absorbed.digest)
+        if update.absorbed.round <= state.head.round:
+            text = f"an entry of round {update.absorbed.round} is absorbed on top of round {state.head.round}"
+            self._broken("I2", f"{update.span}: {text}", machine)
+        elif entry is None:
+            self._broken("I3", f"{update.span}: an entry is absorbed that no log has kept", machine)
+        elif entry.parent != state.head.digest:
+            text = f"{update.span}: an entry of round {entry.round} is absorbed without its parent"
+            self._broken("I3", text, machine)
+
+    def advanced(self, machine: Inspected, span: SpanId, after: SpanState) -> None:
+        """Check the bytes after an entry."""
+        self._compare(machine, span, after)
+
+    def replaced(self, machine: Inspected, span: SpanId, before: SpanState | None, after: SpanState) -> None:
+        """Check a transfer: its bytes, and that it does not take the span back unannounced."""
+        self.checks += 1
+        if before is not None and after.head.height < before.head.height:
+            if span in self._may_fall.get(machine.name, ()):
+                self._may_fall[machine.name].discard(span)
+            else:
+                heights = f"from height {before.head.height} to {after.head.height}"
+                self._broken("I3", f"{span} goes back {heights}, and no branch was given up", machine)
+        self._compare(machine, span, after)
+
+    def shared(self, span: SpanId, state: SpanState) -> SpanState:
+        """Return the object that others hold for the same bytes, or `state` itself."""
+        truth = self.truth(span, state.head)
+        return truth if truth is not None and self._is_same(truth, state) else state
+
+    def flipped(self, machine: Inspected, span: SpanId, state: SpanState) -> None:
+        """Hear that a bit of a machine's anchor flipped."""
+        self.has_flipped = True
+        self._compare(machine, span, state)
+
+    def truth(self, span: SpanId, head: SpanHead) -> SpanState | None:
+        """Return what the known entries make of the start up to `head`; None when they do not lead there."""
+        path: list[Entry] = []
+        digest = head.digest
+        while (found := self._truth.get((span, digest))) is None:
+            entry = self._leading.get((span, digest))
+            if entry is None:
+                return None
+            path.append(entry)
+            digest = entry.parent
+        for entry in reversed(path):
+            found = self._maths.absorb(found, absorbed_entry(entry), entry.payload)
+            self._truth[span, found.head.digest] = found
+        return found
+
+    def _is_same(self, one: SpanState, other: SpanState) -> bool:
+        return one is other or (one.head == other.head and self._maths.raw(one) == self._maths.raw(other))
+
+    def _compare(self, machine: Inspected, span: SpanId, state: SpanState) -> None:
+        self.checks += 1
+        truth = self.truth(span, state.head)
+        if truth is None:
+            self._broken("I1", f"{span} stands on a chain that nobody made", machine)
+        elif self._is_same(truth, state):
+            self.differing.pop((machine.name, span), None)
+        elif self.has_flipped:
+            self.differing.setdefault((machine.name, span), self._now())
+        else:
+            self._broken("I1", f"{span}: equal chain digests at height {state.head.height}, other bytes", machine)
+
+    # -- I2: what is counted
+
+    def contributed(self, machine: Inspected, contribution: FragmentContribution) -> None:
+        """Note what a member sends."""
+        for encoded in contribution.spans:
+            self._sent[encoded.span, contribution.round, machine.peer] = encoded.payload
+
+    def opened(self, machine: Inspected, engine: PeerEngine, actions: Sequence[Action]) -> None:
+        """Note which parents a member names, in what it sends and to itself."""
+        openings = {id(a.message): a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Opening)}
+        collection = engine.exchange.collection
+        if collection is not None and machine.peer in collection.openings:
+            own = collection.openings[machine.peer]
+            openings[id(own)] = own
+        for opening in openings.values():
+            fragment = self._rules.clock.fragment(opening.round)
+            for offer in opening.spans:
+                self._named[SpanId(fragment, offer.index), opening.round, machine.peer] = (
+                    opening.roster,
+                    offer.parent,
+                )
+
+    def entry_kept(self, machine: Inspected, entry: Entry) -> None:
+        """Check an entry when the first engine absorbs it."""
+        digest = entry.digest()
+        if digest in self.entries:
+            return
+        self.entries[digest] = entry
+        self._leading[entry.span, sha256(entry.parent, digest)] = entry
+        roster = self.rosters.get(entry.roster)
+        where = f"the entry of {entry.span} in round {entry.round}"
+        if roster is None:
+            self._broken("I8", f"{where} is of a roster that nobody keeps", machine)
+            return
+        self._check_majority(machine, entry, roster, where)
+        places = _places(entry.included, roster)
+        if self._signed.setdefault((entry.span, entry.round, entry.roster), digest) != digest:
+            self._broken("I2", f"{where} is the second one that its owner signed", machine)
+        peers = [roster.members[place].peer for place in places]
+        for peer in peers:
+            if self._included.setdefault((entry.span, entry.round, peer), digest) != digest:
+                name = self._machines[peer].name
+                self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
+        self._check_mean(machine, entry, peers, roster, where)
+
+    def _check_majority(self, machine: Inspected, entry: Entry, roster: Roster, where: str) -> None:
+        """Count anew, in the plainest way, who was there; a restarted peer may have said so in an earlier life."""
+        present = _places(entry.present, roster)
+        self.checks += 1
+        if 2 * len(present) <= len(roster.members):
+            text = f"{where} has {len(present)} of {len(roster.members)} members there"
+            self._broken("I8", text, machine)
+        if not set(_places(entry.included, roster)) <= set(present):
+            self._broken("I8", f"{where} includes members that were not there", machine)
+        for place in present:
+            peer = roster.members[place].peer
+            self.checks += 1
+            if self._machines[peer].is_hostile:
+                self.skipped += 1
+            elif self._named.get((entry.span, entry.round, peer)) != (entry.roster, entry.parent):
+                name = self._machines[peer].name
+                self._broken("I8", f"{where} has {name} there, which did not name its parent", machine)
+
+    def _check_mean(self, machine: Inspected, entry: Entry, peers: list[PeerId], roster: Roster, where: str) -> None:
+        """Redo the mean from what was really sent, in a grid by way of the means of the rows."""
+        maths = self._maths
+        self.checks += 1
+        if any(self._machines[member.peer].is_hostile for member in roster.members):
+            self.skipped += 1
+            return
+        payloads = [self._sent.get((entry.span, entry.round, peer)) for peer in peers]
+        missing = [self._machines[peer].name for peer, sent in zip(peers, payloads, strict=True) if sent is None]
+        if missing:
+            self._broken("I2", f"{where} counts {', '.join(missing)}, who sent nothing", machine)
+            return
+        vectors = [maths.decode(maths.codecs.contribution, sent) for sent in payloads if sent is not None]
+        mean_N = _mean_of(fold_roster(roster, self._rules.group_size), peers, vectors, entry, maths.codecs)
+        if maths.codecs.entry.encode(mean_N) != entry.payload:
+            self._broken("I2", f"{where} is not the mean of what its {len(peers)} members sent", machine)
+
+    # -- I4: rounds end
+
+    def ticked(self, machine: Inspected, engine: PeerEngine, now: float) -> None:
+        """Check after a tick that no round is held open; `now` is in swarm seconds."""
+        clock = self._rules.clock
+        self.checks += 1
+        if engine.round != clock.round_at(now):
+            self._broken("I4", f"in round {engine.round} in round {clock.round_at(now)}", machine)
+        collection = engine.exchange.collection
+        if collection is not None and now >= clock.reduce_by(collection.round):
+            unsettled = [str(span) for span in collection.reduced if span not in collection.settled]
+            if unsettled:
+                text = f"{', '.join(unsettled)} unsettled in round {collection.round} after the deadline"
+                self._broken("I4", text, machine)
+
+    # -- I8: majorities
+
+    def roster_kept(self, machine: Inspected, certified: CertifiedRoster) -> None:
+        """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
+        roster = certified.roster
+        digest = roster.digest()
+        if digest in self.rosters:
+            return
+        self.checks += 1
+        if roster.k == 0:
+            if self.rosters or not any(peer == ORGANISER for peer, _ in certified.votes):
+                self._broken("I8", "a second founding, or one without the organiser", machine)
+            self.rosters[digest] = roster
+            return
+        parent = self.rosters.get(roster.parent)
+        self.rosters[digest] = roster
+        if parent is None:
+            self._broken("I8", f"roster {roster.k} has a parent that nobody certified", machine)
+            return
+        self._count_votes(machine, certified, parent)
+        if roster.level == 0:
+            siblings = self._children.setdefault(roster.parent, set())
+            siblings.add(digest)
+            if len(siblings) > 1:
+                self._broken("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine)
+
+    def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
+        roster = certified.roster
+        statement = vote_statement(roster.digest(), certified.ballot)
+        gone = {(w.peer, w.incarnation) for w in roster.goodbyes} if roster.level == 0 else set()
+        counted = {m.peer for m in parent.members if (m.peer, m.incarnation) not in gone}
+        votes = {peer for peer, signature in certified.votes if verify(peer, statement, signature)} & counted
+        enough = 2 * len(votes) > len(counted)
+        if roster.level:
+            enough = len(votes) * 2 ** (roster.level + 1) >= len(counted) and len(votes) > 0
+        if not enough:
+            text = f"roster {roster.k} (level {roster.level}) has {len(votes)} votes of {len(counted)} members"
+            self._broken("I8", text, machine)
+
+
+def _places(bitmap: bytes, roster: Roster) -> list[int]:
+    return [place for place in range(len(roster.members)) if bitmap[place // 8] >> place % 8 & 1]
+
+
+def _mean_of(grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], entry: Entry, codecs: Codecs) -> Vector:
+    """Return the mean that an owner should have found: of all at once, or of each row and then of the rows."""
+    span, weights = entry.span, entry.weights
+    if len(grid.rows) == 1:
+        return mean_of_span(codecs, span, vectors, weights)
+    means, row_weights = [], []
+    for row in range(len(grid.rows)):
+        here = [place for place, peer in enumerate(peers) if grid.row_of[peer] == row]
+        weight = sum(weights[place] for place in here)
+        if weight > 0:  # a row of newcomers only weighs nothing among others
+            mean_N = mean_of_span(codecs, span, [vectors[place] for place in here], [weights[place] for place in here])
+            means.append(codecs.row_mean.decode(codecs.row_mean.encode(mean_N), len(mean_N)))
+            row_weights.append(weight)
+    return mean_of_span(codecs, span, means, row_weights)

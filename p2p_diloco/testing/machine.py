@@ -1,0 +1,483 @@
+"""One machine of a simulation: its clocks, its disk, where it stands on the network, and the peer that runs on it.
+
+The peer is put together as a session puts it together: the shipped node, link keeper, swarm clock, run folder, archive
+and checkpoints. In the place of the training thread is a `SimulatedIsland`; in that of the vector worker one that
+answers at once, or late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.actions import Action, RoundClosed
+from p2p_diloco.protocol.attendance import Self
+from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.replica import SpanUpdate
+from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.swarm.vector_worker import Done
+from p2p_diloco.testing.clock import MachineClock
+from p2p_diloco.testing.disk import SimulatedDisk
+from p2p_diloco.testing.inspector import Inspector
+from p2p_diloco.testing.island import SimulatedIsland
+from p2p_diloco.testing.maths import OUTER, SharedMaths
+from p2p_diloco.testing.network import Mutator, SimulatedNetwork, SimulatedTransport
+from p2p_diloco.testing.process import Process, run_in
+from p2p_diloco.testing.run import MANIFEST, ROUND_ZERO, RUN, found_run, key_named, signer, start_states, verify
+from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.trainer.peer_memory import RunFolder
+from p2p_diloco.trainer.saving import Saver
+from p2p_diloco.trainer.watched_memory import WatchedMemory
+from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.link import TransportLimits
+
+REPORTS_KEPT = 64
+STATUS_SECONDS = 1.0
+CHECKPOINT_SECONDS = (8.0, 32.0)
+KEEP_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all machines of a simulation share."""
+
+    rules: RunRules
+    maths: SharedMaths
+    network: SimulatedNetwork
+    directory: Directory
+    inspector: Inspector
+    true_seconds: Callable[[], float]
+    failed: Callable[[Machine, BaseException], None]
+    note: Callable[[Machine | None, str, str], None]
+    seed: int
+
+
+@dataclass(eq=False)
+class Machine:
+    """One machine. It may be told to start and end a process; `running` ones have an engine.
+
+    Attributes:
+        place: where it is on the network; what it believes of that is `believes_open`.
+        step_seconds: how long an inner step takes.
+        founds: whether it founds the run, and founds it again should it die before anybody else is certified.
+        reduce_seconds: how late the worker answers, at most.
+        first_known: whom its invite names.
+        mutator: what it sends in the place of what its node wants sent; None: it is honest.
+        is_liar: whether it has ever lied.
+        remembers: whether it knew, at its last start, what earlier processes had voted.
+    """
+
+    name: str
+    around: Surroundings
+    clock: MachineClock
+    disk: SimulatedDisk
+    place: str
+    believes_open: bool
+    trains: bool = True
+    founds: bool = False
+    step_seconds: float = 0.5
+    reduce_seconds: float = 0.0
+    share: int | None = None
+    first_known: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    mutator: Mutator | None = None
+    is_liar: bool = False
+    remembers: bool = False
+    process: Process | None = None
+    node: SwarmNode | None = None
+    engine: PeerEngine | None = None
+    island: SimulatedIsland | None = None
+    transport: SimulatedTransport | None = None
+    swarm_clock: SwarmClock | None = None
+    task: asyncio.Task[None] | None = None
+    lives: int = 0
+    ready_at: float = 0.0
+    reports: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
+    topics: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.key = key_named(self.name)
+        self.peer: PeerId = self.key.peer
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # -- what it is now
+
+    @property
+    def runs(self) -> bool:
+        """Tell whether a process runs, or is stopped."""
+        return self.engine is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Tell whether the process is stopped, or the machine asleep."""
+        return self.process is not None and self.process.is_stopped
+
+    @property
+    def is_hostile(self) -> bool:
+        """Tell whether it sends, or has sent, what no honest peer would."""
+        return self.is_liar or self.mutator is not None
+
+    @property
+    def running(self) -> PeerEngine:
+        """The engine of the process that runs."""
+        assert self.engine is not None, f"{self.name} is not running"
+        return self.engine
+
+    @property
+    def vectors(self) -> SimulatedIsland:
+        """The island of the process that runs."""
+        assert self.island is not None, f"{self.name} is not running"
+        return self.island
+
+    def wall(self) -> float:
+        """Return what this machine's wall clock shows."""
+        return self.clock.wall(self.around.true_seconds())
+
+    def swarm_now(self) -> float:
+        """Return swarm time as the process that runs reckons it."""
+        assert self.swarm_clock is not None, f"{self.name} is not running"
+        return self.swarm_clock.now()
+
+    def height(self) -> int:
+        """Return the entries absorbed, summed over all spans."""
+        return sum(state.head.height for state in self.vectors.states.values())
+
+    # -- starting and ending
+
+    def start(self) -> None:
+        """Start a process, for the first time or from what the disk holds; on a full disk it ends at once."""
+        assert not self.runs, f"{self.name} runs already"
+        process = Process(self.clock)
+        self.lives += 1
+        try:
+            run_in(process, self._start, process)
+        except StateError as error:
+            self.around.note(self, "ends", str(error))
+            process.end()
+            self._forget()
+
+    def _start(self, process: Process) -> None:
+        around = self.around
+        folder = RunFolder(self.disk.path, RUN)
+        if self.lives > 1:
+            folder.first_incarnation = int(self.wall())
+        clock = SwarmClock(self.wall)
+        transport = around.network.simulated_transport(
+            self.peer, run=RUN, believes_open=self.believes_open, process=process, limits=TransportLimits()
+        )
+        transport.mutator = self.mutator
+        engine = self._make_engine(folder, transport)
+        keeper = self._make_keeper(folder, transport, engine)
+        archive = _KeptArchive(self, folder, process)
+        folder.make_room = archive.make_room
+        states = archive.recall() if self.trains else None
+        saver = Saver(
+            archive,
+            states=self._all_states,
+            is_ready=lambda: engine.ready,
+            pause_seconds=random.Random(f"{around.seed} {self.name} saves").uniform(*CHECKPOINT_SECONDS),
+            hear=self.report,
+        )
+        self.process, self.transport, self.engine, self.swarm_clock = process, transport, engine, clock
+        self.remembers = engine.book.in_force is not None
+        self.island = island = SimulatedIsland(
+            maths=around.maths,
+            spans=tuple(around.rules.span_elements),
+            noise=random.Random(f"{around.seed} {self.name} {self.lives}"),
+            trains=self.trains,
+            step_seconds=self.step_seconds,
+            now=clock.now,
+            share=around.inspector.shared,
+            watch=_Watch(self),
+        )
+        self.node = node = SwarmNode(
+            engine=engine,
+            transport=transport,
+            replica=island,
+            codecs=around.maths.codecs,
+            memory=_KeptMemory(self, WatchedMemory(folder, self._fail), process),
+            clock=clock,
+            observer=self,
+            manifest=MANIFEST,
+            worker=_LateWorker(self),
+            addresses=keeper,
+            archive=archive,
+        )
+        if self.share is not None:
+            engine.membership.share = self.share
+        around.note(self, "starts", f"incarnation {engine.me.incarnation}")
+        self._take_up(node, island, states)
+        self.task = asyncio.get_running_loop().create_task(
+            self._live(node, keeper, saver, folder, transport), name=self.name, context=process.context
+        )
+        self.task.add_done_callback(lambda task: self._ended(process, task), context=process.context)
+
+    def _make_engine(self, folder: RunFolder, transport: SimulatedTransport) -> PeerEngine:
+        me = Self(
+            peer=self.peer,
+            incarnation=folder.next_incarnation(),
+            can_be_dialled=bool(transport.listen_addresses()),
+            trains=self.trains,
+            sign=signer(self.peer),
+        )
+        recalled = Recalled(
+            rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
+        )
+        return _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
+
+    def _make_keeper(self, folder: RunFolder, transport: SimulatedTransport, engine: PeerEngine) -> LinkKeeper:
+        known = {**self.first_known, **folder.recall_addresses()}
+        known.pop(self.peer, None)
+        return LinkKeeper(
+            transport=transport,
+            directory=self.around.directory,
+            record=lambda: self._record(transport),
+            known=known,
+            unix_seconds=self.wall,
+            hear=self.report,
+            wanted=engine.wanted_links,
+        )
+
+    def _record(self, transport: SimulatedTransport) -> PeerRecord:
+        addresses = transport.listen_addresses()
+        return sign_record(
+            self.key,
+            run=RUN,
+            addresses=addresses,
+            can_be_dialled=bool(addresses),
+            role=PeerRole.TRAINER if self.trains else PeerRole.BOOTSTRAP,
+            issued_at=self.wall(),
+        )
+
+    def _take_up(self, node: SwarmNode, island: SimulatedIsland, states: dict[SpanId, SpanState] | None) -> None:
+        """Begin from the disk, found the run, or begin with nothing and fetch."""
+        around, book = self.around, node.engine.book
+        if states is not None:
+            around.inspector.started(self, states)
+            self._hold(node, {span: around.inspector.shared(span, state) for span, state in states.items()})
+            return
+        around.inspector.started(self, {})
+        if self.founds and (book.in_force is None or book.in_force.k == 0):
+            cycle = around.rules.clock.cycle(around.rules.clock.round_at(self.swarm_now()))
+            founding = book.chain()[0] if book.in_force is not None else None
+            founding = founding or found_run(around.rules, node.engine.me.member(), max(cycle, 0))
+            start = start_states(around.rules, founding.roster)
+            around.inspector.founded(start)
+            self._hold(node, start)
+            node.found(founding)
+
+    def _hold(self, node: SwarmNode, states: dict[SpanId, SpanState]) -> None:
+        self.vectors.hold(states)
+        node.engine.hold_state({span: state.head for span, state in states.items()})
+
+    def _all_states(self) -> dict[SpanId, SpanState] | None:
+        states = self.vectors.states
+        return dict(states) if len(states) == len(self.around.rules.span_elements) else None
+
+    async def _live(
+        self, node: SwarmNode, keeper: LinkKeeper, saver: Saver, folder: RunFolder, transport: SimulatedTransport
+    ) -> None:
+        async with transport, asyncio.TaskGroup() as tasks:
+            tasks.create_task(node.run(), name=f"{self.name}: swarm")
+            tasks.create_task(keeper.run(), name=f"{self.name}: links")
+            tasks.create_task(self._look_after(node, keeper, folder), name=f"{self.name}: status")
+            if self.trains:
+                tasks.create_task(saver.run(), name=f"{self.name}: checkpoints")
+
+    async def _look_after(self, node: SwarmNode, keeper: LinkKeeper, folder: RunFolder) -> None:
+        """Drop the start once others hold it, and keep addresses, as a session does."""
+        remembered: dict[PeerId, tuple[str, ...]] = {}
+        while True:
+            if not self.trains and node.engine.holds_needlessly(self.swarm_now()):
+                self.vectors.drop()
+                node.engine.drop_state()
+            if keeper.known != remembered:
+                remembered = dict(keeper.known)
+                try:
+                    folder.keep_addresses(remembered)
+                except StateError as error:
+                    self.report("addresses", str(error))
+            await asyncio.sleep(STATUS_SECONDS)
+
+    def end(self, reason: str) -> asyncio.Task[None] | None:
+        """End the process as kill -9 does; return the task that is being torn down."""
+        task, process = self.task, self.process
+        if process is None or task is None:
+            return None
+        process.is_dying = True
+        self.around.note(self, reason, "")
+        self.around.network.kill(self.peer)
+        task.cancel()
+        if process.is_stopped:
+            process.go_on()  # tasks that wait to be woken could not be torn down
+            self.around.network.wake(self.peer)
+        self._forget()
+        return task
+
+    def _forget(self) -> None:
+        self.engine = self.island = self.node = self.transport = self.process = self.task = self.swarm_clock = None
+
+    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
+        process.end()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not process.is_dying:
+            self.around.failed(self, error)
+
+    def _fail(self, error: StateError) -> None:
+        """End as a session does whose disk refuses what the peer is bound to."""
+        self.around.failed(self, error)
+
+    # -- the observer of the node
+
+    def report(self, topic: str, text: str) -> None:
+        """Keep what the node says; a branch that is given up lets spans go back."""
+        around = self.around
+        self.reports.append((around.true_seconds() - ROUND_ZERO, topic, text))
+        self.topics.add(topic)
+        around.note(self, topic, text)
+        if topic == "ready":
+            self.ready_at = around.true_seconds()
+        if topic == "branch":
+            around.inspector.branch_given_up(self)
+
+    def round_closed(self, closed: RoundClosed) -> None:
+        """Keep nothing: rounds are judged by their entries."""
+
+
+class _WatchedEngine(PeerEngine):
+    """The engine, with the inspector looking on at its public methods."""
+
+    def __init__(self, machine: Machine, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._machine = machine
+
+    def tick(self, now: float) -> list[Action]:
+        actions = super().tick(now)
+        inspector = self._machine.around.inspector
+        inspector.opened(self._machine, self, actions)
+        inspector.ticked(self._machine, self, now)
+        return actions
+
+    def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
+        actions = super().contribution_ready(contribution, now)
+        self._machine.around.inspector.opened(self._machine, self, actions)
+        return actions
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Tells the inspector which machine's island it is that does something."""
+
+    machine: Machine
+
+    def complain(self, invariant: str, text: str) -> None:
+        self.machine.around.inspector._broken(invariant, text, self.machine)
+
+    def advancing(self, before: SpanState, update: SpanUpdate) -> None:
+        self.machine.around.inspector.advancing(self.machine, before, update)
+
+    def advanced(self, before: SpanState, update: SpanUpdate, after: SpanState) -> None:
+        self.machine.around.inspector.advanced(self.machine, update.span, after)
+
+    def replaced(self, span: SpanId, before: SpanState | None, after: SpanState) -> None:
+        self.machine.around.inspector.replaced(self.machine, span, before, after)
+
+    def contributed(self, contribution: FragmentContribution) -> None:
+        self.machine.around.inspector.contributed(self.machine, contribution)
+
+
+class _KeptMemory:
+    """A `PeerMemory` on the machine's disk; what a process wants to keep after its end is lost."""
+
+    def __init__(self, machine: Machine, memory: WatchedMemory, process: Process) -> None:
+        self._machine = machine
+        self._memory = memory
+        self._process = process
+
+    def keep_ballots(self, ballots: Ballots) -> None:
+        if not self._process.is_dying:
+            self._memory.keep_ballots(ballots)
+
+    def keep_goodbye(self, goodbye: Goodbye) -> None:
+        if not self._process.is_dying:
+            self._memory.keep_goodbye(goodbye)
+
+    def keep_roster(self, certified: CertifiedRoster) -> None:
+        if not self._process.is_dying:
+            self._memory.keep_roster(certified)
+            self._machine.around.inspector.roster_kept(self._machine, certified)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replayed:
+    """What an archive needs of a run plan."""
+
+    rules: RunRules
+    codecs: Codecs
+    outer: OuterRule
+
+
+class _KeptArchive(Archive):
+    """The archive on the machine's disk, written as soon as that disk has time."""
+
+    def __init__(self, machine: Machine, folder: RunFolder, process: Process) -> None:
+        rules, maths = machine.around.rules, machine.around.maths
+        super().__init__(
+            folder.path,
+            plan=_Replayed(rules=rules, codecs=maths.codecs, outer=OUTER),
+            keep=KEEP_CHECKPOINTS,
+            soon=lambda write: asyncio.get_running_loop().run_in_executor(None, write),
+            hear=machine.report,
+        )
+        self._machine = machine
+        self._process = process
+
+    def keep_entry(self, entry: Entry) -> None:
+        self._machine.around.inspector.entry_kept(self._machine, entry)
+        super().keep_entry(entry)
+
+    def _write_all(self) -> None:
+        if not self._process.is_dying:
+            super()._write_all()
+
+
+class _LateWorker:
+    """A `Worker` without a thread: what it was given it computes at once and hands over when the machine has time."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._rng = random.Random(f"{machine.around.seed} {machine.name} {machine.lives} works")
+        self._free_at = 0.0
+
+    def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
+        """Run `function` now; `done` hears of it in the loop, in order."""
+        loop = asyncio.get_running_loop()
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = function(*args)
+        except Exception as mistake:
+            error = mistake
+        if self._machine.reduce_seconds <= 0.0:
+            loop.call_soon(done, result, error)
+            return
+        at = max(self._free_at, loop.time() + self._rng.random() * self._machine.reduce_seconds)
+        self._free_at = at
+        loop.call_at(at, done, result, error)

@@ -1,0 +1,526 @@
+"""Mistakes planted on purpose, to see that the invariants catch them: a simulator that finds nothing proves nothing.
+
+Each is one that an implementation could really make. Nothing in the shipped code knows of them: a planted mistake
+replaces a function or a method there for as long as a seed is played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2p_diloco.ids import Digest
+from p2p_diloco.outer.advance import prepare_contribution, replace_span
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.protocol import ballot, exchange, finish, inclusion, membership, roster, roster_book
+from p2p_diloco.protocol import entry as entry_rules
+from p2p_diloco.protocol import round as round_rules
+from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
+from p2p_diloco.protocol.actions import Stage as ReduceStage
+from p2p_diloco.protocol.attendance import Attendance
+from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
+from p2p_diloco.protocol.catch_up import CatchUp
+from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry, next_head
+from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.messages import RosterReply
+from p2p_diloco.protocol.repair import Repair
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, Verify, vote_statement
+from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.swarm import node as node_module
+from p2p_diloco.swarm import pieces as pieces_module
+from p2p_diloco.swarm import vector_work
+from p2p_diloco.swarm.clock_sync import SwarmClock
+from p2p_diloco.swarm.link_keeper import LinkKeeper
+from p2p_diloco.swarm.node import SwarmNode
+from p2p_diloco.swarm.replica import SpanUpdate
+from p2p_diloco.swarm.serving import Serving
+from p2p_diloco.swarm.vector_work import Codecs, Reduced
+from p2p_diloco.testing import island as island_module
+from p2p_diloco.testing.island import SimulatedIsland
+from p2p_diloco.testing.maths import OUTER, mean_of_span
+from p2p_diloco.trainer import archive as archive_module
+from p2p_diloco.trainer import whole_file
+from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.trainer.checkpoint import CheckpointFolder
+from p2p_diloco.trainer.entry_log import EntryLog
+from p2p_diloco.trainer.peer_memory import RunFolder
+
+Patch = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        name: its word on the command line.
+        text: what is done wrong.
+        caught_by: the invariants that may be the first to break.
+        patches: returns what is put in the place of what; asked for each seed, so that it may remember things.
+    """
+
+    name: str
+    text: str
+    caught_by: frozenset[str]
+    patches: Callable[[], list[Patch]]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Make the mistake in this process for as long as the context lasts."""
+        with ExitStack() as planted:
+            for owner, name, wrong in self.patches():
+                planted.enter_context(_replaced(owner, name, wrong))
+            yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, wrong: object) -> Iterator[None]:
+    right = getattr(owner, name)
+    setattr(owner, name, wrong)
+    try:
+        yield
+    finally:
+        setattr(owner, name, right)
+
+
+MISTAKES: dict[str, Mistake] = {}
+
+
+def _mistake(name: str, caught_by: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        text = (patches.__doc__ or "").strip()
+        MISTAKES[name] = Mistake(name=name, text=text, caught_by=frozenset(caught_by.split()), patches=patches)
+        return patches
+
+    return keep
+
+
+# -- what is averaged
+
+
+@_mistake("double-count", "I2")
+def _double_count() -> list[Patch]:
+    """A reducer takes its first contribution twice."""
+    right = vector_work.reduce_parts
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        return right(replace(order, parts=(*order.parts, order.parts[0])), codecs, elements)
+
+    return [(node_module, "reduce_parts", wrong)]
+
+
+@_mistake("equal-weights", "I2")
+def _equal_weights() -> list[Patch]:
+    """A reducer leaves the weights out."""
+    right = vector_work.reduce_parts
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        return right(replace(order, parts=tuple(replace(part, weight=1.0) for part in order.parts)), codecs, elements)
+
+    return [(node_module, "reduce_parts", wrong)]
+
+
+@_mistake("plain-for-radial", "I2")
+def _plain_for_radial() -> list[Patch]:
+    """A reducer takes the plain mean of spans that are to have a radial one."""
+    right = vector_work.reduce_parts
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        return right(order, replace(codecs, radial={}), elements)
+
+    return [(node_module, "reduce_parts", wrong)]
+
+
+@_mistake("sender-forgotten", "I2")
+def _sender_forgotten() -> list[Patch]:
+    """A mean leaves one contribution out and names it all the same."""
+    right = vector_work.reduce_parts
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        parts = order.parts[1:] or order.parts
+        reduced = right(replace(order, parts=parts), codecs, elements)
+        if isinstance(reduced, Reduced):
+            return replace(reduced, sound=frozenset(part.peer for part in order.parts))
+        return reduced
+
+    return [(node_module, "reduce_parts", wrong)]
+
+
+@_mistake("undecoded-bytes", "I1")
+def _undecoded_bytes() -> list[Patch]:
+    """An owner applies the mean as it was before it was encoded."""
+    right, advance = vector_work.reduce_parts, SimulatedIsland.advance
+    means: dict[tuple[float, bytes], Any] = {}
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        reduced = right(order, codecs, elements)
+        if isinstance(reduced, Reduced) and order.stage is not ReduceStage.ROW:
+            source, _ = codecs.of(order.stage)
+            parts = [part for part in order.parts if part.peer in reduced.sound]
+            vectors = [source.decode(part.payload, elements) for part in parts]
+            means[_machine_key(), bytes(reduced.payload)] = mean_of_span(
+                codecs, order.span, vectors, [part.weight for part in parts]
+            )
+        return reduced
+
+    def apply_undecoded(self: SimulatedIsland, before: SpanState, update: SpanUpdate) -> SpanState:
+        mean_N = means.get((_machine_key(), bytes(update.payload)))
+        if mean_N is None:
+            return advance(self, before, update)
+        return absorb(before, entry=update.absorbed, update_N=mean_N, rule=OUTER)
+
+    return [(node_module, "reduce_parts", wrong), (SimulatedIsland, "advance", apply_undecoded)]
+
+
+# -- what an island does
+
+
+@_mistake("apply-twice", "I2")
+def _apply_twice() -> list[Patch]:
+    """A node tells its island of an entry twice, now and then."""
+    right = SwarmNode._play_vectors
+
+    def wrong(self: SwarmNode, action: Any) -> None:
+        right(self, action)
+        if isinstance(action, ApplyEntry) and (self.engine.me.peer[0] + action.entry.round) % 8 == 0:
+            right(self, action)
+
+    return [(SwarmNode, "_play_vectors", wrong)]
+
+
+@_mistake("in-flight-left-out", "I2")
+def _in_flight_left_out() -> list[Patch]:
+    """A pseudo-gradient forgets what was sent already."""
+    right = prepare_contribution
+
+    def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
+        return right(state, InFlight(), local_N, **more)
+
+    return [(island_module, "prepare_contribution", wrong)]
+
+
+@_mistake("replaced-in-flight", "I2")
+def _replaced_in_flight() -> list[Patch]:
+    """What was in flight stays there when a span is replaced by a transfer."""
+    right = replace_span
+
+    def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
+        return right(state, in_flight, local_N, **more)._replace(in_flight=in_flight)
+
+    return [(island_module, "replace_span", wrong)]
+
+
+@_mistake("other-momentum", "I1")
+def _other_momentum() -> list[Patch]:
+    """A peer that replays entries from its disk makes another outer step than it did when they came."""
+    right = absorb
+
+    def wrong(state: SpanState, **more: Any) -> SpanState:
+        return right(state, **{**more, "rule": OuterRule(learning_rate=1.0, momentum=0.4)})
+
+    return [(archive_module, "absorb", wrong)]
+
+
+# -- the log
+
+
+@_mistake("out-of-order", "I3")
+def _out_of_order() -> list[Patch]:
+    """A peer absorbs an entry whose parent it lacks; its log then stands there."""
+    right = PeerEngine.entry_checked
+
+    def wrong(self: PeerEngine, sender: Any, entry: Entry, norm: float, now: float) -> list[Action]:
+        head = self.chains.heads.get(entry.span)
+        if head is None or entry.parent == head.digest or entry.height <= head.height:
+            return right(self, sender, entry, norm, now)
+        self.chains.heads[entry.span] = next_head(head, entry)
+        return [ApplyEntry(entry=entry, own_included=False)]
+
+    return [(PeerEngine, "entry_checked", wrong)]
+
+
+@_mistake("no-majority", "I8")
+def _no_majority() -> list[Patch]:
+    """A parent gets a child whoever was there."""
+
+    def wrong(num_present: int, num_members: int) -> bool:
+        return num_present > 0
+
+    return [(module, "are_enough", wrong) for module in (entry_rules, inclusion, round_rules, finish)]
+
+
+@_mistake("half-is-enough", "I8")
+def _half_is_enough() -> list[Patch]:
+    """A parent gets a child when exactly half of the members name it."""
+
+    def wrong(num_present: int, num_members: int) -> bool:
+        return 2 * num_present >= num_members
+
+    return [(module, "are_enough", wrong) for module in (entry_rules, inclusion, round_rules, finish)]
+
+
+@_mistake("counts-the-absent", "I8")
+def _counts_the_absent() -> list[Patch]:
+    """An owner signs that everybody on the roster was there."""
+    right = inclusion.build_entry
+
+    def wrong(roster: Roster, *more: Any) -> Entry | str:
+        everybody = tuple(range(len(roster.members)))
+        told: list[Any] = [
+            replace(one, present=everybody) if isinstance(one, inclusion.Inclusion) else one for one in more
+        ]
+        return right(roster, *told)
+
+    return [(exchange, "build_entry", wrong)]
+
+
+@_mistake("never-reduces-late", "I4")
+def _never_reduces_late() -> list[Patch]:
+    """A reducer waits for who never comes."""
+
+    def wrong(self: Exchange, now: float) -> list[Action]:
+        return []
+
+    return [(Exchange, "tick", wrong)]
+
+
+# -- rosters
+
+
+@_mistake("newcomer-certifies", "I8")
+def _newcomer_certifies() -> list[Patch]:
+    """A ready newcomer puts itself on the roster by its own vote, and everybody takes whatever somebody has signed."""
+    right = PeerEngine.tick
+    certified_once: set[tuple[Any, Digest]] = set()
+
+    def take_any(child: CertifiedRoster, parent: Roster, verify: Verify) -> None:
+        """Take it."""
+
+    def wrong(self: PeerEngine, now: float) -> list[Action]:
+        actions = right(self, now)
+        parent, me = self.book.in_force, self.me
+        if parent is None or parent.k == 0 or not self.ready or parent.member(me.peer) is not None:
+            return actions
+        if (me.peer, parent.digest()) in certified_once:
+            return actions
+        certified_once.add((me.peer, parent.digest()))
+        members = (*parent.members, me.member())
+        child = replace(parent, parent=parent.digest(), k=parent.k + 1, level=0, members=members, goodbyes=())
+        number = ballot_number(self.rules.clock.round_at(now), LEAD_TURNS - 1)
+        signature = me.sign(vote_statement(child.digest(), number))
+        certified = CertifiedRoster(roster=child, ballot=number, votes=((me.peer, signature),))
+        reply = RosterReply(rosters=(certified,))
+        soon = now + self.rules.clock.round_seconds
+        sends = [Send(to=peer, message=reply, deadline=soon) for peer in sorted(self.linked)]
+        return [*actions, *self.membership.take_rosters((certified,), now), *sends]
+
+    return [(roster_book, "check_certificate", take_any), (PeerEngine, "tick", wrong)]
+
+
+@_mistake("two-votes", "I8")
+def _two_votes() -> list[Patch]:
+    """A member votes for anything at any time, bound by nothing and remembering nothing."""
+
+    def wrong(ballots: Ballots, proposal: Proposal) -> Ballots:
+        return ballots
+
+    return [(membership, "vote", wrong)]
+
+
+@_mistake("minority-certifies", "I8")
+def _minority_certifies() -> list[Patch]:
+    """A third of the members is enough for a roster."""
+
+    def wrong(num_counted: int, level: int) -> int:
+        return max(1, num_counted // 3)
+
+    return [(module, "votes_needed", wrong) for module in (roster, ballot)]
+
+
+@_mistake("votes-forgotten", "I8 I9")
+def _votes_forgotten() -> list[Patch]:
+    """A member never writes down what it is bound to, and forgets it whenever it is asked."""
+    right = Ballots.bond
+
+    def forget(self: Ballots, parent: Digest, level: int) -> Any:
+        return right(replace(self, bonds=()), parent, level)
+
+    return [(RunFolder, "keep_ballots", lambda self, ballots: None), (Ballots, "bond", forget)]
+
+
+@_mistake("dead-stay-members", "I6 I7")
+def _dead_stay_members() -> list[Patch]:
+    """Nobody is ever found silent."""
+    right = Attendance.alive
+
+    def wrong(self: Attendance, now: float) -> Any:
+        return right(self, min(now, min((heard.at for heard in self.heard.values()), default=now)))
+
+    return [(Attendance, "alive", wrong)]
+
+
+@_mistake("rosters-not-served", "I6 I7 I8")
+def _rosters_not_served() -> list[Patch]:
+    """Who asks for rosters gets none."""
+    return [(RosterBook, "after", lambda self, known: ())]
+
+
+# -- catching up and memory
+
+
+@_mistake("ready-too-early", "I1 I3 I6 I9")
+def _ready_too_early() -> list[Patch]:
+    """A peer takes itself for complete as soon as it holds all spans, whatever others hold."""
+
+    def wrong(self: CatchUp) -> bool:
+        return True
+
+    return [(CatchUp, "is_complete", wrong)]
+
+
+@_mistake("anchor-for-momentum", "I1")
+def _anchor_for_momentum() -> list[Patch]:
+    """A transfer carries the anchor twice."""
+    right = vector_work.cut_piece
+
+    def wrong(state: SpanState, offset: int, most_bytes: int) -> memoryview:
+        half = 4 * state.elements
+        return right(state, offset - half if half <= offset < 2 * half else offset, most_bytes)
+
+    return [(pieces_module, "cut_piece", wrong)]
+
+
+@_mistake("memory-not-compared", "I1")
+def _memory_not_compared() -> list[Patch]:
+    """Nobody looks whether others hold the same bytes, nor at its own disk."""
+    return [
+        (Serving, "_compare_content", lambda self, action: None),
+        (Serving, "_rebuild", lambda self, span: None),
+    ]
+
+
+@_mistake("absent-entries", "I6 I7")
+def _absent_entries() -> list[Patch]:
+    """Whoever lacks an entry waits for it, and never fetches anything."""
+    return [(CatchUp, "pump", lambda self, donors, now, sources=None: [])]
+
+
+@_mistake("heads-not-compared", "I6 I7")
+def _heads_not_compared() -> list[Patch]:
+    """Nobody notices in heartbeats that it stands elsewhere than others."""
+    return [(Repair, "compare", lambda self, sender, beat, now: [])]
+
+
+# -- the shell
+
+
+@_mistake("never-redials", "I6 I7 I8")
+def _never_redials() -> list[Patch]:
+    """A link that was lost is never made again."""
+    right = LinkKeeper._due
+    tried: set[tuple[int, Any]] = set()
+
+    def wrong(self: LinkKeeper) -> Iterator[Any]:
+        for peer in right(self):
+            if (id(self), peer) not in tried:
+                tried.add((id(self), peer))
+                yield peer
+
+    return [(LinkKeeper, "_due", wrong)]
+
+
+@_mistake("own-clock-only", "I4 I6 I7")
+def _own_clock_only() -> list[Patch]:
+    """Swarm time is everybody's own wall clock, and a second ahead for each letter of its name."""
+
+    def wrong(self: SwarmClock) -> float:
+        return self.raw() + _machine_key() % 5.0
+
+    return [(SwarmClock, "now", wrong)]
+
+
+@_mistake("incarnation-repeated", "I2 I6 I7 I8")
+def _incarnation_repeated() -> list[Patch]:
+    """A restarted peer has the incarnation that it had before."""
+    right = RunFolder.next_incarnation
+
+    def wrong(self: RunFolder) -> int:
+        right(self)
+        return 1
+
+    return [(RunFolder, "next_incarnation", wrong)]
+
+
+@_mistake("nothing-synced", "I2 I6 I7 I8 I9")
+def _nothing_synced() -> list[Patch]:
+    """Files are written and never brought to the disk."""
+    return [(whole_file, "sync_file", lambda path: None)]
+
+
+@_mistake("branches-mixed", "I1 I3 I9")
+def _branches_mixed() -> list[Patch]:
+    """The archive gives an entry of the right span, whatever its parent."""
+    right = EntryLog.entry_after
+
+    def wrong(self: EntryLog, span: Any, parent: Digest) -> Entry | None:
+        found = right(self, span, parent)
+        if found is not None:
+            return found
+        return next((entry for entry in self.kept() if entry.span == span), None)
+
+    return [(EntryLog, "entry_after", wrong)]
+
+
+@_mistake("checkpoint-of-two-moments", "I1")
+def _checkpoint_of_two_moments() -> list[Patch]:
+    """A checkpoint holds the heads of now and the vectors of the save before."""
+    right = CheckpointFolder.save
+    before: dict[Any, dict[Any, SpanState]] = {}
+
+    def wrong(self: CheckpointFolder, states: Any) -> None:
+        old = before.get(self._folder, {})
+        torn = {
+            span: SpanState(head=state.head, anchor_N=old[span].anchor_N.copy(), momentum_N=state.momentum_N.copy())
+            if span in old
+            else state
+            for span, state in states.items()
+        }
+        before[self._folder] = dict(states)
+        right(self, torn)
+
+    return [(CheckpointFolder, "save", wrong)]
+
+
+@_mistake("log-starts-anywhere", "I1 I3")
+def _log_starts_anywhere() -> list[Patch]:
+    """A peer that replays its log skips an entry that it cannot find, and goes on with the next."""
+    right = Archive._follow
+
+    def wrong(self: Archive, state: SpanState, span: Any, until: Digest | None = None) -> SpanState:
+        reached = right(self, state, span, until)
+        later = [e for e in self._log.kept() if e.span == span and e.height == reached.head.height + 2]
+        if not later or reached.head.digest == until:
+            return reached
+        jumped = replace(reached.head, digest=later[0].parent, height=later[0].height - 1)
+        return right(
+            self,
+            SpanState(head=jumped, anchor_N=reached.anchor_N.copy(), momentum_N=reached.momentum_N.copy()),
+            span,
+            until,
+        )
+
+    return [(Archive, "_follow", wrong)]
+
+
+def _machine_key() -> float:
+    """Return a number that tells the machine whose process runs."""
+    from p2p_diloco.testing.process import current_process
+
+    process = current_process()
+    return process.clock.key if process is not None else 0.0

@@ -1,0 +1,186 @@
+"""The network of a simulation: the memory network, with who can really reach whom, one-way failures and slow frames.
+
+What a peer believes of its reach is its transport's business (`listen_addresses`); whether a dial gets through is
+decided here, by where the machines are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.protocol.messages import Message, decode_message
+from p2p_diloco.swarm import node as node_module
+from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop
+from p2p_diloco.transport.link import Frame, Lane, TransportLimits, whole
+from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+
+OPEN = "open"
+"""Anybody may dial."""
+OUTBOUND_ONLY = "outbound"
+"""Behind a router that lets nobody in."""
+
+MOST_VALUES = 4096
+
+Mutator = Callable[[PeerId, Message], "list[bytes]"]
+"""What a hostile member sends to a peer in the place of a message."""
+Tap = Callable[[PeerId, PeerId, Lane, bytes], None]
+
+
+@dataclass(slots=True)
+class Ways:
+    """What is wrong with all ways at once.
+
+    Attributes:
+        loss: share of frames that vanish, each by itself.
+        slow_share, slow_seconds: so many frames take up to so much longer; those behind them on their lane wait.
+    """
+
+    loss: float = 0.0
+    slow_share: float = 0.0
+    slow_seconds: float = 0.0
+
+
+class _TrueTime:
+    """The loop as the network sees it: true seconds, and nobody's process."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        self._loop = loop
+
+    def time(self) -> float:
+        return self._loop.true_seconds()
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        return self._loop.call_at(when, callback, *args, context=OUTSIDE)
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        return self._loop.call_at(self._loop.true_seconds() + delay, callback, *args, context=OUTSIDE)
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+        return self._loop.call_soon(callback, *args, context=OUTSIDE)
+
+
+class SimulatedNetwork(MemoryNetwork):
+    """All ways between the machines of a simulation. Make it in a `SimulationLoop`."""
+
+    def __init__(self, seed: int, *, delay_seconds: tuple[float, float]) -> None:
+        super().__init__(seed, delay_seconds=delay_seconds)
+        self.trouble = Ways()
+        self.muted: frozenset[tuple[PeerId, PeerId]] = frozenset()
+        """(sender, receiver) pairs whose frames vanish."""
+        self.places: dict[PeerId, str] = {}
+        """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members reach only each other."""
+        self.tap: Tap | None = None
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulationLoop)
+        self.true_time = _TrueTime(loop)
+        self._slow = random.Random(f"slow frames of {seed}")
+
+    def simulated_transport(
+        self, peer: PeerId, *, run: Digest, believes_open: bool, process: Process, limits: TransportLimits | None = None
+    ) -> SimulatedTransport:
+        """Return the transport of a process."""
+        return SimulatedTransport(self, peer=peer, run=run, believes_open=believes_open, process=process, limits=limits)
+
+    def can_dial(self, dialler: PeerId, target: PeerId) -> bool:
+        """Tell whether a connection that `dialler` opens gets through to `target`."""
+        there = self.places.get(target, OPEN)
+        return there == OPEN or (there != OUTBOUND_ONLY and self.places.get(dialler) == there)
+
+    def mute(self, senders: Iterable[PeerId], receivers: Iterable[PeerId]) -> None:
+        """Let frames of some to some others vanish, and nothing else."""
+        others = tuple(receivers)
+        self.muted = frozenset((sender, receiver) for sender in senders for receiver in others)
+
+    def draw_delay_seconds(self) -> float:
+        delay, trouble = super().draw_delay_seconds(), self.trouble
+        if trouble.slow_share and self._slow.random() < trouble.slow_share:
+            delay += trouble.slow_seconds * self._slow.random()
+        return delay
+
+    def draw_loss(self) -> bool:
+        return self.trouble.loss > 0.0 and self._slow.random() < self.trouble.loss
+
+
+class SimulatedTransport(MemoryTransport):
+    """A memory transport of one process: its callbacks run there, its wires run on true time."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        *,
+        peer: PeerId,
+        run: Digest,
+        believes_open: bool,
+        process: Process,
+        limits: TransportLimits | None,
+    ) -> None:
+        super().__init__(network, peer=peer, run=run, can_be_dialled=believes_open, limits=limits)
+        self.process = process
+        self.mutator: Mutator | None = None
+        self._net = network
+
+    @property
+    def loop(self) -> Any:
+        return self._net.true_time
+
+    def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
+        """Queue a frame; one to somebody who cannot hear this peer vanishes."""
+        true = self.process.clock.true_at(deadline, self.loop.time())
+        if (self.peer, peer) in self._net.muted:
+            return peer in self.linked_peers()
+        if self.mutator is None:
+            return super().post(peer, frame, lane=lane, deadline=true)
+        try:
+            message = decode_message(whole(frame))
+        except FrameError:
+            return super().post(peer, frame, lane=lane, deadline=true)
+        frames = self.mutator(peer, message)
+        posted = [MemoryTransport.post(self, peer, each, lane=lane, deadline=true) for each in frames]
+        return all(posted)
+
+    def _establish(self, peer: PeerId, address: str) -> None:
+        if not self._net.can_dial(self.peer, peer):
+            raise PeerError(f"{short_peer_id(peer)} cannot be dialled: {address} does not answer")
+        super()._establish(peer, address)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        self.process.context.copy().run(super()._tell, callback, *arguments)
+
+    def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
+        if self._net.tap is not None:
+            self._net.tap(sender, self.peer, lane, bytes(frame))
+        return self.process.context.copy().run(super()._hand_over, sender, lane, frame)
+
+
+@contextmanager
+def shared_values() -> Iterator[None]:
+    """Decode each frame once for all nodes that hear it, while this lasts: what is handed over are values.
+
+    Messages are frozen, and what a node makes of one is its own, so nobody can tell.
+    """
+    values: dict[bytes, Message] = {}
+    original = decode_message
+
+    def decode_once(frame: bytes | bytearray | memoryview) -> Message:
+        if not isinstance(frame, bytes):
+            return original(frame)
+        found = values.get(frame)
+        if found is None:
+            if len(values) >= MOST_VALUES:
+                values.clear()
+            found = values[frame] = original(frame)
+        return found
+
+    shell: Any = node_module
+    shell.decode_message = decode_once
+    try:
+        yield
+    finally:
+        shell.decode_message = original

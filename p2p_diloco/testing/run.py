@@ -1,0 +1,125 @@
+"""The run that the simulator plays: who founds it, its rules, its start, and signatures that cost next to nothing.
+
+A signature is a hash here: it binds signer and statement, which is all that the rules ask of it, and a swarm of two
+dozen is not held up by Ed25519. Peer records keep their real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+
+import numpy as np
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
+from p2p_diloco.outer.radial import mark_radial
+from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm.vector_work import Codecs
+
+RUN = sha256(b"a simulated run")
+MANIFEST = b"a simulated manifest"
+ROUND_SECONDS = 8.0
+SPAN_ELEMENTS = 8
+ROUND_ZERO = 1_000_000.0
+"""True Unix seconds at which round 0 begins."""
+
+
+@cache
+def key_named(name: str) -> SigningKey:
+    """Return the key of a peer, the same in every simulation."""
+    return SigningKey(sha256(b"key of", name.encode()))
+
+
+ORGANISER = key_named("organiser").peer
+
+
+@lru_cache(maxsize=1 << 16)
+def sign_as(peer: PeerId, statement: bytes) -> bytes:
+    """Return 64 bytes that only `verify` of the same peer and statement takes."""
+    return sha256(b"signed by", peer, statement) * 2
+
+
+def signer(peer: PeerId) -> Callable[[bytes], bytes]:
+    """Return the key of `peer`, as the rules use one."""
+    return lambda statement: sign_as(peer, statement)
+
+
+def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
+    """Tell whether `peer` has signed `statement`."""
+    return signature == sign_as(peer, statement)
+
+
+def codecs_of(name: str, radial_spans: frozenset[SpanId] = frozenset()) -> Codecs:
+    """Return the codecs of a run whose contributions and entries travel as `name`."""
+    codec = codec_named(name)
+    return Codecs(
+        contribution=codec,
+        row_mean=codec_named("int8") if name == "int4" else codec,
+        entry=codec,
+        rounds_stochastically=False,
+        radial={span: mark_radial(0, SPAN_ELEMENTS, ()) for span in radial_spans},
+    )
+
+
+def run_rules(
+    *,
+    num_spans: tuple[int, ...],
+    codecs: Codecs,
+    group_size: int = 16,
+    void_cycles: int = 2,
+    scrub_cycles: int = 8,
+    heartbeat_seconds: float = 1.0,
+) -> RunRules:
+    """Return the rules of a run.
+
+    Args:
+        num_spans: spans of each fragment.
+        codecs: payload sizes follow from them.
+    """
+    spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
+    return RunRules(
+        run=RUN,
+        organiser=ORGANISER,
+        clock=RoundClock(start_seconds=ROUND_ZERO, round_seconds=ROUND_SECONDS, num_fragments=len(num_spans)),
+        num_spans=num_spans,
+        span_elements=dict.fromkeys(spans, SPAN_ELEMENTS),
+        payload_bytes=dict.fromkeys(spans, codecs.contribution.encoded_bytes(SPAN_ELEMENTS)),
+        row_mean_bytes=dict.fromkeys(spans, codecs.row_mean.encoded_bytes(SPAN_ELEMENTS)),
+        entry_bytes=dict.fromkeys(spans, codecs.entry.encoded_bytes(SPAN_ELEMENTS)),
+        group_size=group_size,
+        void_cycles=void_cycles,
+        heartbeat_seconds=heartbeat_seconds,
+        weight_clip=4.0,
+        contribution_limit=2.0,
+        entry_limit=3.0,
+        retained_cycles=16,
+        scrub_cycles=scrub_cycles,
+    )
+
+
+def start_vector(span: SpanId) -> Vector:
+    """Return where a span starts; spans differ, so that none can pass for another."""
+    steps = np.arange(SPAN_ELEMENTS, dtype=np.float32)
+    start_N: Vector = (steps + np.float32(1 + span.index + 10 * span.fragment)) / np.float32(64)
+    return start_N
+
+
+def start_states(rules: RunRules, founding: Roster) -> dict[SpanId, SpanState]:
+    """Return all spans as founded."""
+    return {span: genesis_state(start_vector(span), founding.digest()) for span in rules.span_elements}
+
+
+def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
+    """Return roster 0, signed by the organiser."""
+    starts = [start_vector(span) for span in rules.span_elements]
+    genesis = sha256(*(content_digest(start_N, start_N * 0, ZERO_DIGEST) for start_N in starts))
+    roster = founding_roster(rules.run, genesis, founder, cycle)
+    signature = sign_as(ORGANISER, founding_statement(roster.digest()))
+    return CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),))

@@ -1,0 +1,438 @@
+"""A whole swarm on virtual time: machines are started, killed, put to sleep, split; and what can be claimed of them.
+
+As easy to script as to draw:
+
+    async with Simulation(seed=1) as swarm:
+        swarm.add("p0", founds=True)
+        swarm.add("p1")
+        await swarm.until(swarm.all_members, within=120.0)
+        swarm.kill("p0")
+        await swarm.run(60.0)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import PeerId, SpanId, format_peer_id, sha256
+from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.testing.clock import MachineClock
+from p2p_diloco.testing.disk import DiskRack
+from p2p_diloco.testing.inspector import Inspected, Inspector, Violated
+from p2p_diloco.testing.machine import Machine, Surroundings
+from p2p_diloco.testing.maths import SharedMaths
+from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SimulatedNetwork, shared_values
+from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop, run_in
+from p2p_diloco.testing.run import ROUND_ZERO, SPAN_ELEMENTS, codecs_of, run_rules
+from p2p_diloco.testing.trace import Trace
+from p2p_diloco.transport.directory import MemoryDirectory
+
+START_SECONDS = ROUND_ZERO - 10.0
+DELAY_SECONDS = (0.01, 0.1)
+UPTIME_SECONDS = (600.0, 90_000.0)
+_T = TypeVar("_T")
+
+
+class Simulation:
+    """All machines of a run. Enter it in a `SimulationLoop`, as `play` does; not in several threads.
+
+    Args:
+        seed: everything that is drawn follows from it.
+        rules: of the run; small ones unless given.
+        trace: where to write what happens; None: nowhere.
+        as_bytes: every frame is decoded by each that hears it; else those who hear the same one share its value,
+            which is faster.
+    Attributes:
+        broken: the first invariant that did not hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        codecs: Codecs | None = None,
+        rules: RunRules | None = None,
+        trace: Trace | None = None,
+        as_bytes: bool = True,
+    ) -> None:
+        codecs = codecs if codecs is not None else codecs_of("int4")
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulationLoop), "a simulation runs in a SimulationLoop; use p2p_diloco.testing.play"
+        self.loop = loop
+        self.seed = seed
+        self.rules = rules if rules is not None else run_rules(num_spans=(3, 2), codecs=codecs)
+        self.spans = tuple(self.rules.span_elements)
+        self.maths = SharedMaths(codecs, SPAN_ELEMENTS)
+        self.network = SimulatedNetwork(seed, delay_seconds=DELAY_SECONDS)
+        self.directory = MemoryDirectory(loop.true_seconds)
+        self.machines: dict[str, Machine] = {}
+        self.by_peer: dict[PeerId, Machine] = {}
+        self.inspected: dict[PeerId, Inspected] = {}
+        """Everybody who may come to stand on a roster, strangers too."""
+        self.rng = random.Random(f"troubles of {seed}")
+        self.trace = trace
+        self.broken: Violated | None = None
+        self.broken_at = 0.0
+        self.num_events = 0
+        self.inspector = Inspector(
+            rules=self.rules,
+            maths=self.maths,
+            machines=self.inspected,
+            now=lambda: self.now,
+            violated=self.violated,
+        )
+        self._as_bytes = as_bytes
+        self._stopped: asyncio.Future[None] = loop.create_future()
+        self._rack = DiskRack()
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._exits = ExitStack()
+        if trace is not None:
+            self.network.tap = lambda sender, to, lane, frame: trace.frame(self.now, sender, to, frame)
+
+    async def __aenter__(self) -> Self:
+        self._exits.enter_context(self._rack)
+        self._exits.enter_context(numpy_alone())  # compiled loops cost more than they save on a few numbers
+        if not self._as_bytes:
+            self._exits.enter_context(shared_values())
+        self.loop.set_exception_handler(self._failed_callback)
+        self.loop.executor_delay = self._disk_seconds
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in self.machines:
+            self.end(name, "ends with the simulation")
+        await self._torn_down()
+        self.loop.set_exception_handler(None)
+        self._exits.close()
+
+    # -- time
+
+    @property
+    def now(self) -> float:
+        """Seconds since round 0 began, by true time."""
+        return self.loop.true_seconds() - ROUND_ZERO
+
+    async def run_to(self, second: float) -> None:
+        """Let time pass.
+
+        Raises:
+            Violated: an invariant was broken.
+        """
+        if second > self.now and self.broken is None:
+            await asyncio.wait({self._stopped}, timeout=second - self.now)
+        if self.broken is not None:
+            raise self.broken
+
+    async def run(self, seconds: float) -> None:
+        """Let so much time pass; see `run_to`."""
+        await self.run_to(self.now + seconds)
+
+    async def until(self, claim: Callable[[], bool], within: float, step: float = 0.5) -> float:
+        """Let time pass until a claim holds; return how long that took.
+
+        Raises:
+            Violated: it did not within so many seconds, or an invariant was broken.
+        """
+        begin = self.now
+        while not claim():
+            if self.now - begin > within:
+                raise Violated("claim", f"not within {within} s; {self.describe()}")
+            await self.run(step)
+        return self.now - begin
+
+    def at(self, second: float, happening: Callable[..., object], *args: Any) -> None:
+        """Have something happen at a second, outside of all machines."""
+        self.loop.call_at(second + ROUND_ZERO, happening, *args, context=OUTSIDE)
+
+    # -- machines
+
+    def add(
+        self,
+        name: str,
+        *,
+        trains: bool = True,
+        founds: bool = False,
+        place: str = OPEN,
+        believes_open: bool | None = None,
+        step_seconds: float = 0.5,
+        wall_offset: float = 0.0,
+        drift: float = 0.0,
+        start: bool = True,
+    ) -> Machine:
+        """Add a machine and start it.
+
+        Args:
+            place: `OPEN`, `OUTBOUND_ONLY`, or the name of a home network.
+            believes_open: whether it takes itself for one that can be dialled; None: as it is.
+            wall_offset, drift: how wrong its clocks are.
+        """
+        draw = random.Random(f"{self.seed} {name} boots")
+        machine = Machine(
+            name=name,
+            around=Surroundings(
+                rules=self.rules,
+                maths=self.maths,
+                network=self.network,
+                directory=self.directory,
+                inspector=self.inspector,
+                true_seconds=self.loop.true_seconds,
+                failed=self._machine_failed,
+                note=self.note,
+                seed=self.seed,
+            ),
+            clock=MachineClock(
+                self.loop.true_seconds() - draw.uniform(*UPTIME_SECONDS), drift=drift, wall_offset=wall_offset
+            ),
+            disk=self._rack.disk(name),
+            place=place,
+            believes_open=believes_open if believes_open is not None else place == OPEN,
+            trains=trains,
+            founds=founds,
+            step_seconds=step_seconds,
+        )
+        machine.clock.set_wall(self.loop.true_seconds(), wall_offset)
+        founder = next((m for m in self.machines.values() if m.founds), None)
+        if founder is not None:
+            machine.first_known = {founder.peer: (f"/memory/1/p2p/{format_peer_id(founder.peer)}",)}
+        self.machines[name] = machine
+        self.by_peer[machine.peer] = self.inspected[machine.peer] = machine
+        self.network.places[machine.peer] = place
+        if self.trace is not None:
+            self.trace.names[machine.peer] = name
+        if start:
+            self.start(name)
+        return machine
+
+    def start(self, name: str) -> None:
+        """Start a machine's process, once its last one is torn down."""
+        machine = self.machines[name]
+        if machine.runs or self.broken is not None:
+            return
+        ending = self._ending.get(name)
+        if ending is not None and not ending.done():
+            ending.add_done_callback(lambda _: self.start(name), context=OUTSIDE)
+            return
+        machine.start()
+
+    def end(self, name: str, reason: str = "is killed") -> None:
+        """End a machine's process at once."""
+        task = self.machines[name].end(reason)
+        if task is not None:
+            self._ending[name] = task
+
+    def kill(self, name: str) -> None:
+        """End a machine's process as kill -9 does."""
+        self.end(name)
+
+    def cut_power(self, name: str) -> None:
+        """Switch a machine off: its process ends, and its disk loses what it was not made to keep."""
+        machine = self.machines[name]
+        self.end(name, "loses power")
+        with self._rack.aside():
+            num_lost = machine.disk.cut_power(self.rng)
+        if num_lost:
+            self.note(machine, "disk", f"{num_lost} files lost what was not synced")
+        machine.clock.boot(self.loop.true_seconds())
+
+    def wipe(self, name: str) -> None:
+        """End a machine's process and lose its state, but not its identity."""
+        self.end(name, "loses its state")
+        with self._rack.aside():
+            self.machines[name].disk.wipe()
+
+    def snapshot(self, name: str) -> dict[Path, bytes]:
+        """Return all files of a machine."""
+        with self._rack.aside():
+            return self.machines[name].disk.snapshot()
+
+    def restore(self, name: str, files: dict[Path, bytes]) -> None:
+        """Put a snapshot in the place of a machine's files; its process must have ended."""
+        with self._rack.aside():
+            self.machines[name].disk.restore(files)
+
+    def leave(self, name: str) -> None:
+        """Have a machine say good-bye; it is for the caller to end it."""
+        machine = self.machines[name]
+        if machine.node is not None and machine.process is not None and not machine.is_stopped:
+            self.note(machine, "leaves", "")
+            run_in(machine.process, machine.node.leave)
+
+    def stop(self, name: str, *, sleeps: bool = False) -> None:
+        """Stop a machine's process as SIGSTOP does; `sleeps`: the whole machine, and its monotonic clock with it."""
+        machine = self.machines[name]
+        if machine.process is None or machine.is_stopped:
+            return
+        self.note(machine, "sleeps" if sleeps else "stops", "")
+        machine.process.stop()
+        self.network.stall(machine.peer)
+        if sleeps:
+            machine.clock.sleep(self.loop.true_seconds())
+
+    def go_on(self, name: str) -> None:
+        """Let a stopped machine go on: first what has waited, in order."""
+        machine = self.machines[name]
+        machine.clock.wake(self.loop.true_seconds())
+        if machine.process is None or not machine.is_stopped:
+            return
+        self.note(machine, "goes on", f"{len(machine.process.waiting)} things have waited")
+        machine.process.go_on()
+        self.network.wake(machine.peer)
+
+    def partition(self, *sides: Iterable[str]) -> None:
+        """Let nothing pass between sides, until `heal`; machines of no side reach all."""
+        groups = [[self.machines[name].peer for name in names] for names in sides]
+        self.note(None, "wall", " | ".join(" ".join(self.by_peer[peer].name for peer in group) for group in groups))
+        for at, group in enumerate(groups):
+            self.network.split(group, [peer for other in groups[at + 1 :] for peer in other])
+
+    def heal(self) -> None:
+        """Take down all walls."""
+        self.note(None, "no walls", "")
+        self.network.muted = frozenset()
+        self.network.heal()
+
+    def break_links(self, name: str) -> None:
+        """Lose all links of a machine."""
+        machine = self.machines[name]
+        if machine.transport is not None and machine.process is not None and not machine.is_stopped:
+            for peer in sorted(machine.transport.linked_peers()):
+                run_in(machine.process, machine.transport.hang_up, peer)
+
+    def flip_bit(self, name: str, span: SpanId, place: int, bit: int) -> bool:
+        """Flip a bit of a machine's anchor in memory; False when there is none or it would leave all measure."""
+        machine = self.machines[name]
+        if not machine.runs or span not in machine.vectors.states:
+            return False
+        if not machine.vectors.flip_bit(span, place, bit):
+            return False
+        self.note(machine, "bit flips", f"{span}, element {place}, bit {bit}")
+        self.inspector.flipped(machine, span, machine.vectors.states[span])
+        return True
+
+    async def _torn_down(self) -> None:
+        tasks = [task for task in self._ending.values() if not task.done()]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _disk_seconds(self, process: Process) -> float:
+        for machine in self.machines.values():
+            if machine.process is process:
+                return machine.disk.write_seconds
+        return 0.0
+
+    # -- what goes wrong
+
+    def violated(self, invariant: str, text: str, machine: str) -> None:
+        """Note that an invariant does not hold; the first one ends the simulation."""
+        if self.broken is None:
+            self.broken, self.broken_at = Violated(invariant, text, machine), self.now
+            self.note(None, "BROKEN", f"{invariant}: {machine}: {text}")
+            if not self._stopped.done():
+                self._stopped.set_result(None)
+
+    def _machine_failed(self, machine: Machine, error: BaseException) -> None:
+        if isinstance(error, StateError):
+            self.note(machine, "ends", str(error))
+            self.loop.call_soon(self.end, machine.name, "ends", context=OUTSIDE)
+            return
+        self.violated("I9", f"{type(error).__name__}: {error}", machine.name)
+
+    def _failed_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        process = getattr(context.get("handle"), "process", None)
+        if isinstance(error, StateError) or (process is not None and process.is_dying):
+            return  # `_machine_failed` was told of it, or nobody cares any more
+        self.violated("I9", f"{context.get('message')}: {type(error).__name__}: {error}", _whose(self, context))
+        if self.trace is not None and error is not None:
+            self.trace.error(self.now, error)
+
+    def note(self, machine: Machine | None, word: str, text: str) -> None:
+        """Write a line of the trace."""
+        self.num_events += 1
+        if self.trace is not None:
+            self.trace.add(self.now, machine.name if machine is not None else "", word, text)
+
+    # -- claims
+
+    def running(self, *, trains: bool = True) -> list[Machine]:
+        """Return the machines that run; `trains`: only those that train."""
+        return [m for m in self.machines.values() if m.runs and (m.trains or not trains)]
+
+    def honest(self) -> list[Machine]:
+        """Return the machines that run, train, and send what their nodes want sent."""
+        return [machine for machine in self.running() if not machine.is_hostile]
+
+    def all_members(self) -> bool:
+        """Tell whether the roster in force everywhere lists exactly those that run, at their incarnations."""
+        wanted = {(m.peer, m.running.me.incarnation) for m in self.running()}
+        rosters = [machine.running.book.in_force for machine in self.running()]
+        return all(
+            roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters
+        )
+
+    def agreed(self) -> bool:
+        """Tell whether all that train and run hold the same bytes of every span."""
+        digests = {self.state_digest(machine) for machine in self.running()}
+        return len(digests) == 1 and None not in digests
+
+    def state_digest(self, machine: Machine) -> str | None:
+        """Return a digest over all that a machine holds; None when it lacks a span."""
+        states = machine.vectors.states
+        if len(states) != len(self.spans):
+            return None
+        return sha256(*(self.maths.raw(state) for _, state in sorted(states.items()))).hex()
+
+    def describe(self) -> str:
+        """Return where everybody stands, a line each."""
+        lines = [f"second {self.now:.1f}, round {self.rules.clock.round_at(self.loop.true_seconds())}"]
+        for machine in self.machines.values():
+            if not machine.runs:
+                lines.append(f"  {machine.name}: not running")
+                continue
+            engine, roster = machine.running, machine.running.book.in_force
+            names = " ".join(sorted(self.by_peer[m.peer].name for m in roster.members)) if roster is not None else ""
+            off = machine.swarm_now() - self.loop.true_seconds()
+            lines.append(
+                f"  {machine.name}: {'stopped ' if machine.is_stopped else ''}roster {roster.k if roster else None}"
+                f" [{names}] {'ready' if engine.ready else 'not ready'}, height {machine.height()},"
+                f" links {len(engine.linked)}, swarm time off by {off:.2f} s;"
+                f" last: {[f'{at:.0f} {topic}' for at, topic, _ in list(machine.reports)[-3:]]}"
+            )
+        return "\n".join(lines)
+
+    def digest(self) -> str:
+        """Return a digest over where all machines stand and how much happened until then."""
+        parts = [str(self.num_events).encode(), f"{self.now:.6f}".encode()]
+        for name, machine in sorted(self.machines.items()):
+            parts.append(name.encode())
+            if machine.runs:
+                parts += [machine.vectors.states[span].head.digest for span in sorted(machine.vectors.states)]
+            if machine.transport is not None:
+                counters = machine.transport.counters
+                parts.append(f"{counters.control.bytes_sent} {counters.bulk.bytes_sent}".encode())
+        return sha256(*parts).hex()
+
+
+def _whose(simulation: Simulation, context: dict[str, Any]) -> str:
+    process = getattr(context.get("handle"), "process", None)
+    return next((m.name for m in simulation.machines.values() if process is not None and m.process is process), "")
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a scene on virtual time, from a little before round 0 on."""
+    with asyncio.Runner(loop_factory=lambda: SimulationLoop(START_SECONDS)) as runner:
+        return runner.run(scene())
+
+
+__all__ = ["OPEN", "OUTBOUND_ONLY", "Simulation", "play"]

@@ -1,0 +1,254 @@
+"""One seed, from its scenario to its result: bad times, quiet times, and what must hold in both."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from p2p_diloco.testing.endings import (
+    ASKED_AGAIN_SECONDS,
+    REDIAL_SECONDS,
+    SETTLE_SECONDS,
+    check_agreement,
+    check_memory,
+    check_ready,
+    check_tables,
+    cycles_until_it_goes_on,
+    fragment_heights,
+    senior_roster,
+    still_names_dead,
+)
+from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.network import OPEN, Ways
+from p2p_diloco.testing.run import ROUND_ZERO, codecs_of, run_rules
+from p2p_diloco.testing.scenario import BOOTSTRAP, Scenario
+from p2p_diloco.testing.simulation import START_SECONDS, Simulation, play
+from p2p_diloco.testing.trace import Trace
+from p2p_diloco.testing.troubles import Trouble
+
+if TYPE_CHECKING:
+    from p2p_diloco.testing.mistakes import Mistake
+
+QUIET_CYCLES = 2
+BEFORE_THE_BORDER_SECONDS = 0.6
+"""Ends of cycles are looked at so long before them: clocks are right to within less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What came of one seed.
+
+    Attributes:
+        invariant: the first one that was broken; None: all held.
+        text: how; empty when nothing was broken.
+        trace: what happened before, for people; empty unless asked for.
+        checks, skipped: made, and those that could not be.
+        digest: over all that peers hold at the end; the same seed gives the same digest everywhere.
+        seconds: of this process.
+    """
+
+    seed: int
+    num_peers: int
+    num_entries: int
+    checks: int
+    skipped: int
+    seconds: float
+    digest: str
+    invariant: str | None = None
+    text: str = ""
+    trace: tuple[str, ...] = ()
+
+
+class Trial:
+    """Plays one scenario in a simulation."""
+
+    def __init__(self, scenario: Scenario, swarm: Simulation) -> None:
+        self.scenario = scenario
+        self.swarm = swarm
+
+    async def play(self) -> None:
+        """Play it to the end.
+
+        Raises:
+            Violated: an invariant is broken.
+        """
+        swarm, scenario = self.swarm, self.scenario
+        self._set_up()
+        for trouble in scenario.troubles:
+            swarm.at(trouble.at, self._begin, trouble)
+            if not trouble.is_for_good:
+                swarm.at(trouble.until, self._end, trouble)
+        await swarm.run_to(scenario.bad_until + 1e-3)
+        self._end_troubles()
+        await self._quiet()
+
+    def _set_up(self) -> None:
+        swarm = self.swarm
+        if self.scenario.bootstrap:
+            swarm.add(BOOTSTRAP, trains=False, founds=True)
+        for place, peer in enumerate(self.scenario.peers):
+            founds = place == 0 and not self.scenario.bootstrap
+            swarm.add(
+                peer.name,
+                place=peer.place,
+                founds=founds,
+                step_seconds=peer.step_seconds,
+                wall_offset=peer.wall_offset,
+                drift=peer.drift,
+                start=founds,
+            )
+            if not founds:
+                swarm.at(max(peer.starts_at, START_SECONDS - ROUND_ZERO), self.swarm.start, peer.name)
+
+    def _begin(self, trouble: Trouble) -> None:
+        if self.swarm.broken is None:
+            self.swarm.note(None, "begins", trouble.describe())
+            trouble.begin(self.swarm)
+
+    def _end(self, trouble: Trouble) -> None:
+        if self.swarm.broken is None:
+            self.swarm.note(None, "ends", trouble.describe())
+            trouble.end(self.swarm)
+
+    def _end_troubles(self) -> None:
+        """Make all well, but for those who stay dead; never the last that can be dialled."""
+        swarm = self.swarm
+        swarm.note(None, "troubles end", "")
+        swarm.network.trouble = Ways()
+        swarm.heal()
+        dead = {name for trouble in self.scenario.troubles if trouble.leaves_dead for name in trouble.names}
+        for name, machine in swarm.machines.items():
+            swarm.go_on(name)
+            machine.disk.is_full = False
+            if not machine.runs and name not in dead:
+                swarm.start(name)
+        for name, machine in swarm.machines.items():
+            if not machine.runs and not any(m.runs and m.place == OPEN for m in swarm.machines.values()):
+                swarm.start(name)
+
+    async def _quiet(self) -> None:
+        swarm, cycle = self.swarm, self.scenario.cycle_seconds
+        await swarm.run(SETTLE_SECONDS)
+        if self._may_wait_for_what_was_lost():
+            await swarm.run(ASKED_AGAIN_SECONDS)
+        if not self._are_linked():
+            await swarm.run(REDIAL_SECONDS)
+        await self._until_the_living_are_members()
+        await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
+        check_agreement(swarm)
+        before = fragment_heights(swarm)
+        await self._run_to_end_of_cycle(swarm.now + cycle)
+        check_agreement(swarm)
+        await self._goes_on(before)
+        check_tables(swarm)
+        for _ in range(2 * self.scenario.scrub_cycles + 2):
+            if not swarm.inspector.differing:
+                return
+            await self._run_to_end_of_cycle(swarm.now + cycle)
+        check_memory(swarm)
+
+    def _are_linked(self) -> bool:
+        """Tell whether everybody that runs has the links that it wants, as far as somebody can be dialled."""
+        swarm = self.swarm
+        running = swarm.running(trains=False)
+        for one in running:
+            for other in running:
+                if other is one or not swarm.network.can_dial(one.peer, other.peer):
+                    continue
+                wanted = one.running.wanted_links([m.peer for m in running])
+                if other.peer not in one.running.linked and (wanted is None or other.peer in wanted):
+                    return False
+        return True
+
+    async def _until_the_living_are_members(self) -> None:
+        """Let the void cycles pass that a roster needs whose majority is dead, and the cycles in which it shrinks."""
+        if not still_names_dead(self.swarm):
+            return
+        for _ in range(cycles_until_it_goes_on(self.swarm) or 0):
+            await self._run_to_end_of_cycle(self.swarm.now + self.scenario.cycle_seconds)
+            roster = senior_roster(self.swarm)
+            if roster is None or all(
+                self.swarm.by_peer[m.peer].runs for m in roster.members if m.peer in self.swarm.by_peer
+            ):
+                return
+
+    def _may_wait_for_what_was_lost(self) -> bool:
+        loses = any(trouble.kind in ("loss", "one-way") for trouble in self.scenario.troubles)
+        return loses and any(not machine.running.catch_up.is_complete() for machine in self.swarm.running())
+
+    async def _run_to_end_of_cycle(self, earliest: float) -> None:
+        clock = self.swarm.rules.clock
+        cycle = clock.cycle(clock.round_at(earliest + ROUND_ZERO))
+        border = clock.begin((cycle + 1) * clock.num_fragments) - ROUND_ZERO
+        await self.swarm.run_to(border - BEFORE_THE_BORDER_SECONDS)
+
+    async def _goes_on(self, before: list[int]) -> None:
+        """Wait until entries are made for every fragment, all agree, and all are ready.
+
+        Args:
+            before: entries of each fragment a cycle ago.
+        """
+        swarm = self.swarm
+        cycles = cycles_until_it_goes_on(swarm)
+        swarm.inspector.checks += 1
+        if cycles is None:
+            swarm.inspector.skipped += 1
+            return
+        for _ in range(cycles):
+            moves = all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True))
+            if moves and all(machine.running.ready for machine in swarm.honest()):
+                return
+            await self._run_to_end_of_cycle(swarm.now + self.scenario.cycle_seconds)
+            check_agreement(swarm)
+        if not all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True)):
+            raise Violated("I6", f"the run does not go on within {cycles} quiet cycles; {swarm.describe()}")
+        if not swarm.inspector.differing:  # two witnesses that differ make nobody ready before they are mended
+            check_ready(swarm)
+
+
+def play_scenario(scenario: Scenario, *, mistake: Mistake | None = None, with_trace: bool = False) -> TrialResult:
+    """Play a scenario and return what came of it; never raises for what the swarm does."""
+    began = time.process_time()
+    trace = Trace() if with_trace else None
+    planted: AbstractContextManager[object] = mistake.planted() if mistake is not None else nullcontext()
+    with planted:
+        swarm, broken, at, digest = play(lambda: _play(scenario, trace))
+    inspector = swarm.inspector
+    return TrialResult(
+        seed=scenario.seed,
+        num_peers=len(scenario.peers),
+        num_entries=len(inspector.entries),
+        checks=inspector.checks,
+        skipped=inspector.skipped,
+        seconds=time.process_time() - began,
+        digest=digest,
+        invariant=broken.invariant if broken is not None else None,
+        text=f"second {at:.2f}: {broken.machine}: {broken}" if broken is not None else "",
+        trace=tuple(trace.last([broken.machine] if broken.machine else [])) if trace and broken else (),
+    )
+
+
+async def _play(scenario: Scenario, trace: Trace | None) -> tuple[Simulation, Violated | None, float, str]:
+    codecs = codecs_of(scenario.codec, scenario.radial_spans)
+    rules = run_rules(
+        num_spans=scenario.num_spans,
+        codecs=codecs,
+        group_size=scenario.group_size,
+        void_cycles=scenario.void_cycles,
+        scrub_cycles=scenario.scrub_cycles,
+        heartbeat_seconds=scenario.heartbeat_seconds,
+    )
+    swarm = Simulation(seed=scenario.seed, codecs=codecs, rules=rules, trace=trace, as_bytes=scenario.as_bytes)
+    broken: Violated | None = None
+    async with swarm:
+        try:
+            await Trial(scenario, swarm).play()
+        except Violated as violated:
+            broken = violated
+        at, digest = swarm.now, swarm.digest()
+        if broken is not None and trace is not None:
+            for line in swarm.describe().splitlines():
+                trace.add(at, "", "stands", line)
+    return swarm, broken, at, digest
