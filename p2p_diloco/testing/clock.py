@@ -31,8 +31,8 @@ class MachineClock:
         return self._base + (upto - self._since) * (1.0 + self.drift)
 
     def true_at(self, local: float, true: float) -> float:
-        """Return when the monotonic clock will show `local`, should the machine not sleep; at the earliest now."""
-        return true + max(local - self.monotonic(true), 0.0) / (1.0 + self.drift)
+        """Return when the monotonic clock will show `local`, should the machine not sleep, or when it has."""
+        return true + (local - self.monotonic(true)) / (1.0 + self.drift)
 
     def wall(self, true: float) -> float:
         """Return what `time.time` says."""

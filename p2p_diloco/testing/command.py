@@ -21,6 +21,7 @@ MOST_SHOWN = 3
 """Traces of failing seeds that are printed; the numbers of all are."""
 MOST_SKIPPED_SHARE = 0.05
 MOST_SEEDS_PER_MISTAKE = 60
+PEERS_PER_MISTAKE = (3, 8)
 BROKEN = 1
 
 
@@ -150,7 +151,7 @@ def _mistakes(options: argparse.Namespace) -> int:
 
 def catch(name: str) -> TrialResult | None:
     """Plant a mistake in seed after seed; return what caught it, or None."""
-    plan = CampaignPlan(peers=(3, 12), kinds=kinds_named("default"), mistake=name)
+    plan = CampaignPlan(peers=PEERS_PER_MISTAKE, kinds=kinds_named(MISTAKES[name].kinds), mistake=name)
     return first_catch(plan, range(MOST_SEEDS_PER_MISTAKE))
 
 

@@ -21,7 +21,6 @@ from p2p_diloco.protocol import entry as entry_rules
 from p2p_diloco.protocol import round as round_rules
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
-from p2p_diloco.protocol.attendance import Attendance
 from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.clock import LEAD_TURNS
@@ -46,7 +45,6 @@ from p2p_diloco.testing.island import SimulatedIsland
 from p2p_diloco.testing.maths import OUTER, mean_of_span
 from p2p_diloco.trainer import archive as archive_module
 from p2p_diloco.trainer import whole_file
-from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.checkpoint import CheckpointFolder
 from p2p_diloco.trainer.entry_log import EntryLog
 from p2p_diloco.trainer.peer_memory import RunFolder
@@ -63,12 +61,14 @@ class Mistake:
         text: what is done wrong.
         caught_by: the invariants that may be the first to break.
         patches: returns what is put in the place of what; asked for each seed, so that it may remember things.
+        kinds: of trouble that bring it out; fewer than all where it shows seldom.
     """
 
     name: str
     text: str
     caught_by: frozenset[str]
     patches: Callable[[], list[Patch]]
+    kinds: str = "default"
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -92,10 +92,14 @@ def _replaced(owner: Any, name: str, wrong: object) -> Iterator[None]:
 MISTAKES: dict[str, Mistake] = {}
 
 
-def _mistake(name: str, caught_by: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+def _mistake(
+    name: str, caught_by: str, kinds: str = "default"
+) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         text = (patches.__doc__ or "").strip()
-        MISTAKES[name] = Mistake(name=name, text=text, caught_by=frozenset(caught_by.split()), patches=patches)
+        MISTAKES[name] = Mistake(
+            name=name, text=text, caught_by=frozenset(caught_by.split()), patches=patches, kinds=kinds
+        )
         return patches
 
     return keep
@@ -176,6 +180,34 @@ def _undecoded_bytes() -> list[Patch]:
         return absorb(before, entry=update.absorbed, update_N=mean_N, rule=OUTER)
 
     return [(node_module, "reduce_parts", wrong), (SimulatedIsland, "advance", apply_undecoded)]
+
+
+@_mistake("weights-mixed-up", "I2")
+def _weights_mixed_up() -> list[Patch]:
+    """A reducer gives each contribution the weight of another."""
+    right = vector_work.reduce_parts
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        weights = [part.weight for part in order.parts]
+        parts = [
+            replace(part, weight=weight) for part, weight in zip(order.parts, [*weights[1:], *weights[:1]], strict=True)
+        ]
+        return right(replace(order, parts=tuple(parts)), codecs, elements)
+
+    return [(node_module, "reduce_parts", wrong)]
+
+
+@_mistake("row-counted-twice", "I2", kinds="none")
+def _row_counted_twice() -> list[Patch]:
+    """An owner takes the mean of its first row twice."""
+    right = vector_work.reduce_parts
+
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+        if order.stage is ReduceStage.FINISH:
+            order = replace(order, parts=(*order.parts, order.parts[0]))
+        return right(order, codecs, elements)
+
+    return [(node_module, "reduce_parts", wrong)]
 
 
 # -- what an island does
@@ -323,7 +355,7 @@ def _newcomer_certifies() -> list[Patch]:
     return [(roster_book, "check_certificate", take_any), (PeerEngine, "tick", wrong)]
 
 
-@_mistake("two-votes", "I8")
+@_mistake("two-votes", "I8", kinds="lag,delay,partition,kill")
 def _two_votes() -> list[Patch]:
     """A member votes for anything at any time, bound by nothing and remembering nothing."""
 
@@ -343,7 +375,19 @@ def _minority_certifies() -> list[Patch]:
     return [(module, "votes_needed", wrong) for module in (roster, ballot)]
 
 
-@_mistake("votes-forgotten", "I8 I9")
+@_mistake("member-not-counted", "I8")
+def _member_not_counted() -> list[Patch]:
+    """One member of a roster is left out when its majority is counted."""
+    right = roster.counted_members
+
+    def wrong(parent: Roster, *more: Any) -> frozenset[Any]:
+        counted = right(parent, *more)
+        return counted - {max(counted)} if len(counted) > 1 else counted
+
+    return [(module, "counted_members", wrong) for module in (roster, ballot)]
+
+
+@_mistake("votes-forgotten", "I8 I9", kinds="lag,delay,partition,kill")
 def _votes_forgotten() -> list[Patch]:
     """A member never writes down what it is bound to, and forgets it whenever it is asked."""
     right = Ballots.bond
@@ -352,17 +396,6 @@ def _votes_forgotten() -> list[Patch]:
         return right(replace(self, bonds=()), parent, level)
 
     return [(RunFolder, "keep_ballots", lambda self, ballots: None), (Ballots, "bond", forget)]
-
-
-@_mistake("dead-stay-members", "I6 I7")
-def _dead_stay_members() -> list[Patch]:
-    """Nobody is ever found silent."""
-    right = Attendance.alive
-
-    def wrong(self: Attendance, now: float) -> Any:
-        return right(self, min(now, min((heard.at for heard in self.heard.values()), default=now)))
-
-    return [(Attendance, "alive", wrong)]
 
 
 @_mistake("rosters-not-served", "I6 I7 I8")
@@ -396,7 +429,7 @@ def _anchor_for_momentum() -> list[Patch]:
     return [(pieces_module, "cut_piece", wrong)]
 
 
-@_mistake("memory-not-compared", "I1")
+@_mistake("memory-not-compared", "I1 I6 I7")
 def _memory_not_compared() -> list[Patch]:
     """Nobody looks whether others hold the same bytes, nor at its own disk."""
     return [
@@ -435,6 +468,12 @@ def _never_redials() -> list[Patch]:
     return [(LinkKeeper, "_due", wrong)]
 
 
+@_mistake("sleeps-too-long", "I4 I6 I7")
+def _sleeps_too_long() -> list[Patch]:
+    """A node that nobody writes to looks at its clock once in a round."""
+    return [(PeerEngine, "wake_at", lambda self, now: now + self.rules.clock.round_seconds)]
+
+
 @_mistake("own-clock-only", "I4 I6 I7")
 def _own_clock_only() -> list[Patch]:
     """Swarm time is everybody's own wall clock, and a second ahead for each letter of its name."""
@@ -445,7 +484,7 @@ def _own_clock_only() -> list[Patch]:
     return [(SwarmClock, "now", wrong)]
 
 
-@_mistake("incarnation-repeated", "I2 I6 I7 I8")
+@_mistake("incarnation-repeated", "I2 I6 I7 I8", kinds="kill,power,leave")
 def _incarnation_repeated() -> list[Patch]:
     """A restarted peer has the incarnation that it had before."""
     right = RunFolder.next_incarnation
@@ -457,14 +496,14 @@ def _incarnation_repeated() -> list[Patch]:
     return [(RunFolder, "next_incarnation", wrong)]
 
 
-@_mistake("nothing-synced", "I2 I6 I7 I8 I9")
+@_mistake("nothing-synced", "I2 I6 I7 I8 I9", kinds="power")
 def _nothing_synced() -> list[Patch]:
     """Files are written and never brought to the disk."""
     return [(whole_file, "sync_file", lambda path: None)]
 
 
-@_mistake("branches-mixed", "I1 I3 I9")
-def _branches_mixed() -> list[Patch]:
+@_mistake("wrong-entry-served", "I1 I3 I7 I9")
+def _wrong_entry_served() -> list[Patch]:
     """The archive gives an entry of the right span, whatever its parent."""
     right = EntryLog.entry_after
 
@@ -495,27 +534,6 @@ def _checkpoint_of_two_moments() -> list[Patch]:
         right(self, torn)
 
     return [(CheckpointFolder, "save", wrong)]
-
-
-@_mistake("log-starts-anywhere", "I1 I3")
-def _log_starts_anywhere() -> list[Patch]:
-    """A peer that replays its log skips an entry that it cannot find, and goes on with the next."""
-    right = Archive._follow
-
-    def wrong(self: Archive, state: SpanState, span: Any, until: Digest | None = None) -> SpanState:
-        reached = right(self, state, span, until)
-        later = [e for e in self._log.kept() if e.span == span and e.height == reached.head.height + 2]
-        if not later or reached.head.digest == until:
-            return reached
-        jumped = replace(reached.head, digest=later[0].parent, height=later[0].height - 1)
-        return right(
-            self,
-            SpanState(head=jumped, anchor_N=reached.anchor_N.copy(), momentum_N=reached.momentum_N.copy()),
-            span,
-            until,
-        )
-
-    return [(Archive, "_follow", wrong)]
 
 
 def _machine_key() -> float:

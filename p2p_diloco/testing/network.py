@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.errors import FrameError, PeerError
-from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.messages import Message, decode_message
 from p2p_diloco.swarm import node as node_module
 from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop
@@ -40,11 +40,14 @@ class Ways:
     Attributes:
         loss: share of frames that vanish, each by itself.
         slow_share, slow_seconds: so many frames take up to so much longer; those behind them on their lane wait.
+        lag_seconds: each lane of each link, in each direction, takes so much longer at most, always the same: what was
+            sent first on one comes last.
     """
 
     loss: float = 0.0
     slow_share: float = 0.0
     slow_seconds: float = 0.0
+    lag_seconds: float = 0.0
 
 
 class _TrueTime:
@@ -81,6 +84,7 @@ class SimulatedNetwork(MemoryNetwork):
         assert isinstance(loop, SimulationLoop)
         self.true_time = _TrueTime(loop)
         self._slow = random.Random(f"slow frames of {seed}")
+        self._lag = 0.0
 
     def simulated_transport(
         self, peer: PeerId, *, run: Digest, believes_open: bool, process: Process, limits: TransportLimits | None = None
@@ -98,8 +102,18 @@ class SimulatedNetwork(MemoryNetwork):
         others = tuple(receivers)
         self.muted = frozenset((sender, receiver) for sender in senders for receiver in others)
 
+    def book_line(
+        self, sender: PeerId, receiver: PeerId, num_bytes: int, earliest: float, *, shared: bool = True
+    ) -> float:
+        if self.trouble.lag_seconds:
+            draw = sha256(sender, receiver, b"bulk" if shared else b"control")
+            self._lag = self.trouble.lag_seconds * draw[0] / 256.0
+        return super().book_line(sender, receiver, num_bytes, earliest, shared=shared)
+
     def draw_delay_seconds(self) -> float:
-        delay, trouble = super().draw_delay_seconds(), self.trouble
+        """Draw a frame's delay; that of a link follows when its line was booked for the frame."""
+        delay, trouble = super().draw_delay_seconds() + self._lag, self.trouble
+        self._lag = 0.0
         if trouble.slow_share and self._slow.random() < trouble.slow_share:
             delay += trouble.slow_seconds * self._slow.random()
         return delay

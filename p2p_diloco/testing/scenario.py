@@ -155,6 +155,6 @@ def _draw_troubles(
 
 def _heartbeat_seconds(rng: random.Random, num_peers: int) -> float:
     """Return how often peers say that they live: with many peers nearly all messages are heartbeats."""
-    if num_peers < 12:
+    if num_peers < 8:
         return rng.choice([1.0, 2.0])
-    return 4.0 if num_peers < 24 else ROUND_SECONDS
+    return rng.choice([2.0, 4.0]) if num_peers < 16 else rng.choice([4.0, ROUND_SECONDS])

@@ -155,6 +155,25 @@ class Delay(Trouble):
 
 
 @dataclass(kw_only=True)
+class Lag(Trouble):
+    """Each lane of each link has a latency of its own: what was sent first comes last."""
+
+    kind = "lag"
+    most = 1
+    seconds: float = 0.0
+
+    @classmethod
+    def draw(cls, draw: Draw) -> Lag:
+        return cls(at=draw.begin, until=draw.end, seconds=ROUND_SECONDS * draw.rng.choice([0.05, 0.2, 0.4]))
+
+    def begin(self, swarm: Simulation) -> None:
+        swarm.network.trouble.lag_seconds = self.seconds
+
+    def end(self, swarm: Simulation) -> None:
+        swarm.network.trouble.lag_seconds = 0.0
+
+
+@dataclass(kw_only=True)
 class Links(Trouble):
     """All links of some machines break at once."""
 
@@ -593,7 +612,7 @@ class Strangers(Trouble):
 KINDS: dict[str, type[Trouble]] = {
     cls.kind: cls
     for cls in (
-        Loss, Delay, Links, Partition, OneWay, DirectoryDown, Thin, Stop, Sleep, Kill, Power, Wipe, Leave, Speed,
+        Loss, Delay, Lag, Links, Partition, OneWay, DirectoryDown, Thin, Stop, Sleep, Kill, Power, Wipe, Leave, Speed,
         LateWork, Flip, Clock, FarClock, FirstClock, FullDisk, SlowDisk, Snapshot, Router, Liar, Strangers,
     )
 }  # fmt: skip
