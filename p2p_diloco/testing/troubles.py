@@ -16,6 +16,7 @@ from typing import ClassVar
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.testing.hostility import MUTATORS, Stranger
+from p2p_diloco.testing.network import OUTBOUND_ONLY
 from p2p_diloco.testing.process import run_in
 from p2p_diloco.testing.run import ROUND_SECONDS, SPAN_ELEMENTS
 from p2p_diloco.testing.simulation import Simulation
@@ -535,6 +536,7 @@ class Router(Trouble):
     kind = "router"
     is_open = True
     most = 1
+    place: ClassVar[str] = OUTBOUND_ONLY
 
     @classmethod
     def draw(cls, draw: Draw) -> Router:
@@ -544,9 +546,18 @@ class Router(Trouble):
 
     def strike(self, swarm: Simulation, name: str) -> None:
         machine = swarm.machines[name]
-        machine.place = "outbound"
+        machine.place = self.place
         machine.believes_open = True
         swarm.network.places[machine.peer] = machine.place
+
+
+@dataclass(kw_only=True)
+class Home(Router):
+    """Machines of one home network reach each other and are reached by nobody else, and do not know."""
+
+    kind = "home"
+    is_open = True
+    place = "home"
 
 
 # -- hostility
@@ -613,7 +624,7 @@ KINDS: dict[str, type[Trouble]] = {
     cls.kind: cls
     for cls in (
         Loss, Delay, Lag, Links, Partition, OneWay, DirectoryDown, Thin, Stop, Sleep, Kill, Power, Wipe, Leave, Speed,
-        LateWork, Flip, Clock, FarClock, FirstClock, FullDisk, SlowDisk, Snapshot, Router, Liar, Strangers,
+        LateWork, Flip, Clock, FarClock, FirstClock, FullDisk, SlowDisk, Snapshot, Router, Home, Liar, Strangers,
     )
 }  # fmt: skip
 DEFAULT_KINDS = frozenset(kind for kind, cls in KINDS.items() if not cls.is_open)

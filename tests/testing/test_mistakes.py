@@ -1,0 +1,29 @@
+"""Each planted mistake is caught, by an invariant that it breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.protocol import ballot, membership
+from p2p_diloco.swarm import node, vector_work
+from p2p_diloco.testing.command import catch, is_caught
+from p2p_diloco.testing.mistakes import MISTAKES
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_planted_mistake_is_caught(name: str) -> None:
+    result = catch(name)
+    assert is_caught(name, result), result.text if result is not None else "no invariant was violated"
+
+
+def test_there_are_enough_mistakes_and_each_says_what_it_is() -> None:
+    assert len(MISTAKES) >= 25
+    assert all(mistake.text for mistake in MISTAKES.values())
+
+
+def test_what_was_planted_is_taken_out_again() -> None:
+    for mistake in MISTAKES.values():
+        with mistake.planted():
+            pass
+    assert vars(membership)["vote"] is ballot.vote
+    assert vars(node)["reduce_parts"] is vector_work.reduce_parts
