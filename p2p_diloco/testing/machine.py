@@ -23,7 +23,7 @@ from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.clock_sync import SwarmClock
@@ -109,6 +109,7 @@ class Machine:
     ready_at: float = 0.0
     reports: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
     topics: set[str] = field(default_factory=set)
+    closed: deque[RoundClosed] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
 
     def __post_init__(self) -> None:
         self.key = key_named(self.name)
@@ -139,6 +140,13 @@ class Machine:
         """The engine of the process that runs."""
         assert self.engine is not None, f"{self.name} is not running"
         return self.engine
+
+    @property
+    def roster(self) -> Roster:
+        """The roster in force here."""
+        roster = self.running.book.in_force
+        assert roster is not None, f"{self.name} knows no roster"
+        return roster
 
     @property
     def vectors(self) -> SimulatedIsland:
@@ -358,7 +366,8 @@ class Machine:
             around.inspector.branch_given_up(self)
 
     def round_closed(self, closed: RoundClosed) -> None:
-        """Keep nothing: rounds are judged by their entries."""
+        """Keep what came of a round."""
+        self.closed.append(closed)
 
 
 class _WatchedEngine(PeerEngine):

@@ -70,8 +70,8 @@ def codecs_of(name: str, radial_spans: frozenset[SpanId] = frozenset()) -> Codec
 
 def run_rules(
     *,
-    num_spans: tuple[int, ...],
-    codecs: Codecs,
+    num_spans: tuple[int, ...] = (3, 2),
+    codecs: Codecs | None = None,
     group_size: int = 16,
     void_cycles: int = 2,
     scrub_cycles: int = 8,
@@ -81,8 +81,9 @@ def run_rules(
 
     Args:
         num_spans: spans of each fragment.
-        codecs: payload sizes follow from them.
+        codecs: payload sizes follow from them; 4 bits unless given.
     """
+    codecs = codecs if codecs is not None else codecs_of("int4")
     spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
     return RunRules(
         run=RUN,

@@ -69,7 +69,7 @@ class Simulation:
         assert isinstance(loop, SimulationLoop), "a simulation runs in a SimulationLoop; use p2p_diloco.testing.play"
         self.loop = loop
         self.seed = seed
-        self.rules = rules if rules is not None else run_rules(num_spans=(3, 2), codecs=codecs)
+        self.rules = rules if rules is not None else run_rules(codecs=codecs)
         self.spans = tuple(self.rules.span_elements)
         self.maths = SharedMaths(codecs, SPAN_ELEMENTS)
         self.network = SimulatedNetwork(seed, delay_seconds=DELAY_SECONDS)
@@ -381,9 +381,14 @@ class Simulation:
             roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters
         )
 
-    def agreed(self) -> bool:
-        """Tell whether all that train and run hold the same bytes of every span."""
-        digests = {self.state_digest(machine) for machine in self.running()}
+    def members(self, name: str) -> set[str]:
+        """Return the members of the roster in force at a machine."""
+        return {self.inspected[peer].name for peer in self.machines[name].roster.peers()}
+
+    def agreed(self, names: Iterable[str] | None = None) -> bool:
+        """Tell whether these machines (all that train and run) hold the same bytes of every span."""
+        machines = [self.machines[name] for name in names] if names is not None else self.running()
+        digests = {self.state_digest(machine) for machine in machines}
         return len(digests) == 1 and None not in digests
 
     def state_digest(self, machine: Machine) -> str | None:

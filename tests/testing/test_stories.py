@@ -1,0 +1,233 @@
+"""What simulations have found in `protocol/`, each as a small story; found by seeds, told by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from p2p_diloco.testing.endings import cycles_until_it_goes_on, fragment_heights
+from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
+from p2p_diloco.testing.run import ROUND_SECONDS, run_rules
+from p2p_diloco.testing.simulation import Simulation, play
+
+Story = Callable[[Simulation], Awaitable[None]]
+
+
+def tell(story: Story, *, seed: int = 1, **rules: Any) -> None:
+    async def scene() -> None:
+        async with Simulation(seed=seed, rules=run_rules(**rules), as_bytes=False) as swarm:
+            await story(swarm)
+
+    play(scene)
+
+
+def add_peers(swarm: Simulation, count: int, *, num_open: int | None = None) -> None:
+    """Add a bootstrap, and peers of which the first can be dialled."""
+    swarm.add("boot", trains=False, founds=True)
+    for place in range(count):
+        swarm.add(f"p{place}", place=OPEN if num_open is None or place < num_open else OUTBOUND_ONLY)
+
+
+async def goes_on(swarm: Simulation, within: float) -> None:
+    heights = fragment_heights(swarm)
+    await swarm.run(within)
+    assert all(now > before for now, before in zip(fragment_heights(swarm), heights, strict=True)), swarm.describe()
+
+
+def begin_of_next_round(swarm: Simulation) -> float:
+    return (swarm.now // ROUND_SECONDS + 1) * ROUND_SECONDS
+
+
+def test_who_joins_a_run_of_one_fragment_becomes_ready_while_it_goes_on() -> None:
+    """Its boundary was always a round behind, so it was never compared where both sides stood."""
+
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 2)
+        await swarm.until(swarm.agreed, 60.0)
+        await swarm.run(20.0)
+        swarm.add("late")
+        await swarm.until(lambda: swarm.machines["late"].running.ready, 2 * ROUND_SECONDS)
+        await swarm.until(swarm.all_members, 3 * ROUND_SECONDS)
+
+    tell(story, num_spans=(2,))
+
+
+def test_clocks_that_differ_by_a_little_void_no_round() -> None:
+    """Promises of those ahead let a lead certify before its own round began; it then went by another roster."""
+
+    async def story(swarm: Simulation) -> None:
+        swarm.add("boot", trains=False, founds=True)
+        for place, offset in enumerate((-0.4, 0.4, 0.4, -0.4, 0.0)):
+            swarm.add(f"p{place}", wall_offset=offset)
+        await swarm.until(swarm.all_members, 60.0)
+        await swarm.run(20.0)
+        for machine in swarm.running():
+            machine.closed.clear()
+        await swarm.run(200.0)
+        for machine in swarm.running():
+            assert {closed.num_entries for closed in machine.closed} == {2}, machine
+            assert {closed.num_included for closed in machine.closed} == {10}, machine
+
+    tell(story, num_spans=(2, 2))
+
+
+def test_one_roster_is_certified_in_a_cycle_whatever_the_clocks_say() -> None:
+    """A ballot of the next round, proposed before that began here, was labelled with the cycle before."""
+
+    async def story(swarm: Simulation) -> None:
+        swarm.add("boot", trains=False, founds=True, wall_offset=-0.4)
+        for place in range(3):
+            swarm.add(f"p{place}", place=OUTBOUND_ONLY, wall_offset=0.3)
+        await swarm.until(swarm.all_members, 60.0)
+        k, cycle = swarm.machines["p0"].roster.k, swarm.machines["p0"].roster.cycle
+        await swarm.run(160.0)
+        now = swarm.machines["p0"].roster
+        assert now.k - k == now.cycle - cycle
+
+    tell(story, seed=3, num_spans=(2,))
+
+
+def test_a_joiner_with_a_single_donor_mends_what_differs_from_it() -> None:
+    """It waited for a second accuser; at home behind one bootstrap there is none, and it never became ready."""
+
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 3, num_open=0)
+        await swarm.until(lambda: swarm.all_members() and swarm.agreed(), 60.0)
+        await swarm.run(40.0)
+        assert swarm.flip_bit("p1", swarm.spans[0], 0, 20)
+        await swarm.run(40.0)  # a checkpoint holds the wrong bit now
+        swarm.kill("p1")
+        await swarm.run(1.0)
+        swarm.start("p1")
+        await swarm.until(lambda: swarm.machines["p1"].running.ready and not swarm.inspector.differing, 60.0)
+        assert "content" in swarm.machines["p1"].topics
+
+    tell(story, scrub_cycles=64)
+
+
+def test_a_joiner_whose_donor_speaks_once_in_a_round_becomes_ready() -> None:
+    """Its donor's signs of life came right after the entries, so the two never compared the same heads."""
+
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 3, num_open=0)
+        await swarm.until(swarm.all_members, 120.0)
+        await swarm.run_to(40 * ROUND_SECONDS - 0.5)
+        for place in range(3, 9):
+            swarm.add(f"p{place}", place=OUTBOUND_ONLY)
+            await swarm.run(1.0)
+        await swarm.until(lambda: all(machine.running.ready for machine in swarm.running()), 40.0)
+
+    tell(story, num_spans=(1, 1), heartbeat_seconds=8.0)
+
+
+def test_a_joiner_whose_clock_is_ahead_of_a_donor_that_speaks_before_the_turn_becomes_ready() -> None:
+    """The donor's word was of one boundary and, when it came, the joiner's clock showed the next: never compared."""
+
+    async def story(swarm: Simulation) -> None:
+        swarm.add("p0", founds=True)
+        await swarm.until(swarm.all_members, 60.0)
+        await swarm.run_to(begin_of_next_round(swarm) + 1.5 * ROUND_SECONDS)
+        swarm.add("late", place=OUTBOUND_ONLY, wall_offset=0.4)
+        await swarm.until(lambda: swarm.machines["late"].running.ready, 3 * ROUND_SECONDS)
+
+    tell(story, num_spans=(2,), heartbeat_seconds=8.0)
+
+
+@pytest.mark.parametrize("num_hidden", [1, 2, 13])
+def test_when_the_last_who_could_be_dialled_is_gone_the_bootstrap_serves_all_again(num_hidden: int) -> None:
+    """Members behind routers saw nobody but the dead one, who alone could lead a grid: they waited for ever."""
+
+    async def story(swarm: Simulation) -> None:
+        swarm.add("boot", trains=False, founds=True)
+        swarm.add("open")
+        for place in range(num_hidden):
+            swarm.add(f"p{place}", place=OUTBOUND_ONLY)
+        await swarm.until(swarm.all_members, 120.0)
+        await swarm.run(20.0)
+        swarm.kill("open")
+        await swarm.until(swarm.all_members, 80 * ROUND_SECONDS)
+        await goes_on(swarm, 12 * ROUND_SECONDS)
+        swarm.start("open")
+        await swarm.until(swarm.all_members, 40 * ROUND_SECONDS)
+        await swarm.until(swarm.agreed, 8 * ROUND_SECONDS)
+
+    tell(story, num_spans=(2, 2), group_size=2, void_cycles=2)
+
+
+@pytest.mark.parametrize("founder_lives", [True, False])
+def test_when_the_only_reducer_left_of_a_grid_lost_its_disk_the_run_goes_on(founder_lives: bool) -> None:
+    """The others promised it their votes and never heard what for, and the bootstrap left it to that one to lead."""
+
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 16, num_open=8)
+        await swarm.until(swarm.all_members, 120.0)
+        await swarm.run(20.0)
+        grid = swarm.machines["p0"].running.book.grid()
+        assert grid is not None
+        assert len(grid.rows) > 1
+        left = grid.columns[0][0]
+        dead = {swarm.by_peer[peer].name for peer in grid.reducers() | set(grid.rows[grid.row_of[left]])}
+        forgetful = swarm.by_peer[left].name
+        for name in sorted(dead if founder_lives else dead | {"boot"}):
+            swarm.wipe(name) if name == forgetful else swarm.kill(name)
+        swarm.start(forgetful)
+        await swarm.run(1.0)
+        await swarm.until(swarm.all_members, 90 * ROUND_SECONDS)
+        await goes_on(swarm, 8 * ROUND_SECONDS)
+
+    tell(story, num_spans=(2,), group_size=2, void_cycles=3, heartbeat_seconds=2.0)
+
+
+@pytest.mark.parametrize("place", range(0, 8, 3))
+def test_whichever_reducer_of_a_grid_is_left_the_run_goes_on_without_its_founder(place: int) -> None:
+    """The first roster below a majority kept the rows of which it heard nothing, whose reducers were all dead."""
+
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 16, num_open=11)
+        await swarm.until(swarm.all_members, 120.0)
+        grid = swarm.machines["p0"].running.book.grid()
+        assert grid is not None
+        reducers = [swarm.by_peer[peer].name for column in grid.columns for peer in column]
+        for name in sorted(swarm.machines.keys() - {reducers[place], "p14", "p15"}):
+            swarm.kill(name)
+        await swarm.until(swarm.all_members, 60 * ROUND_SECONDS)
+
+    tell(story, num_spans=(2,), group_size=2, void_cycles=1, heartbeat_seconds=2.0)
+
+
+def test_two_branches_that_both_have_grids_meet_again() -> None:
+    """Each kept links with its own members only and did not know of the other, for ever."""
+
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 9)
+        names = [f"p{place}" for place in range(9)]
+        await swarm.until(swarm.all_members, 120.0)
+        await swarm.run(20.0)
+        here, there = names[:5], names[5:]
+        swarm.partition(here, [*there, "boot"])
+        await swarm.until(lambda: all(swarm.members(name) == set(here) for name in here), 30 * ROUND_SECONDS)
+        await swarm.until(lambda: all(swarm.members(name) == set(there) for name in there), 30 * ROUND_SECONDS)
+        await swarm.run(8 * ROUND_SECONDS)
+        swarm.heal()
+        await swarm.until(swarm.all_members, 20 * ROUND_SECONDS)
+        await swarm.until(swarm.agreed, 4 * ROUND_SECONDS)
+
+    tell(story, seed=4, num_spans=(2,), group_size=2, void_cycles=1)
+
+
+def test_a_state_whose_last_holders_lost_their_disks_is_not_promised_to_go_on() -> None:
+    async def story(swarm: Simulation) -> None:
+        add_peers(swarm, 2)
+        await swarm.until(swarm.agreed, 60.0)
+        await swarm.run(20.0)
+        for name in ("p0", "p1"):
+            swarm.wipe(name)
+        for name in ("p0", "p1"):
+            swarm.start(name)
+        await swarm.run(10 * ROUND_SECONDS)
+        assert cycles_until_it_goes_on(swarm) is None
+        assert not any(machine.running.ready for machine in swarm.running()), "a fresh start is never the truth"
+
+    tell(story, num_spans=(2,))
