@@ -15,38 +15,37 @@ def make_simulate() -> App:
     @simulate.command
     def swarm(
         *,
-        peers: str = "3..64",
+        peers: str = "3..24",
         seeds: int = 200,
         first_seed: int = 0,
-        faults: str = "all",
+        kinds: str = "default",
         seed: int | None = None,
         json: str | None = None,
         plant: str | None = None,
     ) -> int:
-        """Play simulated disasters on the real protocol; ends with 1 when a promise of it was broken.
+        """Play simulated swarms of the shipped peer; ends with 1 when an invariant was violated.
 
         Parameters
         ----------
         peers
-            fewest and most in a swarm, like 3..64
+            fewest and most in a swarm, like 3..24
         seeds
             how many swarms
         first_seed
             number of the first: a long run may go on where another ended
-        faults
-            all, none, or some with commas between them: loss, delay, reorder, duplicate, links, partition, one-way,
-            stall, kill, wipe, leave, flip, clock, speed, disk, thin
+        kinds
+            of trouble: default, open, all, none, or some with commas between them (docs/reference/simulator.md)
         seed
             play this one alone
         json
             file for the figures, or - for standard output
         plant
-            the lab's own check: plant a mistake and see it caught
+            plant a mistake and see it caught
         """
         from p2p_diloco.cli.simulate import SimulateOptions, run_simulation
 
         options = SimulateOptions(
-            peers=peers, seeds=seeds, first_seed=first_seed, faults=faults, seed=seed, json=json, plant=plant
+            peers=peers, seeds=seeds, first_seed=first_seed, kinds=kinds, seed=seed, json=json, plant=plant
         )
         return run_simulation(options)
 

@@ -1,4 +1,4 @@
-"""`p2p-diloco simulate swarm`: plays simulated disasters and says which promises of the protocol they broke."""
+"""`p2p-diloco simulate swarm`: plays simulated swarms and reports which invariants were violated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.campaign import CampaignPlan, CampaignResult, run_campaign
-from p2p_diloco.lab.faults import faults_named
-from p2p_diloco.lab.mistakes import Mistake
-from p2p_diloco.lab.trial import TrialResult
+from p2p_diloco.testing.campaign import CampaignPlan, CampaignResult, run_campaign
+from p2p_diloco.testing.command import MOST_SKIPPED_SHARE, peers_named
+from p2p_diloco.testing.mistakes import MISTAKES
+from p2p_diloco.testing.trial import TrialResult
+from p2p_diloco.testing.troubles import kinds_named
 
-FEWEST_PEERS, MOST_PEERS = 1, 512
 MOST_SHOWN = 3
 """Traces of failing seeds that are printed; the numbers of all are."""
 BROKEN = 1
@@ -26,7 +26,7 @@ class SimulateOptions:
 
     Attributes:
         peers: `3..64`, or one number.
-        faults: `all`, `none`, or words with commas.
+        kinds: of trouble: `default`, `open`, `all`, `none`, or words with commas.
         seed: play this one alone, with its trace; None: `seeds` of them from `first_seed` on.
         json: file for the figures, `-` for standard output.
         plant: a mistake to plant, or None.
@@ -35,7 +35,7 @@ class SimulateOptions:
     peers: str
     seeds: int
     first_seed: int
-    faults: str
+    kinds: str
     seed: int | None
     json: str | None
     plant: str | None
@@ -48,7 +48,7 @@ def run_simulation(options: SimulateOptions) -> int:
         ConfigError: an option that means nothing.
     """
     plan = CampaignPlan(
-        peers=peers_named(options.peers), faults=faults_named(options.faults), mistake=mistake_named(options.plant)
+        peers=peers_named(options.peers), kinds=kinds_named(options.kinds), mistake=mistake_named(options.plant)
     )
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; expected at least 1")
@@ -64,41 +64,23 @@ def run_simulation(options: SimulateOptions) -> int:
     write_figures(options.json, _figures(result))
     if not quiet:
         print(_summary(result))
-    return BROKEN if result.failing else 0
+    return BROKEN if result.failing or result.skipped_share > MOST_SKIPPED_SHARE else 0
 
 
-def peers_named(text: str) -> tuple[int, int]:
-    """Read `3..64` or `8`.
-
-    Raises:
-        ConfigError: it is neither, or out of bounds.
-    """
-    words = text.split("..")
-    if not (1 <= len(words) <= 2 and all(word.strip().isdigit() for word in words)):
-        raise ConfigError(f"--peers is {text!r}; expected two numbers like 3..64, or one")
-    fewest, most = int(words[0]), int(words[-1])
-    if not FEWEST_PEERS <= fewest <= most <= MOST_PEERS:
-        raise ConfigError(f"--peers is {text!r}; expected {FEWEST_PEERS} to {MOST_PEERS}, the smaller number first")
-    return fewest, most
-
-
-def mistake_named(text: str | None) -> Mistake | None:
-    """Read the name of a mistake to plant.
+def mistake_named(text: str | None) -> str | None:
+    """Return the name of a mistake to plant.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    if text is None:
-        return None
-    known = {mistake.value: mistake for mistake in Mistake}
-    if text not in known:
-        raise ConfigError(f"--plant names {text!r}; expected one of {', '.join(known)}")
-    return known[text]
+    if text is not None and text not in MISTAKES:
+        raise ConfigError(f"--plant names {text!r}; expected one of {', '.join(MISTAKES)}")
+    return text
 
 
 def _explain(result: TrialResult, options: SimulateOptions, stream: TextIO) -> None:
     plant = f" --plant {options.plant}" if options.plant is not None else ""
-    replay = f"p2p-diloco simulate swarm --peers {options.peers} --faults {options.faults}{plant} --seed {result.seed}"
+    replay = f"p2p-diloco simulate swarm --peers {options.peers} --kinds {options.kinds}{plant} --seed {result.seed}"
     lines = [f"seed {result.seed}, {result.num_peers} peers: {result.text}", *result.trace, f"replay: {replay}", ""]
     print("\n".join(lines), file=stream)
 
@@ -106,8 +88,10 @@ def _explain(result: TrialResult, options: SimulateOptions, stream: TextIO) -> N
 def _figures(result: CampaignResult) -> dict[str, Any]:
     return {
         "seeds": result.seeds,
-        "violations": result.violations,
+        "violations": len(result.failing),
         "failing_seeds": [failing.seed for failing in result.failing],
+        "checks": result.checks,
+        "skipped_checks": result.skipped,
         "seconds": round(result.seconds, 2),
     }
 
@@ -118,4 +102,4 @@ def _summary(result: CampaignResult) -> str:
         return f"{seeds} in {result.seconds:.1f} s: every promise held"
     numbers = ", ".join(str(failing.seed) for failing in result.failing[:20])
     more = ", …" if len(result.failing) > 20 else ""
-    return f"{seeds} in {result.seconds:.1f} s: {result.violations} broke a promise: {numbers}{more}"
+    return f"{seeds} in {result.seconds:.1f} s: {len(result.failing)} broke a promise: {numbers}{more}"

@@ -89,8 +89,6 @@ class Island:
         self.local: dict[SpanId, Vector] = {}
         self.in_flight: dict[SpanId, InFlight] = {}
         self.commands: deque[Command] = deque()
-        self.leaves_out_in_flight = False
-        """A planted mistake: the pseudo-gradient forgets what was sent already."""
         self._maths = maths
         self._spans = spans
         self._noise = noise
@@ -200,8 +198,7 @@ class Island:
         maths, codec = self._maths, self._maths.codecs.contribution
         state, local_N = self.states[span], self.local[span]
         in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
-        known = NOTHING_IN_FLIGHT if self.leaves_out_in_flight else in_flight
-        prepared = prepare_contribution(state, known, local_N, round_index=round_index)
+        prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index)
         prepared, payload = encode_contribution(codec, prepared, lambda encoded: maths.norm(codec, encoded))
         decoded_N = maths.decode(codec, payload)
         advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)

@@ -14,7 +14,6 @@ from p2p_diloco.lab.invariants import Inspector
 from p2p_diloco.lab.island import Command, Replacement, Update
 from p2p_diloco.lab.machine import Machine
 from p2p_diloco.lab.maths import SharedMaths
-from p2p_diloco.lab.mistakes import Mistakes
 from p2p_diloco.lab.network import Half
 from p2p_diloco.lab.stage import Stage, Violated
 from p2p_diloco.lab.trace import Trace
@@ -66,13 +65,10 @@ ENCODED_SHARE = 0.01
 class Player(Stage):
     """A stage that plays the engines' actions."""
 
-    def __init__(
-        self, seed: int, *, start: float, rules: RunRules, maths: SharedMaths, mistakes: Mistakes, trace: Trace | None
-    ) -> None:
+    def __init__(self, seed: int, *, start: float, rules: RunRules, maths: SharedMaths, trace: Trace | None) -> None:
         super().__init__(seed, start=start, trace=trace)
         self.rules = rules
         self.maths = maths
-        self.mistakes = mistakes
         self.spans = tuple(rules.span_elements)
         self.inspector = Inspector(self)
         self._players: dict[type[Any], Callable[[Machine, Any], None]] = {
@@ -147,9 +143,6 @@ class Player(Stage):
         engine = machine.running
         if entry.span not in self.rules.span_elements or engine.chains.is_known(entry):
             return
-        if self.mistakes.takes_out_of_order(machine, entry):
-            self.perform(machine, [ApplyEntry(entry=entry, own_included=False)])
-            return
         try:
             norm = self.maths.norm(self.maths.codecs.entry, entry.payload)
         except FrameError as error:
@@ -202,8 +195,7 @@ class Player(Stage):
     def _apply(self, machine: Machine, action: ApplyEntry) -> None:
         machine.disk.keep_entry(action.entry)
         self.inspector.entry_absorbed(machine, action.entry)
-        for _ in range(self.mistakes.times_applied(machine, action.entry)):
-            self._hand_over(machine, Update(action.entry, action.own_included))
+        self._hand_over(machine, Update(action.entry, action.own_included))
 
     def _absorb(self, machine: Machine, update: Update) -> None:
         island, span = machine.vectors, update.entry.span
@@ -212,7 +204,7 @@ class Player(Stage):
             return  # dropped meanwhile
         assert before is not None, f"{machine} absorbs an entry of {span}, which it does not hold"
         self.inspector.entry_comes_next(machine, before, update.entry)
-        advanced = self.mistakes.advance(machine, before, update.entry) or self.maths.absorb(before, update.entry)
+        advanced = self.maths.absorb(before, update.entry)
         island.absorb(update, advanced)
         self.inspector.span_advanced(machine, before, update.entry, advanced)
 
@@ -243,7 +235,6 @@ class Player(Stage):
     # -- vector work for others
 
     def _reduce(self, machine: Machine, order: ReduceSpan) -> None:
-        order = self.mistakes.reduced_parts(order)
         reduced = reduce_parts(order, self.maths.codecs, self.rules.span_elements[order.span])
         if isinstance(reduced, str):
             self.note(machine, "void", f"{order.span} in round {order.round}: {reduced}")
@@ -251,7 +242,6 @@ class Player(Stage):
                 now = machine.local(self.now)
                 self.perform(machine, machine.running.span_reduced(order, frozenset(), b"", 0.0, now))
             return
-        self.mistakes.note_mean(machine, order, reduced)
         now = machine.local(self.now)
         self.perform(machine, machine.running.span_reduced(order, reduced.sound, reduced.payload, reduced.norm, now))
 

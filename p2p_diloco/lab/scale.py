@@ -16,7 +16,6 @@ from p2p_diloco.codec.codec import Codec, codec_named
 from p2p_diloco.lab.island import Update
 from p2p_diloco.lab.machine import Machine
 from p2p_diloco.lab.maths import SharedMaths
-from p2p_diloco.lab.mistakes import Mistakes
 from p2p_diloco.lab.stage import Violated
 from p2p_diloco.lab.swarm import Swarm
 from p2p_diloco.lab.toy_run import found_run, peer_named, sign_as, start_states, toy_rules
@@ -90,8 +89,7 @@ class ScaleSwarm(Swarm):
     """
 
     def __init__(self, seed: int, *, rules: RunRules, codecs: Codecs, span_parameters: int) -> None:
-        maths, mistakes = SharedMaths(codecs, SPAN_ELEMENTS), Mistakes(codecs, SPAN_ELEMENTS)
-        super().__init__(seed, start=-20.0, rules=rules, maths=maths, mistakes=mistakes, trace=None)
+        super().__init__(seed, start=-20.0, rules=rules, maths=SharedMaths(codecs, SPAN_ELEMENTS), trace=None)
         self.counters = Counters()
         self._codecs = codecs
         self._span_parameters = span_parameters

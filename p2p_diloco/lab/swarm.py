@@ -14,7 +14,6 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.lab.island import Island
 from p2p_diloco.lab.machine import Disk, Machine
 from p2p_diloco.lab.maths import SharedMaths
-from p2p_diloco.lab.mistakes import Mistake, Mistakes
 from p2p_diloco.lab.playing import Player
 from p2p_diloco.lab.stage import DIAL_SECONDS, Violated
 from p2p_diloco.lab.toy_run import found_run, signer, start_states, toy_rules, verify
@@ -46,7 +45,6 @@ def swarm_of(
     void_cycles: int = 8,
     scrub_cycles: int = 8,
     heartbeat_seconds: float = 1.0,
-    mistake: Mistake | None = None,
     trace: Trace | None = None,
 ) -> Swarm:
     """Return an empty swarm. Legend of the arguments: `toy_rules`."""
@@ -60,18 +58,14 @@ def swarm_of(
         heartbeat_seconds=heartbeat_seconds,
     )
     maths = SharedMaths(codecs, span_elements)
-    return Swarm(
-        seed, start=start, rules=rules, maths=maths, mistakes=Mistakes(codecs, span_elements, mistake), trace=trace
-    )
+    return Swarm(seed, start=start, rules=rules, maths=maths, trace=trace)
 
 
 class Swarm(Player):
     """All machines of a run."""
 
-    def __init__(
-        self, seed: int, *, start: float, rules: RunRules, maths: SharedMaths, mistakes: Mistakes, trace: Trace | None
-    ) -> None:
-        super().__init__(seed, start=start, rules=rules, maths=maths, mistakes=mistakes, trace=trace)
+    def __init__(self, seed: int, *, start: float, rules: RunRules, maths: SharedMaths, trace: Trace | None) -> None:
+        super().__init__(seed, start=start, rules=rules, maths=maths, trace=trace)
         self._seed = seed
 
     # -- machines
@@ -143,7 +137,6 @@ class Swarm(Player):
             complain=lambda complaint: self.inspector.complain(machine, complaint),
         )
         island.states = {span: self._replay(machine, span) for span in machine.disk.checkpoint}
-        island.leaves_out_in_flight = self.mistakes.leaves_out_in_flight
         island.load()
         return island
 
@@ -271,7 +264,6 @@ class Swarm(Player):
         actions = engine.tick(local)
         self.inspector.opened(machine, actions)  # who has nothing to send says so when a tick finds it late
         self.perform(machine, actions)
-        self.perform(machine, self.mistakes.certify_alone(machine, local))
         self.inspector.ticked(machine)
         self._look_when_cut_off(machine)
         if not machine.trains:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from p2p_diloco.lab.cores import end_with_parent, usable_cores
 from p2p_diloco.testing.scenario import draw_scenario
 from p2p_diloco.testing.trial import TrialResult, play_scenario
 
@@ -87,25 +85,6 @@ def first_catch(plan: CampaignPlan, seeds: Sequence[int]) -> TrialResult | None:
         if result.invariant is not None:
             return result
     return None
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use: `taskset` and containers leave some of the machine's out."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def end_with_parent() -> None:
-    """End this worker of a pool when the process that started it is gone, however that ended."""
-    threading.Thread(target=_wait_for_end, name="parent", daemon=True).start()
-
-
-def _wait_for_end() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "this is no worker"
-    parent.join()
-    os._exit(1)
 
 
 def _results(plan: CampaignPlan, seeds: Sequence[int], processes: int | None) -> Iterator[TrialResult]:

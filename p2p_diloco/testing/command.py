@@ -10,7 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.testing.campaign import CampaignPlan, end_with_parent, first_catch, run_campaign, usable_cores
+from p2p_diloco.lab.cores import end_with_parent, usable_cores
+from p2p_diloco.testing.campaign import CampaignPlan, first_catch, run_campaign
 from p2p_diloco.testing.mistakes import MISTAKES
 from p2p_diloco.testing.scenario import draw_scenario
 from p2p_diloco.testing.trial import TrialResult

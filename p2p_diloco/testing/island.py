@@ -298,15 +298,11 @@ class SimulatedIsland:
         self._ledgers[span].make(after_N.astype(np.float64) - local_N)
         self.local[span] = after_N
 
-    def subtracted(self, in_flight: InFlight) -> InFlight:
-        """Return what a pseudo-gradient leaves out: all that was sent and is not resolved."""
-        return in_flight
-
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         maths, codec = self._maths, self._maths.codecs.contribution
         state, local_N = self.states[span], self.local[span]
         in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
-        prepared = prepare_contribution(state, self.subtracted(in_flight), local_N, round_index=round_index)
+        prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index)
         prepared, payload = encode_contribution(codec, prepared, lambda encoded: maths.norm(codec, encoded))
         decoded_N = maths.decode(codec, payload)
         advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)

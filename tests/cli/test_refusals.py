@@ -46,5 +46,5 @@ def test_a_count_that_is_not_whole_is_refused(words: list[str], text: str, capsy
 
 def test_a_whole_number_may_be_written_in_other_ways(capsys: Captured) -> None:
     for number in ("2.0", "0x2"):
-        assert main(["simulate", "swarm", "--seeds", number, "--peers", "3", "--faults", "none"]) == 0
+        assert main(["simulate", "swarm", "--seeds", number, "--peers", "3", "--kinds", "none"]) == 0
         assert capsys.readouterr().out.startswith("2 seeds")

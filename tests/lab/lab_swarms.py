@@ -9,7 +9,6 @@ import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import SpanId
 from p2p_diloco.lab.maths import SharedMaths
-from p2p_diloco.lab.mistakes import Mistake
 from p2p_diloco.lab.swarm import INT4, Swarm, swarm_of
 from p2p_diloco.lab.trace import Trace
 from p2p_diloco.swarm.vector_work import Codecs
@@ -34,11 +33,10 @@ def founded(
     seed: int = 1,
     codecs: Codecs = INT4,
     group_size: int = 16,
-    mistake: Mistake | None = None,
     trace: Trace | None = None,
 ) -> Swarm:
     """A swarm in which all are members and hold the same bytes."""
-    swarm = swarm_of(seed=seed, codecs=codecs, group_size=group_size, mistake=mistake, trace=trace)
+    swarm = swarm_of(seed=seed, codecs=codecs, group_size=group_size, trace=trace)
     swarm.add("boot", trains=False, found=True)
     for place in range(num_peers):
         swarm.add(f"p{place}", dialable=dialable)

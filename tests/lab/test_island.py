@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 from lab_swarms import ELEMENTS, founded, maths
 
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.lab.island import Complaint, Island, Replacement
-from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.outer.advance import PreparedContribution, prepare_contribution
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.state import SpanState, genesis_state
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import TakeSnapshot
 
 SPANS = (SpanId(0, 0), SpanId(0, 1))
@@ -43,10 +47,14 @@ def test_it_contributes_what_it_has_made_and_nothing_twice() -> None:
     assert complaints == []
 
 
-def test_one_that_leaves_out_what_is_in_flight_is_complained_of() -> None:
+def test_one_that_leaves_out_what_is_in_flight_is_complained_of(monkeypatch: pytest.MonkeyPatch) -> None:
     complaints: list[Complaint] = []
     made = island(complaints)
-    made.leaves_out_in_flight = True
+
+    def forget(state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int) -> PreparedContribution:
+        return prepare_contribution(state, InFlight(), local_N, round_index=round_index)
+
+    monkeypatch.setattr("p2p_diloco.lab.island.prepare_contribution", forget)
     made.contribute(snapshot(0), 10)
     assert complaints == []
     made.contribute(snapshot(1), 20)

@@ -50,7 +50,7 @@ def test_a_peer_on_a_full_disk_does_not_start_and_a_wiped_one_is_new() -> None:
 
 def test_a_founder_that_dies_before_anybody_is_certified_founds_again() -> None:
     swarm = founded(1)
-    fresh = type(swarm)(1, start=-10.0, rules=swarm.rules, maths=swarm.maths, mistakes=swarm.mistakes, trace=None)
+    fresh = type(swarm)(1, start=-10.0, rules=swarm.rules, maths=swarm.maths, trace=None)
     fresh.add("boot", trains=False, found=True)
     fresh.run(1.0)
     fresh.kill("boot")
