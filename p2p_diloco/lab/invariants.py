@@ -20,7 +20,7 @@ I8  For an absorbed entry more than half of its roster were there: each of them 
     of level 0, by the earliest certificate that any machine holds.
 I9  No engine raises, whatever comes; what goes over the wire comes back the same; all states are finite.
 
-What holds only a while after faults (I6, I7, the mending of I1, the end of forks) is checked by the simulator of `testing/`.
+What holds only a while after faults (I6, I7, the mending of I1, the end of forks) the simulator of `testing/` checks.
 """
 
 from __future__ import annotations

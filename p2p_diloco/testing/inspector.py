@@ -7,7 +7,7 @@ I1  A peer's (φ, m) at a chain digest is what the entries of that chain make of
 I2  An entry's payload is the encoded weighted mean, radial where the run has marks for that span, of what exactly its
     included members sent for that round, each once. No member's contribution to a span and round is in two entries, and
     no owner signs two. At the island, every contribution leaves the list in flight once, and what was sent is what was
-    made (`ledger.py`).
+    made (`lab/ledger.py`).
 I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
     once for each span after it has announced that it gives up its branch. (A restarted peer begins at its checkpoint.)
 I4  Whenever a node ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
@@ -182,7 +182,7 @@ class Inspector:
             path.append(entry)
             digest = entry.parent
         for entry in reversed(path):
-            found = self._maths.absorb(found, absorbed_entry(entry), entry.payload)
+            found = self._maths.follow(found, absorbed_entry(entry), entry.payload)
             self._truth[span, found.head.digest] = found
         return found
 
