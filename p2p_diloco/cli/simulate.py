@@ -81,7 +81,7 @@ def mistake_named(text: str | None) -> str | None:
 def _explain(result: TrialResult, options: SimulateOptions, stream: TextIO) -> None:
     plant = f" --plant {options.plant}" if options.plant is not None else ""
     replay = f"p2p-diloco simulate swarm --peers {options.peers} --kinds {options.kinds}{plant} --seed {result.seed}"
-    lines = [f"seed {result.seed}, {result.num_peers} peers: {result.text}", *result.trace, f"replay: {replay}", ""]
+    lines = [f"seed {result.seed}, {result.num_peers} peers: {result.text}", *result.tail, f"replay: {replay}", ""]
     print("\n".join(lines), file=stream)
 
 

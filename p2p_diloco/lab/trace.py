@@ -49,6 +49,8 @@ def describe(value: object, names: Mapping[bytes, str]) -> str:
 
 
 def _short(value: object, names: Mapping[bytes, str]) -> str:
+    if isinstance(value, memoryview):
+        return f"{len(value)} bytes"
     if isinstance(value, bytes):
         return names.get(value) or (value.hex()[:6] if len(value) == 32 else f"{len(value)} bytes")
     if isinstance(value, SpanId):

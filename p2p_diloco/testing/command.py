@@ -125,7 +125,7 @@ def _explained(result: TrialResult, options: argparse.Namespace) -> list[str]:
     replay = f"--peers {options.peers} --kinds {options.kinds}{plant} --seed {result.seed} --trace"
     said = result.text or f"every invariant held; {result.num_entries} entries, {result.checks} checks"
     return [
-        *result.trace,
+        *(result.trace if options.trace else result.tail),
         f"seed {result.seed}, {result.num_peers} peers: {said}",
         f"digest {result.digest}",
         f"replay: python -m p2p_diloco.testing swarm {replay}",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import traceback
 
 from p2p_diloco.errors import FrameError
+from p2p_diloco.lab.trace import LINES_KEPT, describe
 from p2p_diloco.lab.trace import Trace as LabTrace
-from p2p_diloco.lab.trace import describe
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import Message, Ping, Pong, decode_message
+
+__all__ = ["LINES_KEPT", "Trace", "describe"]
 
 
 class Trace(LabTrace):

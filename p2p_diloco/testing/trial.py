@@ -25,7 +25,7 @@ from p2p_diloco.testing.network import OPEN, Ways
 from p2p_diloco.testing.run import ROUND_ZERO, codecs_of, run_rules
 from p2p_diloco.testing.scenario import BOOTSTRAP, Scenario
 from p2p_diloco.testing.simulation import START_SECONDS, Simulation, play
-from p2p_diloco.testing.trace import Trace
+from p2p_diloco.testing.trace import LINES_KEPT, Trace
 from p2p_diloco.testing.troubles import Trouble
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class TrialResult:
     Attributes:
         invariant: the first one that was broken; None: all held.
         text: how; empty when nothing was broken.
-        trace: what happened before, for people; empty unless asked for.
+        trace: all that happened, for people; empty unless asked for.
+        tail: the last of it that concerns who broke an invariant; empty unless one was broken.
         checks, skipped: made, and those that could not be.
         digest: over all that peers hold at the end; the same seed gives the same digest everywhere.
         seconds: of this process.
@@ -59,6 +60,7 @@ class TrialResult:
     invariant: str | None = None
     text: str = ""
     trace: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
 
 
 class Trial:
@@ -226,7 +228,8 @@ def play_scenario(scenario: Scenario, *, mistake: Mistake | None = None, with_tr
         digest=digest,
         invariant=broken.invariant if broken is not None else None,
         text=f"second {at:.2f}: {broken.machine}: {broken}" if broken is not None else "",
-        trace=tuple(trace.last([broken.machine] if broken.machine else [])) if trace and broken else (),
+        trace=tuple(trace.last(count=LINES_KEPT)) if trace is not None else (),
+        tail=tuple(trace.last([broken.machine] if broken.machine else [])) if trace and broken else (),
     )
 
 

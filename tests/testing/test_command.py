@@ -16,6 +16,15 @@ def test_seed_is_played_and_explained(capsys: pytest.CaptureFixture[str]) -> Non
     assert "replay: python -m p2p_diloco.testing swarm --peers 3 --kinds kill --seed 1 --trace" in shown
 
 
+def test_replay_of_a_sound_seed_prints_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swarm", "--peers", "3", "--kinds", "kill", "--seed", "1", "--trace"]) == 0
+    shown = capsys.readouterr().out
+    assert "p2    starts     incarnation 1" in shown
+    assert "Opening(" in shown
+    assert "memory at" not in shown
+    assert "every invariant held" in shown
+
+
 def test_figures_of_a_broken_seed_name_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["swarm", "--peers", "3", "--seeds", "1", "--kinds", "none", "--plant", "double-count", "--json"]
     assert main(words) == 1
