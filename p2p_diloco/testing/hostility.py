@@ -187,6 +187,10 @@ class Stranger:
         if self._task is not None:
             self._task.cancel()
 
+    def linked_peers(self) -> frozenset[PeerId]:
+        """Return whom it has reached."""
+        return self._transport.linked_peers() if self._transport is not None else frozenset()
+
     async def _live(self, transport: SimulatedTransport) -> None:
         async with transport:
             while True:
