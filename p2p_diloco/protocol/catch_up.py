@@ -436,7 +436,7 @@ class CatchUp:
         others = sorted(self._told.get(span.fragment, {}).keys() & self.voices.heard)
         text = f"{span} differs from what others hold, and this disk does not hold what it was before"
         if len(self.voices.near) != 1 or not others:
-            return [Report(topic="adoption", text=f"{text}; waiting for a majority")]
+            return [Report(topic="tips", text=f"{text}; waiting for a majority")]
         text = f"{text}; fetching it from {short_peer_id(others[0])}, the only other member"
         return [Report(topic="adoption", text=text), *self.yield_to(span, others[0])]
 
@@ -546,7 +546,7 @@ class CatchUp:
             f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "
             "who was asked has the entries between, and no majority says so; staying here"
         )
-        return [Report(topic="adoption", text=text)]
+        return [Report(topic="tips", text=text)]
 
     def want_transfer(self, span: SpanId, donor: PeerId) -> None:
         """Fetch a whole span: its log cannot be joined with the donor's."""

@@ -84,6 +84,8 @@ CAUSED_BY_PEERS = frozenset(
 """Topics of reports that a peer's message makes as often as it likes; they name it, and count against its budget."""
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
+OWN_STATE = frozenset({"ready", "branch", "adoption"})
+"""Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
 FEWEST_SPLIT_BYTES = 64 * 1024
 """Of a vector that goes out from where it lies; a shorter one is copied behind what is said of it, and goes with it."""
 
@@ -334,7 +336,7 @@ class SwarmNode:
     def _say(self, topic: str, text: str, peer: PeerId | None) -> None:
         """Tell the observer a sentence; one that `peer` made necessary names it, and counts against its budget."""
         text = clean_text(text)
-        if peer is None:
+        if peer is None or topic in OWN_STATE:
             self._observer.report(topic, text)
             return
         name, roster = short_peer_id(peer), self.engine.book.in_force

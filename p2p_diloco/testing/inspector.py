@@ -9,7 +9,8 @@ I2  An entry's payload is the encoded weighted mean, radial where the run has ma
     no owner signs two. At the island, every contribution leaves the list in flight once, and what was sent is what was
     made (`lab/ledger.py`).
 I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
-    once for each span after it has announced that it gives up its branch. (A restarted peer begins at its checkpoint.)
+    once for each span after it has announced that it gives up its branch or adopts that span. (A restarted peer begins
+    at its checkpoint.)
 I4  Whenever a node ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
     after the deadline.
 I5  Structural here: no call of the shell asks an island to wait. Real threads are tested in `tests/trainer`.
@@ -132,6 +133,11 @@ class Inspector:
     def branch_given_up(self, machine: Inspected) -> None:
         """Hear a machine announce that it goes by another branch: each span may go back once."""
         self._may_fall[machine.name] = set(self._rules.span_elements)
+
+    def span_given_up(self, machine: Inspected, text: str) -> None:
+        """Hear a machine announce that it adopts a span, which the text names first: it may go back once."""
+        given_up = {span for span in self._rules.span_elements if text.startswith(f"{span} ")}
+        self._may_fall.setdefault(machine.name, set()).update(given_up)
 
     def advancing(self, machine: Inspected, state: SpanState, update: SpanUpdate) -> None:
         """Check that an island absorbs an entry in order, and once."""

@@ -364,6 +364,8 @@ class Machine:
             self.ready_at = around.true_seconds()
         if topic == "branch":
             around.inspector.branch_given_up(self)
+        if topic == "adoption":
+            around.inspector.span_given_up(self, text)
 
     def round_closed(self, closed: RoundClosed) -> None:
         """Keep what came of a round."""

@@ -54,7 +54,7 @@ def split(swarm: Swarm, *, wins: bool) -> tuple[Machine, Machine]:
 
 
 def said(machine: Machine) -> str:
-    return "; ".join(report.text for _, report in machine.reports if report.topic == "adoption")
+    return "; ".join(report.text for _, report in machine.reports if report.topic in ("adoption", "tips"))
 
 
 def grows(swarm: Swarm) -> None:
