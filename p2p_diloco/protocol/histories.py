@@ -7,10 +7,10 @@ a sound one, whatever is counted on it. Of two that are not, the senior one is i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
-from p2p_diloco.ids import ZERO_DIGEST
+from p2p_diloco.ids import ZERO_DIGEST, PeerId
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.roster_book import RosterBook
@@ -61,6 +61,11 @@ def is_better(
     if is_sound(parting, theirs, cycle, void_cycles):
         return True
     return False if is_whole(parting, ours, cycle, void_cycles) and len(theirs) < void_cycles else None
+
+
+def has_most_members(roster: Roster, peers: Iterable[PeerId]) -> bool:
+    """Tell whether more than half of all members of a roster are among `peers`."""
+    return 2 * len(roster.peers().intersection(peers)) > len(roster.members)
 
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:

@@ -10,7 +10,7 @@ quarter of every round for what has been voted for. See docs/decisions/0026-gove
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
@@ -32,7 +32,7 @@ from p2p_diloco.protocol.ballot import (
     propose,
     vote,
 )
-from p2p_diloco.protocol.histories import has_gone_on, is_better, is_left_behind, is_sound
+from p2p_diloco.protocol.histories import has_gone_on, has_most_members, is_better, is_left_behind, is_sound
 from p2p_diloco.protocol.messages import Message, RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
 from p2p_diloco.protocol.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
@@ -140,9 +140,9 @@ class Membership(Attendance):
         """
         before = self.book.in_force
         actions: list[Action] = []
-        for certified in rosters:
+        for place, certified in enumerate(rosters):
             try:
-                wins = None if is_own else self._weigh(certified, now)
+                wins = None if is_own else self._weigh(rosters[place:], now)
                 if self.book.add(certified, wins=wins):
                     actions.append(KeepRoster(certified=certified))
             except PeerError as error:
@@ -161,8 +161,9 @@ class Membership(Attendance):
         begin, ours, theirs = parting
         return is_better(begin, ours, [*theirs, roster], cycle, self.rules.void_cycles)
 
-    def _weigh(self, certified: CertifiedRoster, now: float) -> bool | None:
-        """Tell whether a roster must be in force; raises PeerError for one that is not even to be kept."""
+    def _weigh(self, line: Sequence[CertifiedRoster], now: float) -> bool | None:
+        """Tell whether the first roster of a line must be in force; raises PeerError for one not even to be kept."""
+        certified = line[0]
         roster, mine = certified.roster, self.book.in_force
         current, cycle = self.rules.clock.round_at(now), self.rules.clock.cycle(self.rules.clock.round_at(now))
         ahead = ballot_turn(certified.ballot)[0] - current
@@ -170,28 +171,32 @@ class Membership(Attendance):
         if ahead > 1 and member is not None and member.incarnation == self.me.incarnation:
             raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
         if mine is not None and roster.parent == self.book.in_force_digest and roster.level > self.level():
-            self._doubt(roster, mine, now)
+            self._doubt(line, mine, now)
         parting = self.book.parting(roster.parent, self.rules.void_cycles + 2)
         is_new = roster.digest() not in self.book
         if is_new and parting is not None and is_sound(parting[0], parting[1], cycle, self.rules.void_cycles):
             raise PeerError(f"roster {roster.k} is of another line than the one here, which went on with a majority")
         went_on = is_new and parting is not None and has_gone_on(parting[0], parting[1], self.rules.void_cycles)
         if mine is not None and roster.level and went_on:
-            self._doubt(roster, mine, now)
+            self._doubt(line, mine, now)
         return self.is_better(roster, cycle)
 
-    def _doubt(self, roster: Roster, mine: Roster, now: float) -> None:
+    def _doubt(self, line: Sequence[CertifiedRoster], mine: Roster, now: float) -> None:
         """Raise PeerError for a degraded roster, unless this peer has seen no entries and most members have gone on.
 
         One member's vote is enough for such a roster, so it is in force only where somebody is stalled too, or comes
         back to a swarm that went on without it. Who comes back looks twice: one liar may be the first to be heard.
+        Where more than half of all members go by the line that it begins, no majority is left under ours.
         """
-        clock = self.rules.clock
+        roster, clock, here = line[0].roster, self.rules.clock, self.alive(now)
+        digests = {certified.roster.digest() for certified in line}
+        if has_most_members(mine, (peer for peer, beat in here.items() if beat.roster in digests)):
+            return
         is_idle = self._latest_part < clock.round_at(now) - 2 * clock.num_fragments
         since = self._doubted_since
         self._doubted_since = (now if since is None else since) if is_idle else None
         has_waited = is_idle and since is not None and now - since >= self.rules.silence_seconds
-        if has_waited and is_left_behind(mine, list(self.alive(now).values()), self.book):
+        if has_waited and is_left_behind(mine, list(here.values()), self.book):
             return
         raise PeerError(
             f"roster {roster.k} has no majority of roster {mine.k} behind it, only level {roster.level}; it counts for "

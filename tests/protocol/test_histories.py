@@ -252,6 +252,22 @@ def test_whom_most_have_left_behind_is_told_by_signs_of_life() -> None:
     assert not is_left_behind(mine, here, book)
 
 
+def test_a_degraded_line_by_which_most_members_of_ours_go_is_followed_at_once() -> None:
+    """Whoever missed one of several in a row was not stalled again at each of them, and refused the next."""
+    names = ("ann", "bob", "cat", "dan", "eve")
+    mine = roster_1(5).roster
+    first = certify(child_of(mine, mine.members, level=1, epoch=1), [m.peer for m in mine.members][:2])
+    second = certify(child_of(first.roster, mine.members, level=1, epoch=2), [m.peer for m in mine.members][:2])
+    for num_gone, wins in ((2, False), (3, True)):
+        here = membership_of(peer_id("stranger"), founding_of(), roster_1(5))
+        for name, certified in zip(names[:num_gone], (first, second, second), strict=False):
+            here.hear(heartbeat(peer_id(name), roster=certified.roster.digest()), 20.0)
+        here.take_rosters((first,), 20.0)
+        assert here.book.in_force == mine, "a line is more than its first roster"
+        here.take_rosters((first, second), 20.0)
+        assert (here.book.in_force in (first.roster, second.roster)) is wins
+
+
 def test_a_certificate_from_the_far_future_is_refused_by_a_member() -> None:
     here = membership_of(peer_id("ann"), founding_of(), roster_1(1))
     far = certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")], ballot=1 << 60)
