@@ -361,7 +361,7 @@ class Membership(Attendance):
         view = self._view(candidacy.level, now)
         is_voting_round = self._is_voting_round(candidacy.parent, ballot_turn(candidacy.ballot)[0])
         wish = wish_roster(candidacy, view) if is_voting_round else None
-        if self._stands_in(candidacy.parent) and not view.present.keys().isdisjoint(self._may_lead(candidacy.parent)):
+        if self._stands_in(candidacy.parent) and self._is_led(candidacy.parent, now):
             return []  # whoever can be dialled sees more
         self._candidacy = propose(candidacy, wish, self.me.sign)
         proposal = self._candidacy.proposal
@@ -369,6 +369,11 @@ class Membership(Attendance):
             return []
         actions = self._hand_on(proposal, candidacy.parent, self._first_to_hear(candidacy.parent, now), now)
         return actions + self.take_proposal(self.me.peer, proposal, now)
+
+    def _is_led(self, parent: Roster, now: float) -> bool:
+        """Tell whether a member that has turns before the helper's is ready, and on no other line."""
+        here, may_lead = self.alive(now), self._may_lead(parent)
+        return any(beat.ready and self.book.is_on_chain(beat.roster) for p, beat in here.items() if p in may_lead)
 
     def _hand_on(self, proposal: Proposal, parent: Roster, to: Collection[PeerId], now: float) -> list[Action]:
         """Send a proposal to members of the roster in force; whoever could vote for it knows its parent."""

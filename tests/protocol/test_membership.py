@@ -212,10 +212,11 @@ LAST_GONE = certify(replace(ROSTER, members=(member(A), member(B, dialable=False
 """Of three members only A can be dialled."""
 
 
-def helper_that_hears(*peers: bytes, dialable: bool = False) -> module.Membership:
+def helper_that_hears(*peers: bytes, dialable: bool = False, line: bytes = b"") -> module.Membership:
+    roster = sha256(line) if line else LAST_GONE.roster.digest()
     helper = membership_of(BOOT, founding(), LAST_GONE, trains=False)
     for peer in peers:
-        helper.hear(heartbeat(peer, can_be_dialled=dialable), NOW)
+        helper.hear(heartbeat(peer, can_be_dialled=dialable, roster=roster), NOW)
     return helper
 
 
@@ -246,6 +247,13 @@ def test_the_helper_does_not_lead_while_it_hears_a_member_that_can_be_dialled() 
     helper = helper_that_hears(A, B, C, dialable=True)
     for peer in (B, C):
         assert helper.take_promise(peer, promise_to_helper(peer), NOW) == []
+
+
+def test_the_helper_leads_where_the_one_that_can_be_dialled_went_on_alone_on_another_line() -> None:
+    """It led its own line, and the two of three that were back could not go on before they were stalled too."""
+    helper = helper_that_hears(A, B, C, dialable=True, line=b"another")
+    assert helper.take_promise(B, promise_to_helper(B), NOW) == []
+    assert sent(helper.take_promise(C, promise_to_helper(C), NOW), ProposalDelta)
 
 
 def test_the_helper_takes_the_level_of_the_first_member_that_promises() -> None:
