@@ -464,7 +464,7 @@ class CatchUp:
         Disks that cannot go back leave several tips that nobody moves from. The tip that most stand at is taken, of
         those that as many do the highest, then as of two children of one tip. More than half must be heard for it.
         """
-        near, heard = self.voices.near, self.voices.heard
+        near, heard = self.voices.near - self.voices.empty, self.voices.heard
         if span in self._wanted or span.fragment in self._unadopted or len(near) < 2:
             return []
         if self._is_with_most(span, mine) or self._is_decided(span) or 2 * (len(heard) + 1) <= len(near) + 1:

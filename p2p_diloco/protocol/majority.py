@@ -3,11 +3,12 @@
 A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
 word is a reason to ask, never the answer. The *voices* of a peer are the other members of the roster in force that it
 ought to hear: all of them, in a grid those of its row and column, and, where it cannot be dialled, those that it can
-dial. Two more rules make the small cases work:
+dial. Three more rules make the odd cases work:
 
 - Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
   the spans at height 0, and in a run in which no member can be dialled: there the founder is the *hub*, owns every
   span, and is all that most members can hear.
+- Who has lost its state does not wait for others that have none either: of those that it hears, only holders count.
 - Who is no member of the roster in force must begin somewhere, and may be unable to reach most members. Once it has
   listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
 
@@ -33,6 +34,7 @@ class Voices:
     Attributes:
         near: voices that exist, heard or not.
         heard: those of them that are linked, alive, and say that they hold the state.
+        empty: those of them that are linked, alive, and say that they hold nothing.
         founder_holds: whether the founder is heard, and says so too; a voice or not.
         needed: how many must name the same; may be more than there are.
         founder: the one member of roster 0; its word is enough for spans that have absorbed no entry.
@@ -41,6 +43,7 @@ class Voices:
 
     near: frozenset[PeerId] = frozenset()
     heard: frozenset[PeerId] = frozenset()
+    empty: frozenset[PeerId] = frozenset()
     needed: int = 1
     founder: PeerId | None = None
     hub: PeerId | None = None
@@ -88,6 +91,7 @@ def voices_for(
     founder: PeerId,
     gone: Collection[PeerId],
     holders: Collection[PeerId],
+    empty: Collection[PeerId] = (),
 ) -> Voices:
     """Return whose word counts for `me`.
 
@@ -98,6 +102,7 @@ def voices_for(
         roster: in force here, and its `grid`.
         gone: members that have said good-bye.
         holders: peers that are linked, alive, on our chain of rosters, and say that they hold the state.
+        empty: peers that are linked and alive, and say that they hold nothing.
     """
     members = roster.peers() if len(grid.rows) == 1 else grid.neighbours(me)
     near = frozenset(
@@ -110,10 +115,18 @@ def voices_for(
     needed = len(near) // 2 + 1
     if is_member and is_ready:
         needed = (len(near) + 1) // 2 + 1  # itself is one of all: of four, two against two are no majority
-    elif not is_member and has_listened:
-        needed = len(heard) // 2 + 1
+    elif has_listened:
+        needed = len(near.difference(empty) if is_member else heard) // 2 + 1
     hub = founder if roster.k > 0 and roster.hub() == founder != me else None
-    return Voices(near=near, heard=heard, needed=needed, founder=founder, hub=hub, founder_holds=founder in holders)
+    return Voices(
+        near=near,
+        heard=heard,
+        empty=near.intersection(empty),
+        needed=needed,
+        founder=founder,
+        hub=hub,
+        founder_holds=founder in holders,
+    )
 
 
 class NamedContents:

@@ -155,8 +155,9 @@ class Repair:
             roster=roster,
             grid=grid,
             founder=self._founder(),
-            gone=frozenset(member.peer for member in roster.members if membership.has_left(member)),
+            gone=frozenset(m.peer for m in roster.members if membership.has_left(m) and m.peer not in holders),
             holders=holders,
+            empty=[p for p, beat in membership.alive(now).items() if p in self._linked and not beat.heads],
         )
 
     def is_needless(self, now: float) -> bool:

@@ -34,6 +34,7 @@ def voices(
     is_ready: bool = False,
     has_listened: bool = True,
     gone: tuple[PeerId, ...] = (),
+    empty: list[PeerId] | None = None,
     group_size: int = 16,
 ) -> Voices:
     holders = heard if heard is not None else sorted(roster.peers() - {me})
@@ -47,6 +48,7 @@ def voices(
         founder=BOOT,
         gone=gone,
         holders=holders,
+        empty=empty or (),
     )
 
 
@@ -127,6 +129,19 @@ def test_who_is_no_member_begins_with_those_it_hears_once_it_has_listened() -> N
     assert not late.are_enough(heard[:1])
     assert not voices(roster(16), JOINER, heard=[]).are_enough([])
     assert not voices(roster(16), peers(16)[5], heard=heard).are_enough(heard), "a member needs more than half of all"
+
+
+def test_a_member_that_has_lost_its_state_does_not_wait_for_others_that_have_lost_theirs() -> None:
+    """Most members of a run were wiped: each waited for a majority that only they together would have been."""
+    members = peers(6)
+    waiting = voices(roster(6), members[0], heard=members[4:], empty=members[1:4])
+    assert waiting.are_enough(members[4:])
+    assert not waiting.are_enough(members[5:])
+    assert not voices(roster(6), members[0], heard=members[4:], empty=members[1:4], has_listened=False).are_enough(
+        members[4:]
+    )
+    ready = voices(roster(6), members[0], heard=members[4:], empty=members[1:4], is_ready=True)
+    assert not ready.are_enough(members[4:]), "it has something to lose"
 
 
 def test_in_a_grid_of_two_hundred_a_peer_counts_on_its_row_and_column() -> None:
