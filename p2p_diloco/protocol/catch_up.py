@@ -676,11 +676,13 @@ class CatchUp:
 
         The donor may have lied, or have been asked a moment before it went on: nobody is blamed.
         """
-        waits_for_founder = is_start(transfer.head) and self.voices.founder_holds
+        said = self._contents.of(span, since=transfer.began)
+        may_have_start = self.voices.founder_holds and self.voices.founder not in said  # a hub goes on from there
+        waits_for_founder = is_start(transfer.head) and may_have_start
         if waits_for_founder or now - transfer.began < 2 * self._rules.entry_seconds:
             return []
         groups: dict[Digest, list[PeerId]] = {}
-        for voice, (chain, _) in sorted(self._contents.of(span, since=transfer.began).items()):
+        for voice, (chain, _) in sorted(said.items()):
             groups.setdefault(chain, []).append(voice)
         elsewhere = [group for chain, group in groups.items() if chain != transfer.head.digest]
         moved = [voice for group in elsewhere for voice in group if voice == self._believed(span)]
