@@ -17,6 +17,7 @@ import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
+from p2p_diloco.kernels.bounds import LARGEST_ANCHOR
 from p2p_diloco.lab.ledger import Ledger
 from p2p_diloco.lab.maths import MERGE, SharedMaths
 from p2p_diloco.outer.advance import (
@@ -28,7 +29,7 @@ from p2p_diloco.outer.advance import (
     replace_span,
 )
 from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import SpanState, is_sound
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import TakeSnapshot
 from p2p_diloco.protocol.entry import Entry
@@ -143,12 +144,12 @@ class Island:
         self._resolved(span, before, None)
 
     def flip_bit(self, span: SpanId, place: int, bit: int) -> bool:
-        """Flip one bit of φ, as bad memory does; False when that would make a number beyond all measure."""
+        """Flip one bit of φ, as bad memory does; False when that would make one that no state holds."""
         state = self.states[span]
         anchor_N = state.anchor_N.copy()
         anchor_N.view(np.uint32)[place] ^= np.uint32(1 << bit)
         moved_N = anchor_N.astype(np.float64) - state.anchor_N
-        if not np.isfinite(anchor_N).all() or np.abs(moved_N).max() > 4.0:
+        if not is_sound(anchor_N, largest=LARGEST_ANCHOR) or np.abs(moved_N).max() > 4.0:
             return False
         self.states[span] = SpanState(head=state.head, anchor_N=anchor_N, momentum_N=state.momentum_N)
         if span in self._ledgers:
