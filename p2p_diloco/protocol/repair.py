@@ -343,7 +343,7 @@ class Repair:
             return [*self._overrule(span), *self.pump(now)]
         if head is None:
             return [*self._break_tie(span), *self.pump(now)]
-        return [Report(topic="content", text=f"{span} is as this disk says; whoever differs must be wrong")]
+        return [Report(topic="content-sound", text=f"{span} is as this disk says; whoever differs must be wrong")]
 
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
         """Take the result of a `HashSpan`."""

@@ -84,6 +84,8 @@ CAUSED_BY_PEERS = frozenset(
 """Topics of reports that a peer's message makes as often as it likes; they name it, and count against its budget."""
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
+NOTED_PER_ROUND = frozenset({"void", "content-sound"})
+"""Topics that come up for every span at once, and are one piece of news."""
 OWN_STATE = frozenset({"ready", "branch", "adoption"})
 """Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
 FEWEST_SPLIT_BYTES = 64 * 1024
@@ -324,7 +326,7 @@ class SwarmNode:
                     for topic, text in self._budget.flush(self._loop.time()):
                         self._observer.report(topic, text)
                     self._observer.round_closed(action)
-                case Report() if action.topic == "void":
+                case Report() if action.topic in NOTED_PER_ROUND:
                     self._notes.note(action.topic, action.text)
                 case Report():
                     self._say(action.topic, action.text, caused_by if action.topic in CAUSED_BY_PEERS else None)

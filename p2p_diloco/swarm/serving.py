@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import (
-    Action,
     CompareContent,
     HashSpan,
     RebuildParent,
@@ -64,7 +63,7 @@ class Serving:
         work: Work,
         post: Post,
         waiting_bytes: Callable[[PeerId], int],
-        play: Callable[[list[Action]], None],
+        play: Callable[..., None],
         now: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -147,7 +146,7 @@ class Serving:
                 if a[0] == b[0] and a[1] != b[1]
             ]
             arguments = (action.peer, action.fragment, sum(same), differing, self._now())
-            self._play(self._engine.content_compared(*arguments))
+            self._play(self._engine.content_compared(*arguments), caused_by=action.peer)
 
         self._contents.hash(action.peer, ("compare", action.fragment), states, hashed)
 

