@@ -57,6 +57,9 @@ class Exchange:
         """The island was asked for its contribution to the round in progress, and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
         self._named: dict[SpanId, Digest] = {}
+        self._has_named = False
+        self._begun: int | None = None
+        """The round in which this peer was started, by the clock that it shares with the others."""
         self.is_over = False
         """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
 
@@ -71,8 +74,10 @@ class Exchange:
         self._is_awaited = False
         self._left_out = left_out
         self._named = {}
-        if self._membership.named_round < 0:
-            self._membership.named_round = round_index  # this peer may have named parents in it before it was started
+        if not self._has_named:
+            # It may have named parents in this round before it was started; its clock may be set back before it does.
+            self._membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
+            self._begun = self._membership.named_round
         governing = self._membership.book.governing(round_index)
         early, self._early = self._early, {}
         if governing is None or round_index < 0 or self.is_over:
@@ -90,6 +95,7 @@ class Exchange:
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited = True
                 self._membership.named_round = max(self._membership.named_round, round_index)
+                self._has_named = True
             else:
                 actions += self._keep_silent(collection)
         for sender, messages in early.get(round_index, {}).items():

@@ -331,7 +331,7 @@ def _newcomer_certifies() -> list[Patch]:
     right = PeerEngine.tick
     certified_once: set[tuple[Any, Digest]] = set()
 
-    def take_any(child: CertifiedRoster, parent: Roster, verify: Verify) -> None:
+    def take_any(child: CertifiedRoster, parent: Roster, verify: Verify, rules: object = None) -> None:
         """Take it."""
 
     def wrong(self: PeerEngine, now: float) -> list[Action]:
@@ -417,7 +417,7 @@ def _ready_too_early() -> list[Patch]:
     return [(CatchUp, "is_complete", wrong)]
 
 
-@_mistake("anchor-for-momentum", "I1")
+@_mistake("anchor-for-momentum", "I1 I6 I7")
 def _anchor_for_momentum() -> list[Patch]:
     """A transfer carries the anchor twice."""
     right = vector_work.cut_piece
@@ -502,7 +502,7 @@ def _nothing_synced() -> list[Patch]:
     return [(whole_file, "sync_file", lambda path: None)]
 
 
-@_mistake("wrong-entry-served", "I1 I3 I7 I9")
+@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9")
 def _wrong_entry_served() -> list[Patch]:
     """The archive gives an entry of the right span, whatever its parent."""
     right = EntryLog.entry_after

@@ -159,7 +159,7 @@ def check_honest(
     """Look at the honest peers once an attack is over, and print what is seen.
 
     Args:
-        may_be_large: the attack may spoil what is learnt: only the absolute bound holds for the first entries of a span.
+        may_be_large: the attack may spoil what is learnt; for the first entries of a span only an absolute bound holds.
     """
     ended = time.time()
     minutes = (ended - before.at) / 60.0

@@ -281,3 +281,12 @@ def test_a_clock_that_steps_back_forgets_no_round_in_which_parents_were_named() 
     rounds.begin(2, True)
     rounds.begin(1, True)
     assert rounds._membership.named_round == 2
+
+
+def test_a_clock_that_was_ahead_at_the_start_keeps_nobody_from_voting_once_it_is_set_right() -> None:
+    rounds, _ = exchange(2)
+    for round_index in (5400, 3, 4):
+        rounds.begin(round_index, False)
+    assert rounds._membership.named_round == 3
+    rounds.begin(5, True)
+    assert rounds._membership.named_round == 5

@@ -63,13 +63,14 @@ async def come_and_go(seed: int, group_size: int) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize(("group_size", "num_rows"), [(NUM_PEERS, 1), (4, 5)])
+@pytest.mark.parametrize(("group_size", "num_rows"), [(NUM_PEERS, 1), (4, 4)])
 def test_thirty_two_peers_that_come_and_go_hold_the_same_bytes(group_size: int, num_rows: int) -> None:
     outcome = play(lambda: come_and_go(2, group_size))
     assert len(outcome.digests) == 1
     assert len(outcome.names) == 30, "p4 left, p18 died, all others live, the ones that came again too"
     assert outcome.distance < 0.1
-    assert min(outcome.heights) > 150, "most rounds had entries for most spans"
+    # Two newcomers are listed in a cycle, so sixteen of the thirty are members at the end: four rows of four.
+    assert min(outcome.heights) > 130, "most rounds had entries for most spans"
     assert outcome.num_rows == num_rows
     if group_size < NUM_PEERS:
         assert play(lambda: come_and_go(2, group_size)) == outcome, "every run of a seed is the same"
