@@ -1,6 +1,6 @@
 """Swarm time cut into rounds and cycles; deadlines are absolute.
 
-`now_seconds` is swarm time: the local clock plus the median offset to the members' raw clocks, self included.
+`now_seconds` is swarm time: the local clock plus the median offset to the members' clocks, self included.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ FINISH_SHARE = 0.75
 LEAD_TURN_SHARE = 0.25
 """Share of a round that one lead has before it is the next one's turn."""
 LEAD_TURNS = 4
+TOLERANCE_SHARE = 1 / 8
+"""Share of a round by which the clocks of two peers may differ and the round still works."""
+SMALLEST_TOLERANCE_SECONDS = 0.5
 _MOMENTS = (*(turn * LEAD_TURN_SHARE for turn in range(1, LEAD_TURNS + 1)), REDUCE_SHARE, FINISH_SHARE)
 
 
@@ -34,6 +37,11 @@ class RoundClock:
     start_seconds: float
     round_seconds: float
     num_fragments: int
+
+    @property
+    def tolerance_seconds(self) -> float:
+        """How far two members' clocks may be apart."""
+        return max(TOLERANCE_SHARE * self.round_seconds, SMALLEST_TOLERANCE_SECONDS)
 
     def round_at(self, now_seconds: float) -> int:
         """Return the round in progress; negative before the start."""
@@ -83,16 +91,10 @@ class RoundClock:
         return min(max(int(share / LEAD_TURN_SHARE), 0), LEAD_TURNS - 1)
 
 
-def median_offset(peer_offsets_seconds: Sequence[float], *, own_counts: bool = True) -> float:
-    """Return what to add to the local clock: the median of the offsets to all raw clocks, the own (0) included.
+def middle_two(offsets_seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the two middle ones of some offsets; of an odd number the median twice.
 
-    Of an even number it is the mean of the two middle ones: it lies between them, so that a mad clock among four or
-    more still moves nobody, and of two each goes half the way. Raw clocks, not corrected ones: a swarm that corrected
-    against corrections would drift away together.
-
-    Args:
-        own_counts: whether the own clock is one of them. Who is no member just follows those of the others.
+    Neither lies outside the honest ones as long as fewer than half of all are wrong in one direction.
     """
-    offsets = sorted([0.0, *peer_offsets_seconds] if own_counts or not peer_offsets_seconds else peer_offsets_seconds)
-    half = len(offsets) // 2
-    return offsets[half] if len(offsets) % 2 else (offsets[half - 1] + offsets[half]) / 2.0
+    offsets = sorted(offsets_seconds)
+    return offsets[(len(offsets) - 1) // 2], offsets[len(offsets) // 2]

@@ -76,6 +76,8 @@ class PeerEngine:
         self.linked: set[PeerId] = set()
         self.last_round: int | None = None
         """No contribution to rounds after this one; None: go on."""
+        self.only_listens = False
+        """Whether the time is not sure here: this peer begins no first round, contributes nothing and does not vote."""
         self.book = RosterBook(
             run=rules.run,
             organiser=rules.organiser,
@@ -176,6 +178,11 @@ class PeerEngine:
 
     # -- time
 
+    def latest_round(self) -> int:
+        """Return the latest round in which this peer has surely been: of the tips it holds, and of its promises."""
+        heads = self.chains.heads.values()
+        return max((self.membership.promised_round(), *(head.round for head in heads)))
+
     def wake_at(self, now: float) -> float:
         """Return when `tick` has something to do at the latest."""
         if self._beacon.next_at <= now or self._to_greet:
@@ -191,7 +198,7 @@ class PeerEngine:
     def tick(self, now: float) -> list[Action]:
         """Do what is due: heartbeats, rounds, rosters, requests that were not answered."""
         actions: list[Action] = []
-        begun = self._turns.tick(now)
+        begun = None if self.only_listens and self.round is None else self._turns.tick(now)
         if begun is not None:
             actions += self.membership.round_over(begun - 1)
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
@@ -199,14 +206,14 @@ class PeerEngine:
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
             waits, said = self._repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
-            contributes = self.serves_state and left_out is not None and not waits
+            contributes = self.serves_state and left_out is not None and not waits and not self.only_listens
             self._beacon.freeze(begun)
             actions += self._repair.begin_round(begun)
             actions += said + self._turns.turn(begun, contributes, now, left_out or frozenset())
             if waits:
                 self._turns.waited()
         actions += self.exchange.tick(now)
-        actions += self.membership.tick(now)
+        actions += self.membership.tick(now) if not self.only_listens else []
         actions += self._repair.pump(now)
         if self._beacon.is_due(now):
             actions += self._split_watch.tick(now)

@@ -311,6 +311,11 @@ class Membership(Attendance):
             return False
         return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
 
+    def promised_round(self) -> int:
+        """Return the round of the latest ballot that this peer has promised to; -1 for none."""
+        promised = max((bond.promised for bond in self._ballots.bonds), default=0)
+        return ballot_turn(promised)[0] if promised else -1
+
     def level(self) -> int:
         """Return how far this peer is willing to go below a majority, after so many void cycles sat through awake.
 

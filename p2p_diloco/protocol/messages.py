@@ -59,17 +59,22 @@ MOST_PORTS, MOST_HOST_BYTES, MOST_REASON_BYTES = 3, 64, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """Asks for the peer's raw clock; `nonce` comes back."""
+    """Asks for the peer's clock; `nonce` comes back."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """The answer: the peer's raw clock in seconds when it answered."""
+    """The answer: the peer's clock in seconds when it answered.
+
+    Attributes:
+        is_settled: whether the peer has the swarm's time. One that has just been started has only an estimate.
+    """
 
     nonce: int
     clock_seconds: float
+    is_settled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +313,7 @@ _OPENING_LAYOUT: Layout = (
 _KINDS: dict[int, tuple[type[Any], Layout]] = {
     1: (Heartbeat, HEARTBEAT_LAYOUT),
     2: (Ping, (("nonce", U64),)),
-    3: (Pong, (("nonce", U64), ("clock_seconds", F64))),
+    3: (Pong, (("nonce", U64), ("clock_seconds", F64), ("is_settled", FLAG))),
     4: (Goodbye, GOODBYE_LAYOUT),
     5: (RosterRequest, (("known", many(DIGEST, MOST_ROSTERS_IN_REPLY)),)),
     6: (RosterReply, (("rosters", _CERTIFIED),)),

@@ -1,7 +1,13 @@
-"""Swarm time: the local clock plus the median offset to the members' clocks.
+"""Swarm time: the founder's time line, which the members' clocks keep up together. It is not wall time.
 
-Only members of the roster in force are asked, and only they count; strangers in any number move nothing. Who is no
-member takes the members' time as it is; once it is a member, its own clock, set so, is one voice among theirs.
+Only members of the roster in force are asked, and only they count; strangers in any number move nothing. A peer that is
+no member takes the members' time as it is. Neither does the own clock count of a peer that has just been started, woken
+up, or whose wall clock was set: it listens first, and answers that it is not settled. It goes by its own estimate only
+when nobody else has a better one: by the wall clock and the offset that it kept, but not before the latest round in
+which it has surely been.
+
+Once settled, each member's clock runs on by itself and is one voice. Swarm time is their median. A voice drifts slowly
+towards the median, so that clocks of different speed stay together; the median of few wrong ones moves nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.clock import median_offset
+from p2p_diloco.protocol.clock import RoundClock, middle_two
 
 LONGEST_ROUND_TRIP_SECONDS = 5.0
 LASTING_BEATS = 8
@@ -20,6 +26,11 @@ LATEST_SECONDS = 1e11
 """No clock is taken seriously that shows a time before 1970 or after this one, some three thousand years from now."""
 SLOWEST = 0.5
 """Swarm time that is ahead goes at this speed until it is right again: it never steps back while a peer takes part."""
+WALL_STEP_SECONDS = 1.0
+"""A wall clock that moves by more than this against the steady one was set, or the machine slept."""
+DRIFT_SECONDS = 900.0
+"""In this time a voice makes good most of what it is off the median. Of 100 ppm that leaves 0.1 s. What is measured
+wrong moves all voices by that much in this time, so it must not be short."""
 
 
 def steady_unix_seconds() -> Callable[[], float]:
@@ -36,25 +47,57 @@ class SwarmClock:
     """Asks members for their clocks and keeps the median; `now` may be called from any thread.
 
     Args:
-        raw: this machine's clock, in Unix seconds.
+        raw: this machine's steady clock, in Unix seconds as they were when it was made.
+        wall: its wall clock, which may be set while the peer runs. It only tells that something happened.
+        offset_seconds: swarm time minus wall time, as kept from an earlier start.
     """
 
-    def __init__(self, raw: Callable[[], float]) -> None:
+    def __init__(
+        self, raw: Callable[[], float], *, wall: Callable[[], float] | None = None, offset_seconds: float = 0.0
+    ) -> None:
         self.raw = raw
-        self._base = 0.0
+        self.tolerance_seconds = 0.5
+        self._wall = wall if wall is not None else raw
+        self._patience = 60.0
+        self._base = offset_seconds
         self._offset = 0.0
+        self._fewest_seconds = 0.0
         self._offsets: dict[PeerId, float] = {}
+        self._round_trips: dict[PeerId, float] = {}
+        self._unsettled: set[PeerId] = set()
         self._asked: dict[tuple[PeerId, int], float] = {}
         self._heard_at: dict[PeerId, float] = {}
         self._nonce = 0
         self._voices: frozenset[PeerId] = frozenset()
-        self._is_voice = True
+        self._is_voice = False
+        self._is_settled = False
         self._takes_part = False
+        self._listening_since = raw()
+        self._apart_since: float | None = None
+        self._polled_at = raw()
+        self._wall_ahead = self._wall() - raw()
         self._last: tuple[float, float] | None = None
         self._lock = threading.Lock()
 
+    def begin(self, rounds: RoundClock, *, latest_round: int, patience_seconds: float) -> None:
+        """Begin to listen.
+
+        Args:
+            latest_round: in which this peer has surely been; negative for none. Its own estimate is not before it.
+            patience_seconds: how long to wait for others that know the time.
+        """
+        self.tolerance_seconds = rounds.tolerance_seconds
+        self._patience = patience_seconds
+        self._listening_since = self.raw()
+        if latest_round >= 0:
+            not_before = rounds.begin(latest_round)
+            # An entry is taken up to one round ahead: others may be right who are that much behind it.
+            self._fewest_seconds = not_before - rounds.round_seconds
+            with self._lock:
+                self._base += max(not_before - self.own(), 0.0)
+
     def own(self) -> float:
-        """Return this peer's own clock, as it is told to others: set once, when it joins, and free-running since."""
+        """Return this peer's own clock, as it is told to others."""
         return self.raw() + self._base
 
     def now(self) -> float:
@@ -73,21 +116,41 @@ class SwarmClock:
         """What is added to the local clock."""
         return self._base + self._offset
 
+    @property
+    def wall_offset_seconds(self) -> float:
+        """Swarm time minus wall time, to be kept for the next start."""
+        return self.raw() + self.offset_seconds - self._wall()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this peer has the swarm's time, and not only an estimate."""
+        return self._is_settled
+
+    @property
+    def disagreement_seconds(self) -> float:
+        """How far this peer's time is from the members'; 0 when that is within the tolerance."""
+        ahead = self.now() - (self.raw() + self.offset_seconds)
+        if self._is_settled and self._is_voice:
+            low, high = middle_two([0.0, *self._settled_offsets()])
+            ahead = max(ahead, high - low)
+        return ahead if ahead > self._tolerance() else 0.0
+
     def listen_to(self, voices: Collection[PeerId], *, is_voice: bool, takes_part: bool) -> None:
         """Let the clocks of these peers count from now on, and no others.
 
         Args:
-            is_voice: whether the own clock counts among them: this peer is a member.
+            is_voice: whether the own clock counts among them once it is settled: this peer is a member.
             takes_part: whether it is one since it started. From then on its time never steps back.
         """
         self._voices = frozenset(voices)
         self._takes_part = self._takes_part or takes_part
         if self._is_voice and not is_voice:
-            self._set_own(self._offset)
+            self._rebase(self._offset)
         self._is_voice = is_voice
-        # Who begins to count is asked again: what it said before, its own clock may not have been set by the swarm.
-        self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in self._voices}
-        self._offsets = {peer: offset for peer, offset in self._offsets.items() if peer in self._voices}
+        # A peer that begins to count is asked again: its clock may not have been set by the swarm before.
+        for peer in self._heard_at.keys() - self._voices:
+            self._drop(peer)
+        self._is_settled = self._is_settled or not self._voices  # nobody else could know better
         self._correct()
 
     def counts(self, peer: PeerId) -> bool:
@@ -95,7 +158,9 @@ class SwarmClock:
         return peer in self._voices
 
     def is_due(self, peer: PeerId, heartbeat_seconds: float) -> bool:
-        """Tell whether to ask `peer`: it never answered, long ago, or this clock was set back since."""
+        """Tell whether to ask `peer`: it never said what can be relied on, long ago, or this clock was set back."""
+        if peer in self._unsettled or abs(self._offsets.get(peer, 0.0) - self._offset) > self.tolerance_seconds:
+            return True
         age = self.raw() - self._heard_at.get(peer, float("-inf"))
         return not 0.0 <= age < LASTING_BEATS * heartbeat_seconds
 
@@ -106,7 +171,7 @@ class SwarmClock:
         self._asked[peer, self._nonce] = self.raw()
         return self._nonce
 
-    def hear(self, peer: PeerId, nonce: int, clock_seconds: float) -> None:
+    def hear(self, peer: PeerId, nonce: int, clock_seconds: float, *, is_settled: bool = True) -> None:
         """Take an answer of a peer that counts; one that took long, or across a change of this clock, says too little.
 
         A time that no clock shows says nothing at all: not a number, or thousands of years away.
@@ -118,25 +183,129 @@ class SwarmClock:
         if peer not in self._voices or not 0.0 <= clock_seconds <= LATEST_SECONDS:
             return
         self._heard_at[peer] = now
+        self._round_trips[peer] = now - asked_at
         self._offsets[peer] = clock_seconds - ((asked_at + now) / 2 + self._base)
+        self._unsettled.discard(peer)
+        if not is_settled:
+            self._unsettled.add(peer)
         self._correct()
 
     def forget(self, peer: PeerId) -> None:
         """Let a peer that is gone have no say."""
-        self._offsets.pop(peer, None)
-        self._heard_at.pop(peer, None)
+        self._drop(peer)
         self._asked = {key: at for key, at in self._asked.items() if key[0] != peer}
         self._correct()
 
-    def _correct(self) -> None:
-        """Follow the median: with the own clock as one voice of it, or by setting the own clock where it is none."""
-        if self._is_voice:
-            self._offset = median_offset(list(self._offsets.values()))
-        elif self._offsets:
-            self._set_own(median_offset(list(self._offsets.values()), own_counts=False))
+    def poll(self) -> None:
+        """Do what time alone brings: once a heartbeat."""
+        raw, wall_ahead = self.raw(), self._wall() - self.raw()
+        if abs(wall_ahead - self._wall_ahead) > WALL_STEP_SECONDS:
+            self._doubt()
+        self._wall_ahead = wall_ahead
+        passed, self._polled_at = raw - self._polled_at, raw
+        if self._is_settled and self._is_voice and self._apart_since is None:
+            self._rebase(self._offset * min(max(passed / DRIFT_SECONDS, 0.0), 1.0))
+        self._correct()
 
-    def _set_own(self, by_seconds: float) -> None:
+    # -- what follows from what was heard
+
+    def _doubt(self) -> None:
+        """Listen anew: the steady clock may have stood still while the machine slept."""
+        self._rebase(self._offset)
+        self._is_settled = False
+        self._listening_since = self.raw()
+        for peer in tuple(self._heard_at):
+            self._drop(peer)
+
+    def _drop(self, peer: PeerId) -> None:
+        self._offsets.pop(peer, None)
+        self._heard_at.pop(peer, None)
+        self._round_trips.pop(peer, None)
+        self._unsettled.discard(peer)
+
+    def _settled_offsets(self) -> list[float]:
+        return [offset for peer, offset in self._offsets.items() if peer not in self._unsettled]
+
+    def _tolerance(self) -> float:
+        return max(self.tolerance_seconds, min(self._round_trips.values(), default=0.0) / 2)
+
+    def _listened_seconds(self) -> float:
+        """Return for how long this peer has listened; a steady clock that was set back begins anew."""
+        self._listening_since = min(self._listening_since, self.raw())
+        return self.raw() - self._listening_since
+
+    def _correct(self) -> None:
+        if not self._is_voice:
+            self._follow()
+        elif not self._is_settled:
+            self._settle()
+        if self._is_voice and self._is_settled:
+            self._take_median()
+
+    def _follow(self) -> None:
+        """Set the own clock by the voices: it is none of them."""
+        heard = self._settled_offsets()
+        if heard:
+            self._rebase(self._nearest(middle_two(heard)))
+        self._is_settled = self._is_settled or bool(heard) or self._listened_seconds() >= self._patience
+
+    def _settle(self) -> None:
+        """Take the time of those who have it, or agree on one with others that have just been started too."""
+        num_members = len(self._voices) + 1
+        settled, everybody = self._settled_offsets(), list(self._offsets.values())
+        believable = [offset for offset in settled if self.own() + offset >= self._fewest_seconds]
+        patience_left = self._patience - self._listened_seconds()
+        if 2 * len(settled) > num_members:
+            target = self._nearest(middle_two(settled))
+        elif believable:
+            if 2 * (len(believable) + 1) <= num_members and patience_left > 0.0:
+                return
+            target = self._nearest(middle_two(believable))
+        elif len(everybody) == len(self._voices) or patience_left <= 0.0:
+            target = middle_two([0.0, *everybody])[1]  # the later one: no time is before a round that was
+        elif 2 * (len(everybody) + 1) > num_members and patience_left <= self._patience / 2:
+            target = middle_two([0.0, *everybody])[1]
+        else:
+            return
+        self._rebase(target)
+        self._is_settled = True
+
+    def _take_median(self) -> None:
+        """Follow the median of the voices.
+
+        Of two middle ones that are far apart the nearer one counts, and after a while the later one. So a voice that
+        is suddenly wrong moves nobody at once. Two that both stay where they are must meet, and they do so at the
+        later one: to go forwards nobody has to wait.
+        """
+        low, high = middle_two([0.0, *self._settled_offsets()])
+        if high - low <= self._tolerance():
+            self._apart_since, target = None, (low + high) / 2
+        else:
+            since = self._apart_since if self._apart_since is not None else self.raw()
+            self._apart_since = min(since, self.raw())
+            if self.raw() - self._apart_since < self._patience:
+                self._set_offset(self._nearest((low, high)))
+                return
+            self._apart_since, target = None, high
+        self._set_offset(target)
+        if abs(target) > self._tolerance():
+            self._rebase(target)  # the own clock was the wrong one
+
+    def _nearest(self, middle: tuple[float, float]) -> float:
+        """Return the mean of two that agree; else the one that is nearer to the time shown here."""
+        low, high = middle
+        if high - low <= self._tolerance():
+            return (low + high) / 2
+        shown = self.now() - self.own()
+        return low if shown - low < high - shown else high
+
+    def _set_offset(self, offset: float) -> None:
+        with self._lock:
+            self._offset = offset
+
+    def _rebase(self, by_seconds: float) -> None:
+        """Set the own clock, as it is told to others; swarm time stays as it was where it was corrected by as much."""
         with self._lock:
             self._base += by_seconds
-            self._offset = 0.0
+            self._offset = self._offset - by_seconds if self._is_voice and self._is_settled else 0.0
         self._offsets = {peer: offset - by_seconds for peer, offset in self._offsets.items()}

@@ -82,6 +82,10 @@ CAUSED_BY_PEERS = frozenset(
     ("refused", "entry-refused", "roster-refused", "proposal-refused", "frame-refused", "content", "donor", "good-bye")
 )
 """Topics of reports that a peer's message makes as often as it likes; they name it, and count against its budget."""
+PATIENT_SILENCES = 2
+"""So long a peer that was started waits for somebody that has the swarm's time, before it goes by its own clock."""
+SAID_AFTER_BEATS = 2
+"""So many heartbeats clocks may be apart without a word: a peer that woke up sets its own within one."""
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
 NOTED_PER_ROUND = frozenset({"void", "content-sound"})
@@ -127,6 +131,8 @@ class SwarmNode:
         self._wake = asyncio.Event()
         self._lost: NetworkError | None = None
         self._last_ping = float("-inf")
+        self._agreed_at = self._loop.time()
+        self._has_said_apart = False
         self._notes = RoundNotes()
         self._budget = EventBudget()
         self._archive = archive if archive is not None else NoArchive()
@@ -152,6 +158,12 @@ class SwarmNode:
         """
         for peer in sorted(self._transport.linked_peers()):
             self.link_up(peer)
+        rules = self.engine.rules
+        self._clock.begin(
+            rules.clock,
+            latest_round=self.engine.latest_round(),
+            patience_seconds=PATIENT_SILENCES * rules.silence_seconds,
+        )
         self._choose_clocks()
         while True:
             if self._lost is not None:
@@ -159,8 +171,8 @@ class SwarmNode:
             now = self._clock.now()
             self.engine.progress = self._replica.progress()
             self.engine.exchange.ration.backlog_bytes = self._transport.backlog_bytes()
+            self._ask_for_the_time(now)
             self._play(self.engine.tick(now))
-            self._ping(now)
             self._wake.clear()
             pause = max(self.engine.wake_at(now) - self._clock.now(), SHORTEST_PAUSE_SECONDS)
             try:
@@ -181,24 +193,37 @@ class SwarmNode:
         """Have a span put right that could not follow a valid entry; the replica has left it as it was."""
         self._play(self.engine.span_damaged(span, reason, self._clock.now()))
 
-    def _ping(self, now: float) -> None:
+    def _ask_for_the_time(self, now: float) -> None:
+        """Ask members for their clocks once a heartbeat, and only listen while the time is not sure."""
         beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
-        if moment - self._last_ping < beat:
-            return
-        self._last_ping = moment
-        for peer in sorted(self._transport.linked_peers()):
-            if self._clock.counts(peer) and self._clock.is_due(peer, beat):
-                self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
+        if moment - self._last_ping >= beat:
+            self._last_ping = moment
+            self._clock.poll()
+            for peer in sorted(self._transport.linked_peers()):
+                if self._clock.counts(peer) and self._clock.is_due(peer, beat):
+                    self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
+        disagreement = self._clock.disagreement_seconds
+        self.engine.only_listens = disagreement > 0.0 or not self._clock.is_settled
+        if not disagreement:
+            self._agreed_at = moment
+            if self._has_said_apart:
+                self._observer.report("clock", "the members' clocks and this peer's agree again")
+                self._has_said_apart = False
+        elif not self._has_said_apart and moment - self._agreed_at > SAID_AFTER_BEATS * beat:
+            text = (
+                f"the members' clocks and this peer's are {disagreement:.1f} s apart; it only listens until they agree"
+            )
+            self._observer.report("clock", text)
+            self._has_said_apart = True
 
     def _choose_clocks(self) -> None:
-        """Let the members' clocks count, and for who is no member the helper's: it founded the run."""
+        """Let the members' clocks count, and the helper's for joiners and where all members go through it."""
         roster, me = self.engine.book.in_force, self.engine.me
         if roster is None:
-            self._clock.listen_to((), is_voice=False, takes_part=False)
             return
         member = roster.member(me.peer)
-        helper = (roster.helper,) if roster.helper is not None and member is None else ()
-        voices = {*roster.peers(), *helper} - {me.peer}
+        helper = roster.helper if member is None else roster.hub()
+        voices = {*roster.peers(), *((helper,) if helper is not None else ())} - {me.peer}
         takes_part = member is not None and member.incarnation == me.incarnation
         self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part)
         self._last_ping = float("-inf")  # who begins to count is asked at once
@@ -239,9 +264,11 @@ class SwarmNode:
         now = self._clock.now()
         match message:
             case Ping():
-                self._post(peer, Pong(nonce=message.nonce, clock_seconds=self._clock.own()), now + 5.0)
+                settled = self._clock.is_settled
+                pong = Pong(nonce=message.nonce, clock_seconds=self._clock.own(), is_settled=settled)
+                self._post(peer, pong, now + 5.0)
             case Pong():
-                self._clock.hear(peer, message.nonce, message.clock_seconds)
+                self._clock.hear(peer, message.nonce, message.clock_seconds, is_settled=message.is_settled)
             case ManifestRequest():
                 self._post(peer, ManifestReply(manifest=self._manifest), now + 30.0)
             case ManifestReply():

@@ -27,6 +27,9 @@ BALLOTS_FILE = "ballots.bin"
 GOODBYE_FILE = "goodbye.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
+CLOCK_FILE = "clock"
+MOST_OFFSET_SECONDS = 1e10
+"""Nobody's wall clock is more than some three hundred years off the run's time."""
 
 MOST_ADDRESSES_KEPT = 48
 """Peers whose addresses survive a restart: so many can be asked within a minute."""
@@ -128,6 +131,21 @@ class RunFolder:
                     address, peer = parse_peer_address(str(text))
                     known[peer] = (*known.get(peer, ()), address)
         return dict(islice(known.items(), MOST_ADDRESSES_KEPT))
+
+    def keep_clock_offset(self, seconds: float) -> None:
+        """Keep swarm time minus wall time. Not brought to the disk, and no reason to stop: it is a hint."""
+        draft = self.path / f".{CLOCK_FILE}.part"
+        with contextlib.suppress(OSError):
+            draft.write_text(f"{seconds:.3f}\n", encoding="ascii")
+            draft.replace(self.path / CLOCK_FILE)
+
+    def recall_clock_offset(self) -> float:
+        """Return what was kept last; 0 when that cannot be read or is out of all reason."""
+        with contextlib.suppress(ValueError, OSError):
+            seconds = float((self.path / CLOCK_FILE).read_text(encoding="ascii"))
+            if abs(seconds) <= MOST_OFFSET_SECONDS:
+                return seconds
+        return 0.0
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None when there is none."""

@@ -55,6 +55,8 @@ from p2p_diloco.transport.link import SilentListener, Transport
 from p2p_diloco.transport.reach_probe import is_own_host
 
 STATUS_SECONDS = 1.0
+KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
+"""The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
 LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
 
 
@@ -87,7 +89,9 @@ class PeerSession:
         self._stop = stop
         self._manifest: RunManifest = parts.signed.verify(parts.run)
         self._plan: RunPlan = plan_run(self._manifest)
-        self._clock = SwarmClock(steady_unix_seconds())
+        offset = parts.folder.recall_clock_offset()
+        self._clock = SwarmClock(steady_unix_seconds(), wall=time.time, offset_seconds=offset)
+        self._kept_offset, self._kept_offset_at = offset, float("-inf")
         self._engine = self._make_engine()
         self._keeper = LinkKeeper(
             transport=parts.transport,
@@ -351,11 +355,20 @@ class PeerSession:
             self._contact.watch()
             self._tally.addresses, self._tally.ports = self._addresses(), self._parts.transport.listen_ports()
             self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
+            self._keep_clock()
             kept = self._keeper.kept_addresses()
             if list(kept.items()) != list(remembered.items()):
                 remembered = kept
                 self._keep_addresses(kept)
             await asyncio.sleep(STATUS_SECONDS)
+
+    def _keep_clock(self) -> None:
+        """Keep by how much swarm time is off this machine's clock, for a start at which nobody answers."""
+        offset, moment = self._clock.wall_offset_seconds, asyncio.get_running_loop().time()
+        moved = abs(offset - self._kept_offset) > KEPT_OFFSET_SECONDS
+        if self._clock.is_settled and moved and moment - self._kept_offset_at >= KEEP_CLOCK_SECONDS:
+            self._kept_offset, self._kept_offset_at = offset, moment
+            self._parts.folder.keep_clock_offset(offset)
 
     def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
         try:

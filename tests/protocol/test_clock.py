@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.protocol.clock import LEAD_TURNS, RoundClock, median_offset
+from p2p_diloco.protocol.clock import LEAD_TURNS, RoundClock, middle_two
 
 CLOCK = RoundClock(start_seconds=1000.0, round_seconds=10.0, num_fragments=4)
 
@@ -43,14 +43,22 @@ def test_each_quarter_is_one_leads_turn(now: float, turn: int) -> None:
 
 @pytest.mark.parametrize(
     ("offsets", "expected"),
-    [((), 0.0), ((5.0,), 2.5), ((-5.0,), -2.5), ((1.0, 2.0), 1.0), ((9.0, 9.0, -1.0), 4.5), ((1e9, 1.0, 2.0), 1.5)],
+    [
+        ((0.0,), (0.0, 0.0)),
+        ((5.0, 0.0), (0.0, 5.0)),
+        ((9.0, 1e9, -1.0), (9.0, 9.0)),
+        ((1e9, 1.0, 2.0, 0.0), (1.0, 2.0)),
+    ],
 )
-def test_the_offset_is_the_median_with_our_own_clock(offsets: tuple[float, ...], expected: float) -> None:
-    assert median_offset(offsets) == expected
-
-
-@pytest.mark.parametrize(("offsets", "expected"), [((), 0.0), ((5.0,), 5.0), ((1.0, 2.0), 1.5), ((9.0, 8.0, 0.0), 8.0)])
-def test_who_is_no_member_follows_the_others_clocks_and_counts_its_own_for_nothing(
-    offsets: tuple[float, ...], expected: float
+def test_the_two_middle_offsets_are_the_median_twice_where_their_number_is_odd(
+    offsets: tuple[float, ...], expected: tuple[float, float]
 ) -> None:
-    assert median_offset(offsets, own_counts=False) == expected
+    assert middle_two(offsets) == expected
+
+
+@pytest.mark.parametrize(("round_seconds", "tolerance"), [(1.0, 0.5), (16.0, 2.0), (60.0, 7.5)])
+def test_two_clocks_may_differ_by_an_eighth_of_a_round_and_by_half_a_second_at_least(
+    round_seconds: float, tolerance: float
+) -> None:
+    clock = RoundClock(start_seconds=0.0, round_seconds=round_seconds, num_fragments=2)
+    assert clock.tolerance_seconds == tolerance

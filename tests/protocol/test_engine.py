@@ -27,6 +27,7 @@ from p2p_diloco.protocol.actions import (
     Action,
     CompareContent,
     HashSpan,
+    KeepBallots,
     KeepGoodbye,
     KeepRoster,
     RebuildSpan,
@@ -35,8 +36,9 @@ from p2p_diloco.protocol.actions import (
     Report,
     Send,
     Stage,
+    TakeSnapshot,
 )
-from p2p_diloco.protocol.ballot import ballot_number
+from p2p_diloco.protocol.ballot import Ballots, Bond, ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import next_head
 from p2p_diloco.protocol.messages import (
@@ -424,6 +426,34 @@ def test_incarnation_and_run_are_the_engines_own() -> None:
     engine = engine_of(incarnation=3)
     assert engine.me.member() == member(peer_id("ann"), incarnation=3)
     assert engine.rules.run == RUN
+
+
+def test_the_latest_round_in_which_a_peer_has_been_is_that_of_its_tips_or_of_its_promises() -> None:
+    assert engine_of().latest_round() == -1
+    heads = {SPAN: head_of(round_index=7), SpanId(1, 0): head_of(round_index=5)}
+    certified = roster_1(3)
+    rosters = (founding(), certified)
+    assert engine_of(recalled=Recalled(rosters=rosters, heads=heads)).latest_round() == 7
+    bond = Bond(level=0, promised=ballot_number(9, 2), voted=None)
+    ballots = Ballots(parent=certified.roster.digest(), bonds=(bond,))
+    assert engine_of(recalled=Recalled(rosters=rosters, heads=heads, ballots=ballots)).latest_round() == 9
+
+
+def test_a_peer_that_only_listens_begins_no_first_round_contributes_nothing_and_does_not_vote() -> None:
+    swarm = founded(3)
+    goes_on(swarm)
+    machine = swarm.machines["p1"]
+    engine, clock = machine.rules_engine, machine.rules_engine.rules.clock
+    engine.only_listens = True
+    current = clock.round_at(swarm.now)
+    voting = next(r for r in range(current + 1, current + 9) if clock.is_last_of_cycle(r))
+    actions = engine.tick(clock.begin(voting))
+    assert engine.round == voting, "it goes on with the rounds that others make entries in"
+    assert not any(isinstance(action, TakeSnapshot | KeepBallots) for action in actions)
+    fresh = engine_of()
+    fresh.only_listens = True
+    fresh.tick(clock.begin(voting))
+    assert fresh.round is None
 
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])

@@ -70,6 +70,7 @@ MESSAGES: tuple[Message, ...] = (
     heartbeat(A, heads=(fragment_head(),), loss=1.5),
     Ping(nonce=7),
     Pong(nonce=7, clock_seconds=12.5),
+    Pong(nonce=8, clock_seconds=12.5, is_settled=False),
     ReachRequest(nonce=7, ports=(31337, 40000)),
     ReachReply(nonce=7, host=b"192.0.2.1", port=31337, reason=b"refused"),
     goodbye(A),

@@ -98,6 +98,7 @@ class Disk:
     goodbye: Goodbye | None = None
     checkpoint: dict[SpanId, SpanState] = field(default_factory=dict)
     entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
+    clock_offset: float = 0.0
 
     def keep_entry(self, entry: Entry) -> None:
         self.entries.setdefault(entry.span, {})[entry.parent] = entry
@@ -141,13 +142,19 @@ class Disk:
 
 @dataclass
 class Machine:
-    """One peer with its disk, its island and what it has reported; a `SwarmObserver`."""
+    """One peer with its disk, its island and what it has reported; a `SwarmObserver`.
+
+    Attributes:
+        clock_offset: how far its steady clock is ahead of true time; changed while it runs, the steady clock jumps.
+        wall_step: by how much its wall clock was set since it was started. Its next start goes by the wall clock.
+    """
 
     name: str
     dialable: bool
     trains: bool
     step_seconds: float
     clock_offset: float
+    wall_step: float = 0.0
     limits: TransportLimits = field(default_factory=TransportLimits)
     disk: Disk = field(default_factory=Disk)
     reports: list[tuple[float, str, str]] = field(default_factory=list)

@@ -87,7 +87,12 @@ class MemorySwarm:
         """Start a machine, for the first time or again from its disk."""
         machine = self.machines[name]
         machine.disk.incarnation += 1
-        clock = machine.clock = SwarmClock(lambda: self.unix_seconds() + machine.clock_offset)
+        machine.clock_offset, machine.wall_step = machine.clock_offset + machine.wall_step, 0.0
+        clock = machine.clock = SwarmClock(
+            lambda: self.unix_seconds() + machine.clock_offset,
+            wall=lambda: self.unix_seconds() + machine.clock_offset + machine.wall_step,
+            offset_seconds=machine.disk.clock_offset,
+        )
         machine.transport = self.network.transport(
             machine.peer, run=RUN, can_be_dialled=machine.dialable, limits=machine.limits
         )
@@ -207,6 +212,8 @@ class MemorySwarm:
         assert machine.island is not None
         if machine.task.done():
             await machine.task  # it failed before: say why
+        assert machine.clock is not None
+        machine.disk.clock_offset = machine.clock.wall_offset_seconds
         self.network.kill(machine.peer)
         machine.task.cancel()
         machine.island.stop()

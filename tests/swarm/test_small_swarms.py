@@ -15,7 +15,7 @@ everywhere = pytest.mark.parametrize(("count", "who"), CASES)
 in_company = pytest.mark.parametrize(("count", "who"), COMPANY)
 
 
-async def grown(count: int, who: str, *, seed: int = 0) -> MemorySwarm:
+async def grown(count: int, who: str, *, seed: int = 1) -> MemorySwarm:
     """Found a run and let `count` peers join one by one, the first of them dialable when `who` is "one"."""
     swarm = MemorySwarm(seed=seed, loss=0.02)
     swarm.add("bootstrap", trains=False, founds=True)

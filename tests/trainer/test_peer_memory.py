@@ -19,6 +19,7 @@ from p2p_diloco.trainer.founding import found_roster
 from p2p_diloco.trainer.peer_memory import (
     ADDRESSES_FILE,
     BALLOTS_FILE,
+    CLOCK_FILE,
     CUT_ROSTERS_FILE,
     GOODBYE_FILE,
     INCARNATION_FILE,
@@ -262,3 +263,23 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (folder.path / BALLOTS_FILE).mkdir()
     with pytest.raises(StateError, match="cannot read"):
         folder.recall_ballots()
+
+
+def test_the_offset_of_the_runs_time_survives_a_restart(tmp_path: Path) -> None:
+    assert folder_in(tmp_path).recall_clock_offset() == 0.0
+    folder_in(tmp_path).keep_clock_offset(-600.25)
+    assert folder_in(tmp_path).recall_clock_offset() == -600.25
+
+
+@pytest.mark.parametrize("content", [b"", b"soon", b"nan", b"1e300", b"\xff"])
+def test_an_offset_that_makes_no_sense_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    folder = folder_in(tmp_path)
+    (folder.path / CLOCK_FILE).write_bytes(content)
+    assert folder.recall_clock_offset() == 0.0
+
+
+def test_an_offset_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    (folder.path / CLOCK_FILE).mkdir()
+    folder.keep_clock_offset(1.0)
+    assert folder.recall_clock_offset() == 0.0

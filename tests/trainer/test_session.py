@@ -7,12 +7,13 @@ import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from session_stage import LoopIsland, SessionStage, Watcher, run_stage
-from small_run import peer_key
+from small_run import CLOCK_START, peer_key
 
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
@@ -245,6 +246,36 @@ def test_a_checkpoint_is_written_now_and_then(tmp_path: Path, monkeypatch: Patch
         assert len(list(folder.glob("checkpoint-*"))) == 3
         stop.stop_now()
         await task
+
+    run_stage(monkeypatch, scene)
+
+
+def test_a_run_that_was_founded_ahead_goes_on_in_its_own_time_after_the_clock_was_set_right(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scene() -> None:
+        stage, stop = SessionStage(tmp_path), StopRequest()
+        loop, wall = asyncio.get_running_loop(), SimpleNamespace(ahead=600.0)
+        monkeypatch.setattr(session, "steady_unix_seconds", lambda: lambda begin=wall.ahead: loop.time() + begin)
+        monkeypatch.setattr(session, "time", SimpleNamespace(time=lambda: loop.time() + wall.ahead))
+        task = asyncio.ensure_future(stage.play("ada", Watcher(), stop, founds=True))
+        await asyncio.sleep(60.0)
+        wall.ahead = 0.0
+        await asyncio.sleep(15.0)
+        stop.stop_now()
+        await task
+        assert abs(stage.run_folder("ada").recall_clock_offset() - 600.0) < 0.1
+        again = Watcher()
+        begin, stop = loop.time(), StopRequest()
+        task = asyncio.ensure_future(stage.play("ada", again, stop, founds=True))
+        await asyncio.sleep(60.0)
+        stop.stop_now()
+        await task
+        rounds = [status.round for status in again.statuses]
+        seconds = stage.manifest.rounds.round_seconds
+        assert min(rounds) >= (begin + 599.0 - CLOCK_START) // seconds
+        assert max(rounds) <= (begin + 665.0 - CLOCK_START) // seconds
+        assert again.last.entries_absorbed > 0
 
     run_stage(monkeypatch, scene)
 
