@@ -186,7 +186,10 @@ class Machine:
         folder = RunFolder(self.disk.path, RUN)
         if self.lives > 1:
             folder.first_incarnation = int(self.wall())
-        clock = SwarmClock(self.wall)
+        loop, begun, began_at = asyncio.get_running_loop(), self.wall(), asyncio.get_running_loop().time()
+        clock = SwarmClock(
+            lambda: begun + loop.time() - began_at, wall=self.wall, offset_seconds=folder.recall_clock_offset()
+        )
         transport = around.network.simulated_transport(
             self.peer, run=RUN, believes_open=self.believes_open, process=process, limits=TransportLimits()
         )
@@ -312,6 +315,7 @@ class Machine:
     async def _look_after(self, node: SwarmNode, keeper: LinkKeeper, folder: RunFolder) -> None:
         """Drop the start once others hold it, and keep addresses, as a session does."""
         remembered: dict[PeerId, tuple[str, ...]] = {}
+        kept_offset = 0.0
         while True:
             if not self.trains and node.engine.holds_needlessly(self.swarm_now()):
                 self.vectors.drop()
@@ -322,6 +326,10 @@ class Machine:
                     folder.keep_addresses(remembered)
                 except StateError as error:
                     self.report("addresses", str(error))
+            clock = self.swarm_clock
+            if clock is not None and clock.is_settled and abs(clock.wall_offset_seconds - kept_offset) > 0.05:
+                kept_offset = clock.wall_offset_seconds
+                folder.keep_clock_offset(kept_offset)
             await asyncio.sleep(STATUS_SECONDS)
 
     def end(self, reason: str) -> asyncio.Task[None] | None:
