@@ -454,7 +454,6 @@ class FarClock(Clock):
     """Wall clocks are set wrong by minutes, and right again."""
 
     kind = "far-clock"
-    is_open = True
     rounds = 80.0
 
 
@@ -463,7 +462,6 @@ class FirstClock(Clock):
     """The founder's clock is ahead from the start, and set right in the middle of the bad times."""
 
     kind = "first-clock"
-    is_open = True
     most = 1
 
     @classmethod

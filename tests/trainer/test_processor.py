@@ -35,7 +35,8 @@ def played(before: str = "") -> list[str]:
 @needs_linux
 def test_threads_and_children_inherit_it() -> None:
     batch = str(os.SCHED_BATCH)
-    assert played() == ["True", batch, batch, batch]
+    usual = "os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"  # another test may have changed this process
+    assert played(usual) == ["True", batch, batch, batch]
 
 
 @needs_linux
