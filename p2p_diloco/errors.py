@@ -71,7 +71,7 @@ _UNSEEN = frozenset(
 
 
 def has_unseen(text: str) -> bool:
-    """Tell whether `text` could move a cursor, break a line or show itself in another order than it is in."""
+    """Return whether `text` holds control characters, line breaks or bidirectional overrides."""
     return not _UNSEEN.isdisjoint(text)
 
 

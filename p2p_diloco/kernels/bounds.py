@@ -1,4 +1,4 @@
-"""How large and how small the numbers of the outer maths may be, so that no step over them can end in anything else.
+"""Bounds on the magnitudes in the outer step. Within them every step is finite and equal on every processor.
 
 A number of an update is 0, or from 2^-64 to 2^64 in magnitude; codecs write and read no other. A number of φ and m is 0
 or at least 2^-64: the outer step makes all that is smaller a positive zero. Two claims follow, for ever, whatever
@@ -21,10 +21,10 @@ least 2^-64 by whole numbers.
 from __future__ import annotations
 
 SMALLEST = 2.0**-64
-"""Of φ, m and an update, in magnitude; below it there is only 0."""
+"""Smallest nonzero magnitude in φ, m and an update; anything smaller is stored as 0."""
 LARGEST = 2.0**64
-"""Of an update's numbers, in magnitude."""
+"""Largest magnitude of an element of an update."""
 LARGEST_MOMENTUM = 2.0**89
 LARGEST_ANCHOR = 2.0**119
 SMALLEST_RATE, LARGEST_RATE = 2.0**-24, 16.0
-"""Of η; μ is 0 or not below the former either."""
+"""Range of the outer learning rate η; the momentum μ is 0 or at least SMALLEST_RATE."""

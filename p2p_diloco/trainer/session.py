@@ -267,7 +267,7 @@ class PeerSession:
             founding = found_roster(
                 self._plan, self._engine.me.member(), self._parts.organiser_key, genesis_digest(start), cycle
             )
-            alone = "; start further bootstraps with its invite, for with the run file each founds a run of its own"
+            alone = "; start further bootstraps with its invite (the run file would found another run)"
             named = self._manifest.founder is not None
             self._tally.report("founded", f'founded "{self._manifest.name}"{alone if named else ""}')
         self._hold(genesis_states(start, founding.roster))
