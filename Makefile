@@ -91,7 +91,7 @@ footprint: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
 
 disasters: $(STAMP)
-	$(BIN)/p2p-diloco simulate swarm --peers 3..24 --seeds 10000
+	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000
 
 # What was played is kept, so this may be stopped at any time.
 KEPT := docs/results/outcomes.jsonl

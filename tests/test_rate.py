@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.rate import format_rate, parse_rate
+from p2p_diloco.rate import count_named, format_rate, parse_rate
 
 
 @pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit", "", "mbit", "20mb"])
@@ -26,3 +26,13 @@ def test_rates_are_read_in_bits() -> None:
 )
 def test_rates_have_three_digits_and_a_unit(bits: float, text: str) -> None:
     assert format_rate(bits) == text
+
+
+def test_counts_are_read() -> None:
+    assert [count_named(text) for text in ("100M", "1.5b", "2000000")] == [100_000_000, 1_500_000_000, 2_000_000]
+
+
+@pytest.mark.parametrize("text", ["", "M", "many", "5k", "-1M", "nan", "1e999M"])
+def test_other_counts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected at least 1M"):
+        count_named(text)

@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from p2p_diloco.cli.bench_commands import make_bench
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay, make_simulate
+from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
 from p2p_diloco.cli.refusals import Refusals
@@ -224,7 +224,6 @@ def make_app(around: Surroundings) -> App:
         )
         return run_demo(options, around)
 
-    app.command(make_simulate())
     app.command(make_bench())
     add_experiment(app)
     add_plan(app)

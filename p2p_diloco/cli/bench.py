@@ -11,9 +11,9 @@ from p2p_diloco.bench.machine import describe_machine
 from p2p_diloco.bench.vectors import PARTS, StepFigures, measure_vectors
 from p2p_diloco.cli.bench_document import bench_document
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.manifest import DenseCodecName
+from p2p_diloco.rate import count_named
 
 CODECS: tuple[str, ...] = get_args(DenseCodecName)
 

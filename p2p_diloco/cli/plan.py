@@ -7,9 +7,8 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.cli.simulate_scale import count_named
 from p2p_diloco.lab.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
-from p2p_diloco.rate import format_rate, parse_rate
+from p2p_diloco.rate import count_named, format_rate, parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

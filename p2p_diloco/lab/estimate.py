@@ -1,6 +1,6 @@
 """What a run would need, worked out before anybody starts one: bytes, length of a cycle, speed kept.
 
-Bytes follow from the codecs and the grid (`lab/scale.py` measures the same swarm and comes to 3 % more, for
+Bytes follow from the codecs and the grid (`testing/scale.py` measures the same swarm and comes to 3 % more, for
 headers). How long the outer work takes on a core is measured by whoever asks, see `measure_outer_work`.
 """
 

@@ -1,23 +1,34 @@
-"""The simulator's command line: `swarm` plays seeds, `mistakes` plants mistakes and says whether they are caught."""
+"""The simulator's command line.
+
+`swarm` plays seeds, `mistakes` plants mistakes and reports whether they are caught, `scale` measures what a cycle costs
+as a swarm grows, `split` what becomes of a swarm that is cut in two.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.lab.cores import end_with_parent, usable_cores
+from p2p_diloco.rate import count_named
 from p2p_diloco.testing.campaign import CampaignPlan, first_catch, run_campaign
+from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.mistakes import MISTAKES
+from p2p_diloco.testing.scale import MEASURED_CYCLES, ScalePlan, measure
 from p2p_diloco.testing.scenario import draw_scenario
+from p2p_diloco.testing.split import play_split, splits_of
 from p2p_diloco.testing.trial import TrialResult
 from p2p_diloco.testing.troubles import KINDS, kinds_named
 
 FEWEST_PEERS, MOST_PEERS = 1, 512
+MOST_AT_SCALE = 1024
 MOST_SHOWN = 3
 """Traces of failing seeds that are printed; the numbers of all are."""
 MOST_SKIPPED_SHARE = 0.05
@@ -54,6 +65,22 @@ def _parser() -> argparse.ArgumentParser:
     mistakes.add_argument("names", nargs="*", help=f"which (default: all): {', '.join(MISTAKES)}")
     mistakes.add_argument("--json", action="store_true", help="print the figures as JSON")
     mistakes.set_defaults(run=_mistakes)
+    scale = commands.add_parser("scale", help="measure what a cycle costs as a swarm grows; fails when replicas differ")
+    scale.add_argument("--peers", default="8,64,256", help="sizes, with commas between them (default: %(default)s)")
+    scale.add_argument(
+        "--parameters", default="100M", help="of the model whose bytes are counted (default: %(default)s)"
+    )
+    scale.add_argument("--dial-out-only", type=float, default=0.0, help="share of peers that accept no connection")
+    scale.add_argument("--cycles", type=int, default=MEASURED_CYCLES, help="measured (default: %(default)s)")
+    scale.add_argument("--newcomer-reaches", type=int, default=0, help="have one more join that reaches so many only")
+    scale.add_argument("--seed", type=int, default=0, help="another one draws other delays")
+    scale.add_argument("--json", action="store_true", help="print the figures as JSON")
+    scale.set_defaults(run=_scale)
+    split = commands.add_parser("split", help="cut a swarm in two, three ways; fails when it does not heal as promised")
+    split.add_argument("--peers", type=int, default=64, help="in the swarm (default: %(default)s)")
+    split.add_argument("--seed", type=int, default=0, help="another one draws other sides")
+    split.add_argument("--json", action="store_true", help="print the figures as JSON")
+    split.set_defaults(run=_split)
     return parser
 
 
@@ -159,3 +186,65 @@ def catch(name: str) -> TrialResult | None:
 def is_caught(name: str, result: TrialResult | None) -> bool:
     """Tell whether a mistake was caught by an invariant that it breaks."""
     return result is not None and result.invariant in MISTAKES[name].caught_by
+
+
+def _scale(options: argparse.Namespace) -> int:
+    sizes = sizes_named(options.peers)
+    if not 0.0 <= options.dial_out_only <= 1.0:
+        raise ConfigError(f"--dial-out-only is {options.dial_out_only}; expected a share from 0 to 1")
+    if options.cycles < 1:
+        raise ConfigError(f"--cycles is {options.cycles}; expected at least 1")
+    most_open = min(size - round(options.dial_out_only * size) for size in sizes)
+    if not 0 <= options.newcomer_reaches <= most_open:
+        asked = options.newcomer_reaches
+        raise ConfigError(f"--newcomer-reaches is {asked}; expected 0 to {most_open}, the peers that can be dialled")
+    plans = [
+        ScalePlan(
+            peers=size,
+            dial_out_only=options.dial_out_only,
+            seed=options.seed,
+            parameters=count_named(options.parameters),
+            cycles=options.cycles,
+            newcomer_reaches=options.newcomer_reaches,
+        )
+        for size in sizes
+    ]
+    return _print_rows([partial(measure, plan) for plan in plans], lambda row: row.replicas_equal, options)
+
+
+def sizes_named(text: str) -> list[int]:
+    """Read `8,64,256`.
+
+    Raises:
+        ConfigError: it is something else, or out of bounds.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and 2 <= int(word) <= MOST_AT_SCALE for word in words):
+        raise ConfigError(f"--peers is {text!r}; expected numbers from 2 to {MOST_AT_SCALE} with commas between them")
+    return [int(word) for word in words]
+
+
+def _split(options: argparse.Namespace) -> int:
+    if not 4 <= options.peers <= MOST_AT_SCALE:
+        raise ConfigError(f"--peers is {options.peers}; expected 4 to {MOST_AT_SCALE}")
+    plans = splits_of(options.peers, options.seed)
+    return _print_rows([partial(play_split, plan) for plan in plans], lambda row: row.kept_its_promise, options)
+
+
+def _print_rows(plays: Sequence[Callable[[], Any]], is_good: Callable[[Any], bool], options: argparse.Namespace) -> int:
+    """Play, print each row as it comes, and return the exit code."""
+    rows = []
+    for play in plays:
+        try:
+            rows.append(play())
+        except Violated as violated:
+            print(f"an invariant was violated: {violated}", file=sys.stderr)
+            return BROKEN
+        figures = dataclasses.asdict(rows[-1]).items()
+        if not options.json:
+            print(
+                ", ".join(f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in figures)
+            )
+    if options.json:
+        print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows]}, indent=1))
+    return 0 if all(map(is_good, rows)) else BROKEN

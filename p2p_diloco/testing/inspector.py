@@ -7,7 +7,7 @@ I1  A peer's (φ, m) at a chain digest is what the entries of that chain make of
 I2  An entry's payload is the encoded weighted mean, radial where the run has marks for that span, of what exactly its
     included members sent for that round, each once. No member's contribution to a span and round is in two entries, and
     no owner signs two. At the island, every contribution leaves the list in flight once, and what was sent is what was
-    made (`lab/ledger.py`).
+    made (`ledger.py`).
 I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
     once for each span after it has announced that it gives up its branch or adopts that span. (A restarted peer begins
     at its checkpoint.)
@@ -17,6 +17,8 @@ I5  Structural here: no call of the shell asks an island to wait. Real threads a
 I8  For an absorbed entry more than half of its roster were there: each of them named the entry's parent for that span
     and round, under that roster. A roster in any book has votes of more than half of its parent's members (less those
     whose good-bye it quotes), or says its level and has that level's share. A parent has at most one child of level 0.
+    No round goes under two rosters: no entry names a roster in a round after the ballot that certified its child of
+    level 0, by the earliest certificate that anybody holds.
 I9  No process fails, whatever comes; all states are finite.
 
 What holds only a while after the troubles (I6, I7, the mending of I1, the end of forks) is in `endings.py`. A check
@@ -32,6 +34,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Action, Send
+from p2p_diloco.protocol.ballot import ballot_turn
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.grid import Grid, fold_roster
@@ -94,6 +97,8 @@ class Inspector:
         self.entries: dict[Digest, Entry] = {}
         self.differing: dict[tuple[str, SpanId], float] = {}
         self.has_flipped = False
+        self.absorbed_at: dict[int, float] = {}
+        """When, of each round, the last peer absorbed its last entry."""
         self.checks = 0
         self.skipped = 0
         self._rules = rules
@@ -110,6 +115,9 @@ class Inspector:
         self._included: dict[tuple[SpanId, int, PeerId], Digest] = {}
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
+        self._followed_in: dict[Digest, int] = {}
+        """Of each roster that has a child of level 0, the round of the earliest ballot that certified that."""
+        self._last_entry: dict[Digest, int] = {}
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -154,6 +162,8 @@ class Inspector:
 
     def advanced(self, machine: Inspected, span: SpanId, after: SpanState) -> None:
         """Check the bytes after an entry."""
+        round_index = after.head.round
+        self.absorbed_at[round_index] = max(self._now(), self.absorbed_at.get(round_index, 0.0))
         self._compare(machine, span, after)
 
     def replaced(self, machine: Inspected, span: SpanId, before: SpanState | None, after: SpanState) -> None:
@@ -242,6 +252,8 @@ class Inspector:
             self._broken("I8", f"{where} is of a roster that nobody keeps", machine)
             return
         self._check_majority(machine, entry, roster, where)
+        self._last_entry[entry.roster] = max(entry.round, self._last_entry.get(entry.roster, entry.round))
+        self._check_succession(machine, entry.roster)
         places = _places(entry.included, roster)
         if self._signed.setdefault((entry.span, entry.round, entry.roster), digest) != digest:
             self._broken("I2", f"{where} is the second one that its owner signed", machine)
@@ -308,6 +320,10 @@ class Inspector:
         """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
         roster = certified.roster
         digest = roster.digest()
+        if roster.k and not roster.level:
+            agreed_in, _ = ballot_turn(certified.ballot)
+            self._followed_in[roster.parent] = min(agreed_in, self._followed_in.get(roster.parent, agreed_in))
+            self._check_succession(machine, roster.parent)
         if digest in self.rosters:
             return
         self.checks += 1
@@ -327,6 +343,12 @@ class Inspector:
             siblings.add(digest)
             if len(siblings) > 1:
                 self._broken("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine)
+
+    def _check_succession(self, machine: Inspected, digest: Digest) -> None:
+        followed, last = self._followed_in.get(digest), self._last_entry.get(digest)
+        if followed is not None and last is not None and last > followed:
+            text = f"an entry of round {last} names a roster whose child was agreed on in round {followed}"
+            self._broken("I8", text, machine)
 
     def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
         roster = certified.roster

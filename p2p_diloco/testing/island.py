@@ -1,7 +1,7 @@
 """A tiny island: real anchor, momentum, in-flight list, codec and merge; inner steps are random displacements.
 
 It stands where the training thread stands: a `Replica` whose commands wait for its next step border. φ, m, θ and what
-is in flight are treated with the same functions of `outer/`, and double-entry books (`lab/ledger.py`) are kept beside.
+is in flight are treated with the same functions of `outer/`, and double-entry books (`ledger.py`) are kept beside.
 
 Legend: N = elements of one span.
 """
@@ -18,7 +18,6 @@ import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
-from p2p_diloco.lab.ledger import Ledger
 from p2p_diloco.outer.advance import (
     PreparedContribution,
     SpanAdvance,
@@ -34,6 +33,7 @@ from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.swarm.replica import Answer, SpanUpdate
 from p2p_diloco.swarm.vector_work import encode_contribution
+from p2p_diloco.testing.ledger import Ledger
 from p2p_diloco.testing.maths import MERGE, SharedMaths
 
 TOKENS_PER_STEP = 100

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.ids import PeerId, SpanId, format_peer_id
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
@@ -140,6 +140,11 @@ class Machine:
         """The engine of the process that runs."""
         assert self.engine is not None, f"{self.name} is not running"
         return self.engine
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others dial it."""
+        return (f"/memory/1/p2p/{format_peer_id(self.peer)}",)
 
     @property
     def roster(self) -> Roster:

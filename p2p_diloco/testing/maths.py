@@ -1,22 +1,56 @@
-"""The vector maths of a whole simulated swarm, done once for all peers that hold the same bytes."""
+"""The vector maths of a whole simulated swarm, done once for all peers.
+
+Peers hold the same bytes, so the same entry on the same state is computed once and its (immutable) result shared. A
+peer whose bytes differ, because a bit of its memory flipped, holds another object and gets results of its own.
+
+Legend: N = elements of one span.
+"""
 
 from __future__ import annotations
 
-from p2p_diloco.ids import Digest
-from p2p_diloco.lab.maths import MERGE, OUTER, mean_of_span
-from p2p_diloco.lab.maths import SharedMaths as LabMaths
+import math
+from collections.abc import Sequence
+
+from p2p_diloco.codec.codec import Codec
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.outer.mean import weighted_mean
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import radial_mean
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.outer.vector import Vector, read_only
+from p2p_diloco.swarm.vector_work import Codecs, state_bytes
 
-__all__ = ["MERGE", "OUTER", "SharedMaths", "mean_of_span"]
+OUTER = OuterRule(learning_rate=1.0, momentum=0.5)
+MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
 
 
-class SharedMaths(LabMaths):
-    """The lab's maths, for updates as a replica gets them: without the entry that they came in."""
+class SharedMaths:
+    """Pure functions of `outer/` and `codec/` with a memory; one for each simulated swarm."""
 
     def __init__(self, codecs: Codecs, span_elements: int) -> None:
-        super().__init__(codecs, span_elements)
+        self.codecs = codecs
+        self.span_elements = span_elements
+        self._decoded: dict[tuple[str, bytes], Vector] = {}
+        self._norms: dict[tuple[str, bytes], float] = {}
         self._followed: dict[tuple[SpanState, Digest], SpanState] = {}
+        self._raw: dict[SpanState, bytes] = {}
+
+    def decode(self, codec: Codec, payload: bytes | memoryview) -> Vector:
+        """Return what a payload decodes to; read-only, shape (N,)."""
+        key = (codec.name, bytes(payload))
+        found = self._decoded.get(key)
+        if found is None:
+            found = self._decoded[key] = read_only(codec.decode(payload, self.span_elements))
+        return found
+
+    def norm(self, codec: Codec, payload: bytes | memoryview) -> float:
+        """Return the exact norm of what a payload decodes to."""
+        key = (codec.name, bytes(payload))
+        found = self._norms.get(key)
+        if found is None:
+            found = self._norms[key] = math.sqrt(codec.squared_norm(payload, self.span_elements))
+        return found
 
     def follow(self, state: SpanState, entry: AbsorbedEntry, payload: bytes | memoryview) -> SpanState:
         """Return the state after an entry; the same object for all who hold the same state object."""
@@ -26,3 +60,18 @@ class SharedMaths(LabMaths):
             update_N = self.decode(self.codecs.entry, payload)
             found = self._followed[key] = absorb(state, entry=entry, update_N=update_N, rule=OUTER)
         return found
+
+    def raw(self, state: SpanState) -> bytes:
+        """Return anchor, then momentum, as a transfer carries them."""
+        found = self._raw.get(state)
+        if found is None:
+            found = self._raw[state] = state_bytes(state)
+        return found
+
+
+def mean_of_span(codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+    """Return the mean of decoded vectors that a reducer of this span should find: radial where the run has marks."""
+    is_radial_B = codecs.radial.get(span)
+    if is_radial_B is None:
+        return weighted_mean(vectors, weights)
+    return radial_mean(vectors, weights, is_radial_B)

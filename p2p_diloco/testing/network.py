@@ -18,7 +18,7 @@ from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.messages import Message, decode_message
 from p2p_diloco.swarm import node as node_module
 from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop
-from p2p_diloco.transport.link import Frame, Lane, TransportLimits, whole
+from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, whole
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 OPEN = "open"
@@ -48,6 +48,19 @@ class Ways:
     slow_share: float = 0.0
     slow_seconds: float = 0.0
     lag_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class SentFrames:
+    """All frames of one kind that were posted over links.
+
+    Attributes:
+        sample: the first of them, to tell the kind by.
+    """
+
+    sample: Frame
+    count: int = 0
+    num_bytes: int = 0
 
 
 class _TrueTime:
@@ -80,6 +93,10 @@ class SimulatedNetwork(MemoryNetwork):
         self.places: dict[PeerId, str] = {}
         """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members reach only each other."""
         self.tap: Tap | None = None
+        self.sent: dict[int, SentFrames] | None = None
+        """What was sent, by the number of its kind, while somebody counts."""
+        self.log_normal: tuple[float, float] | None = None
+        """Median and sigma of one-way delays, as on the internet; None: delays are drawn evenly."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulationLoop)
         self.true_time = _TrueTime(loop)
@@ -112,7 +129,12 @@ class SimulatedNetwork(MemoryNetwork):
 
     def draw_delay_seconds(self) -> float:
         """Draw a frame's delay; that of a link follows when its line was booked for the frame."""
-        delay, trouble = super().draw_delay_seconds() + self._lag, self.trouble
+        if self.log_normal is None:
+            delay = super().draw_delay_seconds()
+        else:
+            median, sigma = self.log_normal
+            delay = median * self._random.lognormvariate(0.0, sigma)
+        delay, trouble = delay + self._lag, self.trouble
         self._lag = 0.0
         if trouble.slow_share and self._slow.random() < trouble.slow_share:
             delay += trouble.slow_seconds * self._slow.random()
@@ -147,6 +169,11 @@ class SimulatedTransport(MemoryTransport):
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         """Queue a frame; one to somebody who cannot hear this peer vanishes."""
         true = self.process.clock.true_at(deadline, self.loop.time())
+        if self._net.sent is not None and peer in self.linked_peers():
+            kind = (frame.head if isinstance(frame, SplitFrame) else frame)[1]
+            sent = self._net.sent.setdefault(kind, SentFrames(frame))
+            sent.count += 1
+            sent.num_bytes += len(frame)
         if (self.peer, peer) in self._net.muted:
             return peer in self.linked_peers()
         if self.mutator is None:

@@ -76,6 +76,7 @@ def run_rules(
     void_cycles: int = 2,
     scrub_cycles: int = 8,
     heartbeat_seconds: float = 1.0,
+    round_seconds: float = ROUND_SECONDS,
 ) -> RunRules:
     """Return the rules of a run.
 
@@ -88,7 +89,7 @@ def run_rules(
     return RunRules(
         run=RUN,
         organiser=ORGANISER,
-        clock=RoundClock(start_seconds=ROUND_ZERO, round_seconds=ROUND_SECONDS, num_fragments=len(num_spans)),
+        clock=RoundClock(start_seconds=ROUND_ZERO, round_seconds=round_seconds, num_fragments=len(num_spans)),
         num_spans=num_spans,
         span_elements=dict.fromkeys(spans, SPAN_ELEMENTS),
         payload_bytes=dict.fromkeys(spans, codecs.contribution.encoded_bytes(SPAN_ELEMENTS)),

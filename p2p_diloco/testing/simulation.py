@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import PeerId, SpanId, format_peer_id, sha256
+from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.vector_work import Codecs
 from p2p_diloco.testing.clock import MachineClock
@@ -32,8 +34,10 @@ from p2p_diloco.testing.machine import Machine, Surroundings
 from p2p_diloco.testing.maths import SharedMaths
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SimulatedNetwork, shared_values
 from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop, run_in
-from p2p_diloco.testing.run import ROUND_ZERO, SPAN_ELEMENTS, codecs_of, run_rules
+from p2p_diloco.testing.run import ROUND_ZERO, RUN, SPAN_ELEMENTS, codecs_of, run_rules
 from p2p_diloco.testing.trace import Trace
+from p2p_diloco.trainer.checkpoint import CheckpointFolder
+from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory
 
 START_SECONDS = ROUND_ZERO - 10.0
@@ -204,7 +208,7 @@ class Simulation:
         machine.clock.set_wall(self.loop.true_seconds(), wall_offset)
         founder = next((m for m in self.machines.values() if m.founds), None)
         if founder is not None:
-            machine.first_known = {founder.peer: (f"/memory/1/p2p/{format_peer_id(founder.peer)}",)}
+            machine.first_known = {founder.peer: founder.addresses}
         self.machines[name] = machine
         self.by_peer[machine.peer] = self.inspected[machine.peer] = machine
         self.network.places[machine.peer] = place
@@ -213,6 +217,16 @@ class Simulation:
         if start:
             self.start(name)
         return machine
+
+    def keep_on_disks(self, rosters: Sequence[CertifiedRoster], states: Mapping[SpanId, SpanState]) -> None:
+        """Give every machine the disk of a member that was stopped: these rosters and a checkpoint of these spans."""
+        self.inspector.founded(states)
+        self.inspector.rosters.update({certified.roster.digest(): certified.roster for certified in rosters})
+        for machine in self.machines.values():
+            folder = RunFolder(machine.disk.path, RUN)
+            for certified in rosters:
+                folder.keep_roster(certified)
+            CheckpointFolder(folder.path, run=RUN, elements=self.rules.span_elements, keep=1).save(states)
 
     def start(self, name: str) -> None:
         """Start a machine's process, once its last one is torn down."""

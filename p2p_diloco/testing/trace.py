@@ -1,20 +1,34 @@
-"""The lab's trace, for frames: what arrived, and where an error came from."""
+"""What happened, in order, for people who look into a violated invariant.
+
+Costs nothing unless asked for: a seed that violates one is played once more with a trace.
+"""
 
 from __future__ import annotations
 
 import traceback
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.lab.trace import LINES_KEPT, describe
-from p2p_diloco.lab.trace import Trace as LabTrace
+from p2p_diloco.ids import SpanHead, SpanId
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import Message, Ping, Pong, decode_message
 
-__all__ = ["LINES_KEPT", "Trace", "describe"]
+LINES_KEPT = 20_000
+LINES_SHOWN = 60
 
 
-class Trace(LabTrace):
+class Trace:
     """The last lines of a simulation, each with its second, its machine and a word for what happened."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[float, str, str, str]] = deque(maxlen=LINES_KEPT)
+        self.names: dict[bytes, str] = {}
+
+    def add(self, now: float, machine: str, word: str, text: str) -> None:
+        """Write a line."""
+        self._lines.append((now, machine, word, text))
 
     def frame(self, now: float, sender: bytes, to: bytes, frame: bytes) -> None:
         """Write a line about a message that arrives; heartbeats and pings would drown all others."""
@@ -31,3 +45,36 @@ class Trace(LabTrace):
         """Write down where an error came from."""
         for line in traceback.format_exception(error):
             self.add(now, "", "error", line.rstrip())
+
+    def last(self, machines: Iterable[str] = (), count: int = LINES_SHOWN) -> list[str]:
+        """Return the last lines that concern these machines or none, in order; of all machines when none is named."""
+        wanted = set(machines)
+        found = [line for line in self._lines if not wanted or line[1] in wanted or not line[1]]
+        return [f"{now:9.3f}  {name:<5} {word:<10} {text}" for now, name, word, text in found[-count:]]
+
+
+def describe(value: object, names: Mapping[bytes, str]) -> str:
+    """Return a message in one line: digests cut short, peers by name, vectors by their length."""
+    parts = [
+        f"{slot.name}={_short(getattr(value, slot.name), names)}"
+        for slot in fields(value)  # type: ignore[arg-type]  # every message is a dataclass
+        if slot.name not in ("run", "signature", "votes", "goodbyes", "commitment")
+    ]
+    return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _short(value: object, names: Mapping[bytes, str]) -> str:
+    if isinstance(value, memoryview):
+        return f"{len(value)} bytes"
+    if isinstance(value, bytes):
+        return names.get(value) or (value.hex()[:6] if len(value) == 32 else f"{len(value)} bytes")
+    if isinstance(value, SpanId):
+        return f"{value.fragment}.{value.index}"
+    if isinstance(value, SpanHead):
+        return f"{value.digest.hex()[:6]}@{value.height}"
+    if isinstance(value, tuple):
+        shown = ", ".join(_short(item, names) for item in value[:8])
+        return f"({shown}{', …' if len(value) > 8 else ''})"
+    if hasattr(value, "__dataclass_fields__"):
+        return describe(value, names)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -58,7 +58,7 @@ def test_a_source_folder_without_an_install_has_no_version(monkeypatch: pytest.M
     ("arguments", "text"),
     [
         (["jion"], 'unknown command "jion". Did you mean "join"?'),
-        (["neww"], "demo, simulate, bench, experiment, plan, replay; see p2p-diloco --help"),
+        (["neww"], "demo, bench, experiment, plan, replay; see p2p-diloco --help"),
         (["bench", "vec"], "vectors, averaging, memory, state, training, install-torchft; see p2p-diloco --help"),
         (["join"], "join needs an invite"),
         (["join", "hello"], "'hello' is not an invite; expected p2pdiloco://"),

@@ -13,7 +13,7 @@ HELP_IN_A_PROCESS = """
 import sys
 from p2p_diloco.cli.app import main
 try:
-    main(["simulate", "swarm", "--help"])
+    main(["experiment", "--help"])
 except SystemExit:
     pass
 print(sorted(name for name in ("torch", "hivemind", "numpy") if name in sys.modules))
@@ -21,8 +21,8 @@ print(sorted(name for name in ("torch", "hivemind", "numpy") if name in sys.modu
 
 
 def test_each_command_explains_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, flag in (("swarm", "--first-seed"), ("scale", "--dial-out-only"), ("split", "--peers")):
-        assert main(["simulate", command, "--help"]) == 0
+    for command, flag in (("experiment", "--windows"), ("plan", "--uplink"), ("replay", "--data-parallel")):
+        assert main([command, "--help"]) == 0
         assert flag in capsys.readouterr().out
 
 

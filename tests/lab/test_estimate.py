@@ -17,7 +17,7 @@ PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_sec
 
 @pytest.mark.parametrize(("islands", "measured"), [(8, 0.930), (64, 1.070), (256, 1.089), (1024, 1.082)])
 def test_bytes_are_those_that_the_lab_measures_but_for_headers(islands: int, measured: float) -> None:
-    """`p2p-diloco simulate scale`, docs/lab-log.md."""
+    """`python -m p2p_diloco.testing scale`, docs/lab-log.md."""
     estimate = bytes_per_parameter(dataclasses.replace(PAPER, islands=islands))
     assert 0.96 * measured < estimate < measured
 

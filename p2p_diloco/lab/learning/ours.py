@@ -15,7 +15,6 @@ from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.lab.learning.algorithm import Algorithm, Model
 from p2p_diloco.lab.learning.learners import Learners
-from p2p_diloco.lab.maths import absorbed_entry
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.mean import clip_weight, contribution_weight
@@ -31,6 +30,7 @@ from p2p_diloco.protocol.inclusion import Inclusion, balanced, build_entry
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import rounding_seed
+from p2p_diloco.swarm.replica import absorbed_entry
 from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_parts
 
 RUN = sha256(b"a run on the bench of learning")

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from p2p_diloco.lab.split import SplitPlan, play_split, play_splits
+from p2p_diloco.testing.simulation import Simulation
+from p2p_diloco.testing.split import SplitPlan, play_split, splits_of
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
@@ -37,7 +38,7 @@ def test_a_fork_that_was_not_allowed_is_a_broken_promise() -> None:
 
 
 def test_a_swarm_that_never_heals_says_so_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2p_diloco.lab.scale.ScaleSwarm.heal", lambda self: None)
+    monkeypatch.setattr(Simulation, "heal", lambda self: None)
     row = play_split(SplitPlan(peers=4, share=0.5, cycles=1.0, may_fork=True, seed=1))
     assert row.healed_cycles is None
     assert not row.kept_its_promise
@@ -45,4 +46,4 @@ def test_a_swarm_that_never_heals_says_so_in_json_too(monkeypatch: pytest.Monkey
 
 
 def test_three_splits_are_played() -> None:
-    assert len(play_splits(8)) == 3
+    assert len(splits_of(8)) == 3

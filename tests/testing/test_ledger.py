@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p_diloco.lab.ledger import Ledger, total
 from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.testing.ledger import Ledger, total
 
 N = 4
 ONE_N = np.ones(N, dtype=np.float32)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from p2p_diloco.lab.scale import FRAGMENTS, ScaleSwarm, scale_swarm
-from p2p_diloco.lab.stage import Violated
 from p2p_diloco.protocol.chain import heads_digest
+from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.scale import CYCLE_SECONDS, FRAGMENTS, ROUND_SECONDS, scale_swarm
+from p2p_diloco.testing.simulation import Simulation, play
 
 SETTLE_CYCLES = 3
 
@@ -52,40 +51,46 @@ class SplitPlan:
     seed: int
 
 
-def play_splits(num_peers: int, seed: int = 0) -> Sequence[Callable[[], SplitRow]]:
-    """Return the three splits, ready to play.
+def splits_of(num_peers: int, seed: int = 0) -> tuple[SplitPlan, ...]:
+    """Return the three splits.
 
     Half from half and a tenth from the rest for fewer cycles than the first threshold, and half from half for longer.
     """
-    plans = (
+    return (
         SplitPlan(peers=num_peers, share=0.5, cycles=3.0, may_fork=False, seed=seed),
         SplitPlan(peers=num_peers, share=0.1, cycles=5.0, may_fork=False, seed=seed),
         SplitPlan(peers=num_peers, share=0.5, cycles=14.0, may_fork=True, seed=seed),
     )
-    return [partial(play_split, plan) for plan in plans]
 
 
 def play_split(plan: SplitPlan) -> SplitRow:
     """Play one split to its end.
 
     Raises:
-        Violated: a promise of the protocol was broken on the way.
+        Violated: an invariant was broken on the way.
     """
-    swarm = scale_swarm(plan.peers, seed=plan.seed)
-    cycle_seconds = FRAGMENTS * swarm.rules.clock.round_seconds
-    swarm.run_to((1 + SETTLE_CYCLES) * cycle_seconds - swarm.rules.clock.round_seconds / 3)
+
+    async def scene() -> SplitRow:
+        async with scale_swarm(plan.peers, seed=plan.seed) as swarm:
+            return await _played(swarm, plan)
+
+    return play(scene)
+
+
+async def _played(swarm: Simulation, plan: SplitPlan) -> SplitRow:
+    await swarm.run_to((1 + SETTLE_CYCLES) * CYCLE_SECONDS - ROUND_SECONDS / 3)
     names = sorted(swarm.machines)
     swarm.rng.shuffle(names)
     smaller = max(1, round(plan.share * len(names)))
     swarm.partition(names[:smaller], names[smaller:])
-    swarm.run(plan.cycles * cycle_seconds)
+    await swarm.run(plan.cycles * CYCLE_SECONDS)
     rosters = [machine.roster for machine in swarm.running()]
     epochs = max(roster.epoch for roster in rosters)
     highest = [{r.digest() for r in rosters if r.k == k} for k in {r.k for r in rosters}]
     branches = max(len(digests) for digests in highest) if epochs == 0 else len({r.digest() for r in rosters})
     reports = sum("split" in machine.topics for machine in swarm.running())
     swarm.heal()
-    healed = _cycles_until_whole(swarm, 8.0)
+    healed = await _cycles_until_whole(swarm, 8.0)
     chains = _most_chains(swarm)
     allowed = 4.0 if epochs else 2.0
     has_healed = healed is not None and healed <= allowed
@@ -103,8 +108,7 @@ def play_split(plan: SplitPlan) -> SplitRow:
     )
 
 
-def _cycles_until_whole(swarm: ScaleSwarm, most_cycles: float) -> float | None:
-    cycle_seconds = FRAGMENTS * swarm.rules.clock.round_seconds
+async def _cycles_until_whole(swarm: Simulation, most_cycles: float) -> float | None:
     heights = {machine.name: machine.height() for machine in swarm.running()}
 
     def is_whole() -> bool:
@@ -113,15 +117,15 @@ def _cycles_until_whole(swarm: ScaleSwarm, most_cycles: float) -> float | None:
         return goes_on and swarm.all_members() and swarm.agreed()
 
     try:
-        seconds = swarm.run_until(is_whole, most_cycles * cycle_seconds, step=cycle_seconds / 32)
+        seconds = await swarm.until(is_whole, most_cycles * CYCLE_SECONDS, step=CYCLE_SECONDS / 32)
     except Violated as broken:
         if broken.invariant != "claim":
             raise
         return None
-    return seconds / cycle_seconds
+    return seconds / CYCLE_SECONDS
 
 
-def _most_chains(swarm: ScaleSwarm) -> int:
+def _most_chains(swarm: Simulation) -> int:
     """Return the most different states that any fragment has among all peers."""
     return max(
         len(

@@ -1,39 +1,25 @@
-"""The run that the lab plays."""
+"""The run that is simulated."""
 
 from __future__ import annotations
 
-from lab_swarms import INT8
-
-from p2p_diloco.lab.toy_run import (
-    ORGANISER,
-    RUN,
-    found_run,
-    peer_named,
-    sign_as,
-    signer,
-    start_states,
-    toy_rules,
-    verify,
-)
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import check_founding
+from p2p_diloco.testing.run import ORGANISER, RUN, found_run, key_named, run_rules, signer, start_states, verify
 
 
 def test_a_signature_binds_signer_and_statement() -> None:
-    ann, bob = peer_named("ann"), peer_named("bob")
+    ann, bob = key_named("ann").peer, key_named("bob").peer
     signature = signer(ann)(b"so")
     assert len(signature) == 64
     assert verify(ann, b"so", signature)
     assert not verify(bob, b"so", signature)
     assert not verify(ann, b"not so", signature)
-    assert sign_as(ann, b"so") == signature
 
 
 def test_the_run_is_founded_by_the_organiser_and_spans_start_apart() -> None:
-    rules = toy_rules(num_spans=(2, 1), span_elements=8, codecs=INT8)
-    founding = found_run(rules, Member(peer=peer_named("boot"), incarnation=1, can_be_dialled=True))
+    rules = run_rules(num_spans=(2, 1))
+    founding = found_run(rules, Member(peer=key_named("boot").peer, incarnation=1, can_be_dialled=True), 0)
     check_founding(founding, RUN, ORGANISER, verify)
     states = start_states(rules, founding.roster)
     assert set(states) == set(rules.span_elements)
     assert len({state.head.digest for state in states.values()}) == 3
-    assert rules.payload_bytes[next(iter(states))] == INT8.contribution.encoded_bytes(8)

@@ -1,0 +1,257 @@
+"""What a cycle costs as a swarm grows: whole swarms of up to a thousand peers over an internet of drawn delays.
+
+Vectors are tiny, since the rules never look into one; their bytes are counted as if the model had `parameters`, with
+the real size of every header, list and signature. Peers begin as members that were stopped and hold the same state: how
+a swarm comes to be is the business of `trial.py`. One more peer may join, with links to a few of them only.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.ballot import ballot_number
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.grid import grid_order
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.messages import Opening, RowMean, SpanVector, decode_message
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SentFrames
+from p2p_diloco.testing.run import ROUND_ZERO, SPAN_ELEMENTS, found_run, key_named, run_rules, sign_as, start_states
+from p2p_diloco.testing.simulation import START_SECONDS, Simulation, play
+from p2p_diloco.transport.link import whole
+
+ROUND_SECONDS = 32.0
+HEARTBEAT_SECONDS = 8.0
+FRAGMENTS = 2
+CYCLE_SECONDS = FRAGMENTS * ROUND_SECONDS
+GROUP_SIZE = 16
+STEP_SECONDS = 0.1
+MEDIAN_DELAY_SECONDS, DELAY_SIGMA = 0.07, 0.6
+"""One way, log-normal: a tenth of all messages takes longer than 0.15 s, one in a thousand longer than 0.45 s."""
+WARM_UP_CYCLES, MEASURED_CYCLES = 1, 2
+"""So few that no new grid is dialled ahead meanwhile: for a cycle before one comes, a peer has the links of both."""
+FOUNDER, NEWCOMER = "founder", "newcomer"
+INT4 = codec_named("int4")
+CODECS = Codecs(contribution=INT4, row_mean=codec_named("int8"), entry=INT4, rounds_stochastically=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalePlan:
+    """What is played.
+
+    Attributes:
+        peers: members that train.
+        dial_out_only: share of them that accept no connection.
+        parameters: of the model whose bytes are counted.
+        cycles: measured, after one that is not.
+        newcomer_reaches: so many members, and nobody else, can be reached by one more peer that joins; 0: none joins.
+    """
+
+    peers: int
+    dial_out_only: float = 0.0
+    seed: int = 0
+    parameters: int = 100_000_000
+    cycles: int = MEASURED_CYCLES
+    newcomer_reaches: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRow:
+    """What one size of swarm costs.
+
+    Attributes:
+        peers: members that train.
+        rows: rows of their grid.
+        bytes_sent_per_parameter_per_cycle: vectors with their headers, mean over all peers.
+        control_bytes_per_cycle: everything else, mean over all peers.
+        streams: most links that a peer had at once.
+        messages: sent by a peer in a cycle, mean.
+        round_seconds: from the begin of a round until the last peer had absorbed its last entry, mean over rounds;
+            None: there were no entries.
+        included: share of all possible contributions that entries included.
+        replicas_equal: whether all hold the same bytes at the end.
+        newcomer_cycles: until the newcomer was ready and everybody's roster listed it; None: it was not, or none came.
+    """
+
+    peers: int
+    rows: int
+    bytes_sent_per_parameter_per_cycle: float
+    control_bytes_per_cycle: float
+    streams: int
+    messages: float
+    round_seconds: float | None
+    included: float
+    replicas_equal: bool
+    newcomer_cycles: float | None = None
+
+
+def measure(plan: ScalePlan) -> ScaleRow:
+    """Play a few cycles of a swarm of that size and return what they cost.
+
+    Raises:
+        Violated: an invariant was broken on the way.
+    """
+
+    async def scene() -> ScaleRow:
+        async with scale_swarm(plan.peers, dial_out_only=plan.dial_out_only, seed=plan.seed) as swarm:
+            return await _measured(swarm, plan)
+
+    gc.disable()  # a swarm makes much and drops all at once
+    try:
+        return play(scene)
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+async def _measured(swarm: Simulation, plan: ScalePlan) -> ScaleRow:
+    first = (WARM_UP_CYCLES + 1) * FRAGMENTS
+    behind = first + plan.cycles * FRAGMENTS
+    await swarm.run_to(first * ROUND_SECONDS)
+    sent: dict[int, SentFrames] = {}
+    swarm.network.sent = sent
+    newcomer_cycles, streams = None, 0
+    if plan.newcomer_reaches:
+        _add_newcomer(swarm, plan.newcomer_reaches)
+    for round_index in range(first, behind):
+        await swarm.run_to((round_index + 0.5) * ROUND_SECONDS)
+        streams = max(streams, *(len(machine.running.linked) for machine in swarm.running()))
+        await swarm.run_to((round_index + 1) * ROUND_SECONDS)
+        if plan.newcomer_reaches and newcomer_cycles is None and _is_listed(swarm):
+            newcomer_cycles = (round_index + 1 - first) / FRAGMENTS
+    swarm.network.sent = None
+    vector_bytes = control_bytes = 0
+    span_parameters = plan.parameters // sum(swarm.rules.num_spans)
+    for frames in sent.values():
+        longer = _longer_bytes(frames, span_parameters)
+        if longer is None:
+            control_bytes += frames.num_bytes
+        else:
+            vector_bytes += frames.num_bytes + longer
+    whole_swarm = plan.peers * plan.cycles
+    grid = swarm.running()[0].running.book.grid()
+    absorbed = swarm.inspector.absorbed_at.items()
+    took = [at - index * ROUND_SECONDS for index, at in absorbed if first <= index < behind]
+    return ScaleRow(
+        peers=plan.peers,
+        rows=len(grid.rows) if grid is not None else 0,
+        bytes_sent_per_parameter_per_cycle=vector_bytes / (whole_swarm * plan.parameters),
+        control_bytes_per_cycle=control_bytes / whole_swarm,
+        streams=streams,
+        messages=sum(frames.count for frames in sent.values()) / whole_swarm,
+        round_seconds=sum(took) / len(took) if took else None,
+        included=_included_share(swarm, first, behind, plan.peers),
+        replicas_equal=await comes_to_agree(swarm, CYCLE_SECONDS),
+        newcomer_cycles=newcomer_cycles,
+    )
+
+
+def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) -> Simulation:
+    """Return a swarm whose peers are members already, hold the start, and are about to look for their links.
+
+    Args:
+        dial_out_only: share of peers that accept no connection.
+    """
+    width = max(GROUP_SIZE, math.isqrt(max(num_peers - 1, 0)) + 1)
+    rules = run_rules(
+        num_spans=(2 * width,) * FRAGMENTS,
+        codecs=CODECS,
+        group_size=GROUP_SIZE,
+        void_cycles=8,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        round_seconds=ROUND_SECONDS,
+    )
+    swarm = Simulation(seed=seed, codecs=CODECS, rules=rules, as_bytes=False)
+    swarm.network.log_normal = (MEDIAN_DELAY_SECONDS, DELAY_SIGMA)
+    draw = random.Random(f"scale {seed}")
+    names = [f"p{number}" for number in range(num_peers)]
+    hidden = set(draw.sample(names, round(dial_out_only * num_peers)))
+    for name in names:
+        place = OUTBOUND_ONLY if name in hidden else OPEN
+        swarm.add(name, place=place, step_seconds=STEP_SECONDS, start=False)
+        swarm.at(START_SECONDS - ROUND_ZERO + 5.0 * draw.random(), swarm.start, name)
+    rosters = _first_rosters(rules, [(swarm.machines[name].peer, name not in hidden) for name in names])
+    swarm.keep_on_disks(rosters, start_states(rules, rosters[0].roster))
+    return swarm
+
+
+def _first_rosters(rules: RunRules, peers: Sequence[tuple[PeerId, bool]]) -> tuple[CertifiedRoster, CertifiedRoster]:
+    """Return the founding roster and roster 1, which lists everybody and is certified by the founder."""
+    founder = key_named(FOUNDER).peer
+    founding = found_run(rules, Member(peer=founder, incarnation=1, can_be_dialled=True), 0)
+    members = [Member(peer=peer, incarnation=1, can_be_dialled=is_open) for peer, is_open in peers]
+    roster = Roster(
+        run=rules.run,
+        genesis=founding.roster.genesis,
+        parent=founding.roster.digest(),
+        k=1,
+        epoch=0,
+        level=0,
+        cycle=0,
+        regrid=0,
+        members=grid_order(members, rules.run, 0),
+        helper=founder,
+        goodbyes=(),
+        included_total=0,
+    )
+    ballot = ballot_number(0, 0)
+    vote = sign_as(founder, vote_statement(roster.digest(), ballot))
+    return founding, CertifiedRoster(roster=roster, ballot=ballot, votes=((founder, vote),))
+
+
+def _add_newcomer(swarm: Simulation, reaches: int) -> None:
+    members = [machine for machine in swarm.machines.values() if machine.place == OPEN]
+    newcomer = swarm.add(NEWCOMER, step_seconds=STEP_SECONDS, start=False)
+    reached = swarm.rng.sample(members, reaches)
+    swarm.network.split([newcomer.peer], [m.peer for m in swarm.machines.values() if m not in (newcomer, *reached)])
+    newcomer.first_known = {m.peer: m.addresses for m in reached}
+    swarm.start(NEWCOMER)
+
+
+def _is_listed(swarm: Simulation) -> bool:
+    newcomer = swarm.machines[NEWCOMER]
+    return newcomer.running.ready and all(newcomer.peer in machine.roster.peers() for machine in swarm.running())
+
+
+def _longer_bytes(frames: SentFrames, span_parameters: int) -> int | None:
+    """Return by how much frames of a kind would be longer in the counted model; None: they carry no vector."""
+    message = decode_message(whole(frames.sample))
+    match message:
+        case SpanVector():
+            codec = CODECS.contribution
+        case RowMean():
+            codec = CODECS.row_mean
+        case Entry():
+            codec = CODECS.entry
+        case Opening():
+            return 0
+        case _:
+            return None
+    return frames.count * (codec.encoded_bytes(span_parameters) - codec.encoded_bytes(SPAN_ELEMENTS))
+
+
+async def comes_to_agree(swarm: Simulation, within: float) -> bool:
+    """Tell whether, at some moment within so many seconds, all hold the same bytes."""
+    try:
+        await swarm.until(swarm.agreed, within, step=1.0)
+    except Violated as broken:
+        if broken.invariant != "claim":
+            raise
+        return False
+    return True
+
+
+def _included_share(swarm: Simulation, first: int, behind: int, num_peers: int) -> float:
+    entries = [entry for entry in swarm.inspector.entries.values() if first <= entry.round < behind]
+    included = sum(int.from_bytes(entry.included, "little").bit_count() for entry in entries)
+    possible = num_peers * sum(swarm.rules.num_spans[swarm.rules.clock.fragment(r)] for r in range(first, behind))
+    return included / possible

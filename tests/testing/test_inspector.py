@@ -1,0 +1,181 @@
+"""The invariants bite: each is broken by hand once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from p2p_diloco.ids import ZERO_DIGEST, sha256
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.ballot import ballot_number
+from p2p_diloco.protocol.entry import Entry, pack_included
+from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
+from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.run import key_named, sign_as
+from p2p_diloco.testing.simulation import Simulation, play
+
+Scene = Callable[[Simulation, Machine, list[str]], None]
+
+
+def with_grown_swarm(scene: Scene) -> None:
+    """Let three peers train for a while, then play a scene; the list gets what is violated from then on."""
+
+    async def whole() -> None:
+        async with Simulation(seed=1, as_bytes=False) as swarm:
+            for name in ("p0", "p1", "p2"):
+                swarm.add(name, founds=name == "p0")
+            await swarm.until(swarm.all_members, within=120.0)
+            await swarm.run(40.0)
+            found: list[str] = []
+            swarm.inspector._violated = lambda invariant, text, machine: found.append(f"{invariant}: {text}")
+            scene(swarm, swarm.machines["p0"], found)
+
+    play(whole)
+
+
+def expect(found: list[str], pattern: str) -> None:
+    assert any(re.search(pattern, text) for text in found), f"{pattern} not in {found}"
+    found.clear()
+
+
+def update_of(entry: Entry) -> SpanUpdate:
+    return SpanUpdate(span=entry.span, absorbed=absorbed_entry(entry), payload=entry.payload, own_included=False)
+
+
+def test_equal_chains_with_other_bytes() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        span = swarm.spans[0]
+        state = machine.vectors.states[span]
+        other = SpanState(head=state.head, anchor_N=state.anchor_N + 1, momentum_N=state.momentum_N)
+        assert swarm.inspector.shared(span, other) is other
+        same = SpanState(head=state.head, anchor_N=state.anchor_N.copy(), momentum_N=state.momentum_N.copy())
+        assert swarm.inspector.shared(span, same) is state
+        swarm.inspector.replaced(machine, span, state, other)
+        expect(found, "I1: fragment 0 span 0: equal chain digests")
+
+    with_grown_swarm(scene)
+
+
+def test_a_span_goes_back_only_once_for_a_branch_that_was_given_up() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        span = swarm.spans[0]
+        now = machine.vectors.states[span]
+        start = next(state for (s, _), state in swarm.inspector._truth.items() if s == span and not state.head.height)
+        swarm.inspector.replaced(machine, span, now, start)
+        expect(found, "I3: fragment 0 span 0 goes back from height")
+        swarm.inspector.branch_given_up(machine)
+        swarm.inspector.replaced(machine, span, now, start)
+        assert found == []
+        swarm.inspector.replaced(machine, span, now, start)
+        expect(found, "I3")
+
+    with_grown_swarm(scene)
+
+
+def test_entries_out_of_order_twice_or_of_a_chain_that_nobody_made() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        entry = next(iter(swarm.inspector.entries.values()))
+        state = machine.vectors.states[entry.span]
+        swarm.inspector.advancing(machine, state, update_of(entry))
+        expect(found, "I2: .* is absorbed on top of round")
+        ahead = replace(update_of(entry), absorbed=replace(absorbed_entry(entry), round=state.head.round + 2))
+        swarm.inspector.advancing(machine, state, ahead)
+        expect(found, "I3: .* is absorbed without its parent")
+        unknown = replace(ahead, absorbed=replace(ahead.absorbed, digest=sha256(b"unknown")))
+        swarm.inspector.advancing(machine, state, unknown)
+        expect(found, "I3: .* is absorbed that no log has kept")
+        head = replace(state.head, digest=ZERO_DIGEST)
+        foreign = SpanState(head=head, anchor_N=state.anchor_N, momentum_N=state.momentum_N)
+        swarm.inspector.advanced(machine, entry.span, foreign)
+        expect(found, "I1: .* a chain that nobody made")
+
+    with_grown_swarm(scene)
+
+
+def test_entries_that_count_too_few_too_many_or_something_else() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        entry = list(swarm.inspector.entries.values())[-1]
+        for wrong, text in (
+            (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 members there"),
+            (replace(entry, present=pack_included({0, 1}, 3)), "I8: .* includes members that were not there"),
+            (replace(entry, parent=entry.roster), "I8: .* has p. there, which did not name its parent"),
+            (replace(entry, round=entry.round + 2000), "I8: .* has p. there, which did not name its parent"),
+            (replace(entry, tokens=1), "I2: .* is the second one that its owner signed"),
+        ):
+            swarm.inspector.entry_kept(machine, wrong)
+            expect(found, text)
+        swarm.inspector._sent.clear()
+        swarm.inspector.entry_kept(machine, replace(entry, tokens=2))
+        expect(found, r"I2: .* counts p., p., p., who sent nothing")
+
+    with_grown_swarm(scene)
+
+
+def test_rosters_without_their_votes() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        certified = machine.running.book.chain()[-1]
+        parent = machine.running.book.parent_of(certified.roster)
+        assert parent is not None
+
+        def roster(votes: int, **changes: object) -> CertifiedRoster:
+            child = replace(certified.roster, **changes)  # type: ignore[arg-type]
+            statement = vote_statement(child.digest(), certified.ballot)
+            voters = sorted(parent.peers())[:votes]
+            signed = tuple((peer, sign_as(peer, statement)) for peer in voters)
+            return CertifiedRoster(roster=child, ballot=certified.ballot, votes=signed)
+
+        for wrong, text in (
+            (roster(1, cycle=99), "I8: roster .* has 1 votes of 3"),
+            (roster(3, cycle=98), "a fork"),
+            (roster(0, cycle=97, level=1), "I8: .* has 0 votes"),
+            (roster(3, parent=sha256(b"nobody")), "a parent that nobody certified"),
+            (roster(3, k=0), "a second founding"),
+        ):
+            swarm.inspector.roster_kept(machine, wrong)
+            expect(found, text)
+        swarm.inspector.roster_kept(machine, roster(1, cycle=96, level=1))
+        assert found == []
+
+    with_grown_swarm(scene)
+
+
+def test_a_round_under_two_rosters() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        book = machine.running.book
+        parent = next(c.roster for c in book.chain() if c.roster.digest() in swarm.inspector._last_entry)
+        child = replace(parent, k=parent.k + 1, parent=parent.digest())
+        swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=ballot_number(0, 0), votes=()))
+        expect(found, "I8: an entry of round .* names a roster whose child was agreed on in round 0")
+
+    with_grown_swarm(scene)
+
+
+def test_a_round_that_is_held_open_and_a_span_unsettled_after_the_deadline() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        clock = swarm.rules.clock
+        reducing = [m for m in swarm.running() if (c := m.running.exchange.collection) is not None and c.reduced]
+        machine, engine = reducing[0], reducing[0].running
+        collection = engine.exchange.collection
+        assert collection is not None
+        swarm.inspector.ticked(machine, engine, clock.begin(engine.round + 2))
+        expect(found, "I4: in round")
+        collection.settled.clear()
+        swarm.inspector.ticked(machine, engine, clock.reduce_by(collection.round) + 0.1)
+        expect(found, "I4: .* unsettled in round")
+
+    with_grown_swarm(scene)
+
+
+def test_votes_of_strangers_count_for_nothing() -> None:
+    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+        certified = machine.running.book.chain()[-1]
+        child = replace(certified.roster, cycle=95)
+        statement = vote_statement(child.digest(), 7)
+        strangers = [key_named(f"stranger{number}").peer for number in range(5)]
+        votes = tuple((peer, sign_as(peer, statement)) for peer in strangers)
+        swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=7, votes=votes))
+        expect(found, "has 0 votes of 3")
+
+    with_grown_swarm(scene)

@@ -1,0 +1,68 @@
+"""What a cycle costs as a swarm grows: small sizes, exact claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.protocol.messages import decode_message
+from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta
+from p2p_diloco.testing.network import OUTBOUND_ONLY
+from p2p_diloco.testing.scale import ROUND_SECONDS, ScalePlan, ScaleRow, measure, scale_swarm
+from p2p_diloco.testing.simulation import play
+from p2p_diloco.transport.link import whole
+
+
+def bits(row: ScaleRow) -> float:
+    return 8.0 * row.bytes_sent_per_parameter_per_cycle
+
+
+def test_a_row_of_eight_sends_what_the_formula_says() -> None:
+    row = measure(ScalePlan(peers=8, parameters=1_000_000_000))
+    assert (row.peers, row.rows, row.streams) == (8, 1, 7)
+    assert row.included == 1.0
+    assert row.replicas_equal
+    assert row.newcomer_cycles is None
+    # int4 with a 16-bit scale per 64: 4.25 bits, both ways, all but the own share; headers next to nothing.
+    assert bits(row) == pytest.approx(8.5 * (1 - 1 / 8), rel=0.01)
+    assert row.round_seconds is not None
+    assert 0 < row.round_seconds < 8
+    assert measure(ScalePlan(peers=8, parameters=1_000_000_000)) == row, "one seed is one swarm"
+
+
+def test_a_grid_sends_a_little_more_and_has_few_streams() -> None:
+    row = measure(ScalePlan(peers=18, parameters=1_000_000_000, dial_out_only=0.3))
+    assert row.rows == 2
+    assert row.included == 1.0
+    assert row.replicas_equal
+    assert row.streams <= 17
+    assert bits(row) < 1.2 * 8.5 * (1 - 1 / 8)
+    assert row.control_bytes_per_cycle > 0
+    assert row.messages > 0
+
+
+def test_rosters_are_sent_as_what_differs() -> None:
+    async def scene() -> None:
+        async with scale_swarm(18) as swarm:
+            swarm.network.sent = {}
+            await swarm.run_to(4 * ROUND_SECONDS)
+            assert {machine.roster.k for machine in swarm.running()} == {2}
+            sent = {type(decode_message(whole(kind.sample))): kind for kind in swarm.network.sent.values()}
+        assert sent[ProposalDelta].count == sent[CertifiedDelta].count == 17, "everybody but the lead gets each once"
+        assert sent[ProposalDelta].num_bytes < 17 * 300, "18 members take 37 bytes each"
+        assert sent[CertifiedDelta].num_bytes < 17 * (300 + 10 * 66)
+
+    play(scene)
+
+
+def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_one() -> None:
+    row = measure(ScalePlan(peers=18, cycles=5, newcomer_reaches=3))
+    assert row.newcomer_cycles is not None
+    assert row.included > 0.99
+
+
+def test_a_share_of_the_peers_cannot_be_dialled() -> None:
+    async def scene() -> None:
+        async with scale_swarm(10, dial_out_only=0.3) as swarm:
+            assert sum(machine.place == OUTBOUND_ONLY for machine in swarm.machines.values()) == 3
+
+    play(scene)
