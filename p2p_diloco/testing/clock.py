@@ -42,6 +42,11 @@ class MachineClock:
         """Set the wall clock so far ahead of true time, as a person or a time service does."""
         self.wall_offset, self._set_at = offset, true
 
+    def jump(self, true: float, seconds: float) -> None:
+        """Set both clocks forward, as nothing that a program can see: so a broken quartz would look."""
+        self._base, self._since = self.monotonic(true) + seconds, true
+        self.wall_offset += seconds
+
     def sleep(self, true: float) -> None:
         """Suspend the machine."""
         if self._asleep_at is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, format_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId
 from p2p_diloco.protocol.ballot import Promise, Vote
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import Heartbeat
@@ -33,9 +35,9 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.testing.clock import MachineClock
 from p2p_diloco.testing.network import Mutator, SimulatedTransport
-from p2p_diloco.testing.process import Process, run_in
+from p2p_diloco.testing.process import OUTSIDE, Process
 from p2p_diloco.testing.run import RUN, key_named, signer
-from p2p_diloco.transport.link import Lane, TransportLimits
+from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
 
 if TYPE_CHECKING:
     from p2p_diloco.testing.machine import Machine
@@ -155,68 +157,69 @@ class Outsider:
     is_hostile: bool = True
 
 
-class Stranger:
-    """Somebody who is no member: dials whoever it knows, says that it is ready, and answers questions with lies."""
+class Caller(SilentListener):
+    """Somebody with a key, frames and no engine: dials, says what it is told to say and keeps what it hears.
 
-    def __init__(self, swarm: Simulation, seed: int) -> None:
-        self._swarm = swarm
-        self._rng = random.Random(seed)
-        name = f"stranger{seed}"
-        self._key = key_named(name)
-        self._process = Process(MachineClock(swarm.loop.true_seconds()))
-        self._sequence = 0
-        self._task: asyncio.Task[None] | None = None
-        self._transport: SimulatedTransport | None = None
-        swarm.inspected[self._key.peer] = Outsider(name, self._key.peer)
+    Enter it with `async with`. It is on no roster, unless members put it there.
 
-    def begin(self) -> None:
-        """Go on line."""
-        run_in(self._process, self._begin)
+    Attributes:
+        heard: what came, with who sent it.
+        answer: returns what it says at once to a peer that sent something.
+    """
 
-    def _begin(self) -> None:
-        self._transport = self._swarm.network.simulated_transport(
-            self._key.peer, run=RUN, believes_open=False, process=self._process, limits=TransportLimits()
+    def __init__(self, swarm: Simulation, name: str = "caller") -> None:
+        self.swarm = swarm
+        self.key = key_named(name)
+        self.peer = self.key.peer
+        self.heard: list[tuple[PeerId, Message]] = []
+        self.answer: Callable[[PeerId, Message], Iterable[Message]] = lambda peer, message: ()
+        swarm.inspected[self.peer] = Outsider(name, self.peer)
+        clock = MachineClock(0.0)  # shows true seconds
+        self.transport: SimulatedTransport = swarm.network.simulated_transport(
+            self.peer, run=RUN, believes_open=False, process=Process(clock), limits=TransportLimits()
         )
-        self._transport.listener = self
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._live(self._transport), name="stranger", context=self._process.context)
+        self.transport.listener = self
 
-    def end(self) -> None:
-        """Go away."""
-        self._swarm.network.kill(self._key.peer)
-        if self._task is not None:
-            self._task.cancel()
+    async def __aenter__(self) -> Self:
+        await self.transport.__aenter__()
+        return self
 
-    def linked_peers(self) -> frozenset[PeerId]:
-        """Return whom it has reached."""
-        return self._transport.linked_peers() if self._transport is not None else frozenset()
+    async def __aexit__(self, *_: object) -> None:
+        self.swarm.network.kill(self.peer)
 
-    async def _live(self, transport: SimulatedTransport) -> None:
-        async with transport:
-            while True:
-                for machine in list(self._swarm.machines.values()):
-                    if machine.runs and machine.peer not in transport.linked_peers():
-                        await self._dial(transport, machine.peer)
-                for peer in sorted(transport.linked_peers()):
-                    self._say(peer, self._beat())
-                    self._say(peer, self._lie())
-                await asyncio.sleep(BEAT_SECONDS)
+    async def dial(self, *machines: Machine) -> None:
+        """Open links."""
+        for machine in machines:
+            deadline = self.swarm.loop.true_seconds() + DIAL_SECONDS
+            await self.transport.dial(machine.peer, machine.addresses, deadline)
 
-    async def _dial(self, transport: SimulatedTransport, peer: PeerId) -> None:
-        deadline = asyncio.get_running_loop().time() + DIAL_SECONDS
-        try:
-            await transport.dial(peer, (f"/memory/1/p2p/{format_peer_id(peer)}",), deadline)
-        except PeerError:
-            return
+    def say(self, peer: PeerId, message: Message) -> None:
+        """Send a message."""
+        self.send(peer, encode_message(message), Lane.BULK if is_bulk(message) else Lane.CONTROL)
 
-    def _beat(self) -> Heartbeat:
-        self._sequence += 1
-        known = next((m.running.book.in_force for m in self._swarm.running() if m.running.book.in_force), None)
+    def send(self, peer: PeerId, frame: bytes, lane: Lane) -> None:
+        """Send a frame, whatever it is."""
+        self.transport.post(peer, frame, lane=lane, deadline=self.swarm.loop.true_seconds() + DIAL_SECONDS)
+
+    async def ask(self, peer: PeerId, question: Message, kind: type[Any], within: float = 5.0) -> Any:
+        """Say something and return the next message of a kind."""
+        before = len(self.of(kind))
+        self.say(peer, question)
+        await self.swarm.until(lambda: len(self.of(kind)) > before, within, step=0.05)
+        return self.of(kind)[before]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Return the messages of a kind that it has heard."""
+        return [message for _, message in self.heard if isinstance(message, kind)]
+
+    def heartbeat(self, sequence: int, **changes: Any) -> Heartbeat:
+        """Return a signed heartbeat of a peer that says that it is ready, under the roster that members go by."""
+        known = next((m.running.book.in_force for m in self.swarm.running() if m.running.book.in_force), None)
         beat = Heartbeat(
             run=RUN,
-            peer=self._key.peer,
+            peer=self.peer,
             incarnation=1,
-            sequence=self._sequence,
+            sequence=sequence,
             roster=known.digest() if known is not None else ZERO_DIGEST,
             roster_k=known.k if known is not None else 0,
             included_total=known.included_total if known is not None else 0,
@@ -231,11 +234,55 @@ class Stranger:
             share=8,
             signature=b"",
         )
-        return beat.signed(signer(self._key.peer))
+        return replace(beat, **changes).signed(signer(self.peer))
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
+        """Keep a message and answer it."""
+        message = decode_message(frame)
+        self.heard.append((peer, message))
+        for answer in self.answer(peer, message):
+            self.say(peer, answer)
+
+
+class Stranger(Caller):
+    """Somebody who is no member: dials whoever it knows, says that it is ready, and answers questions with lies."""
+
+    def __init__(self, swarm: Simulation, seed: int) -> None:
+        super().__init__(swarm, f"stranger{seed}")
+        self.answer = self._lies
+        self._rng = random.Random(seed)
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Go on line."""
+        self._task = asyncio.get_running_loop().create_task(self._live(), name="stranger", context=OUTSIDE.copy())
+
+    def end(self) -> None:
+        """Go away."""
+        self.swarm.network.kill(self.peer)
+        if self._task is not None:
+            self._task.cancel()
+
+    def linked_peers(self) -> frozenset[PeerId]:
+        """Return whom it has reached."""
+        return self.transport.linked_peers()
+
+    async def _live(self) -> None:
+        async with self:
+            for sequence in count(1):
+                for machine in list(self.swarm.machines.values()):
+                    if machine.runs and machine.peer not in self.linked_peers():
+                        with suppress(PeerError):
+                            await self.dial(machine)
+                for peer in sorted(self.linked_peers()):
+                    self.say(peer, self.heartbeat(sequence))
+                    self.say(peer, self._lie())
+                self.heard.clear()
+                await asyncio.sleep(BEAT_SECONDS)
 
     def _lie(self) -> Message:
         rng = self._rng
-        span = rng.choice(self._swarm.spans)
+        span = rng.choice(self.swarm.spans)
         lies: list[Message] = [
             EntryAbsent(span=span, parent=Digest(rng.randbytes(32))),
             SpanRequest(span=span, version=ZERO_DIGEST, offset=0, most_bytes=1 << 20),
@@ -246,26 +293,9 @@ class Stranger:
         ]
         return rng.choice(lies)
 
-    def _say(self, peer: PeerId, message: Message) -> None:
-        if self._transport is not None:
-            lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
-            self._transport.post(peer, encode_message(message), lane=lane, deadline=float("inf"))
-
-    # -- the listener
-
-    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        """Answer a question about time with a lie."""
-        message = decode_message(frame)
-        if isinstance(message, Ping):
-            self._say(peer, Pong(nonce=message.nonce, clock_seconds=self._swarm.loop.true_seconds() + DAY_SECONDS))
-        elif isinstance(message, SpanRequest):
-            self._say(peer, EntryAbsent(span=SpanId(0, 0), parent=message.version))
-
-    def link_up(self, peer: PeerId) -> None:
-        """Hear nothing."""
-
-    def link_lost(self, peer: PeerId, reason: str) -> None:
-        """Hear nothing."""
-
-    def transport_lost(self, error: Exception) -> None:
-        """Hear nothing."""
+    def _lies(self, peer: PeerId, message: Message) -> Iterable[Message]:
+        match message:
+            case Ping():
+                yield Pong(nonce=message.nonce, clock_seconds=self.swarm.loop.true_seconds() + DAY_SECONDS)
+            case SpanRequest():
+                yield EntryAbsent(span=SpanId(0, 0), parent=message.version)

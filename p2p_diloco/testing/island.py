@@ -87,6 +87,7 @@ class SimulatedIsland:
         share: returns the object that others hold for the same bytes.
     Attributes:
         step_seconds: how long an inner step takes.
+        mischief: what it contributes in the place of what it has made; None: that.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class SimulatedIsland:
         self.local: dict[SpanId, Vector] = {}
         self.in_flight: dict[SpanId, InFlight] = {}
         self.step_seconds = step_seconds
+        self.mischief: Callable[[FragmentContribution], FragmentContribution] | None = None
         self._maths = maths
         self._spans = spans
         self._noise = noise
@@ -283,9 +285,10 @@ class SimulatedIsland:
                 except (RoundError, NonFiniteUpdate):
                     continue
         self._steps_at[fragment] = made
-        return FragmentContribution(
+        contribution = FragmentContribution(
             round=round_index, fragment=fragment, tokens=steps * TOKENS_PER_STEP, steps=steps, spans=tuple(spans)
         )
+        return self.mischief(contribution) if self.mischief is not None else contribution
 
     # -- one span
 

@@ -77,6 +77,8 @@ class Machine:
         step_seconds: how long an inner step takes.
         founds: whether it founds the run, and founds it again should it die before anybody else is certified.
         reduce_seconds: how late the worker answers, at most.
+        limits: of its transport.
+        checkpoint_seconds: between two checkpoints; drawn unless given.
         first_known: whom its invite names.
         mutator: what it sends in the place of what its node wants sent; None: it is honest.
         is_liar: whether it has ever lied.
@@ -94,6 +96,8 @@ class Machine:
     step_seconds: float = 0.5
     reduce_seconds: float = 0.0
     share: int | None = None
+    limits: TransportLimits = field(default_factory=TransportLimits)
+    checkpoint_seconds: float = 0.0
     first_known: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
     mutator: Mutator | None = None
     is_liar: bool = False
@@ -114,6 +118,9 @@ class Machine:
     def __post_init__(self) -> None:
         self.key = key_named(self.name)
         self.peer: PeerId = self.key.peer
+        if not self.checkpoint_seconds:
+            draw = random.Random(f"{self.around.seed} {self.name} saves")
+            self.checkpoint_seconds = draw.uniform(*CHECKPOINT_SECONDS)
 
     def __repr__(self) -> str:
         return self.name
@@ -164,13 +171,25 @@ class Machine:
         return self.clock.wall(self.around.true_seconds())
 
     def swarm_now(self) -> float:
-        """Return swarm time as the process that runs reckons it."""
-        assert self.swarm_clock is not None, f"{self.name} is not running"
-        return self.swarm_clock.now()
+        """Return swarm time as the process that runs reckons it, on its own machine's clocks."""
+        assert self.process is not None, f"{self.name} is not running"
+        assert self.swarm_clock is not None
+        now: float = run_in(self.process, self.swarm_clock.now)
+        return now
 
     def height(self) -> int:
         """Return the entries absorbed, summed over all spans."""
         return sum(state.head.height for state in self.vectors.states.values())
+
+    def texts(self, topic: str) -> list[str]:
+        """Return what it has reported of a topic, as far as that is kept."""
+        return [text for _, its_topic, text in self.reports if its_topic == topic]
+
+    def lie(self, mutator: Mutator | None) -> None:
+        """Send other messages than its node wants sent, from now on; None: no more."""
+        self.mutator, self.is_liar = mutator, True
+        if self.transport is not None:
+            self.transport.mutator = mutator
 
     # -- starting and ending
 
@@ -196,7 +215,7 @@ class Machine:
             lambda: begun + loop.time() - began_at, wall=self.wall, offset_seconds=folder.recall_clock_offset()
         )
         transport = around.network.simulated_transport(
-            self.peer, run=RUN, believes_open=self.believes_open, process=process, limits=TransportLimits()
+            self.peer, run=RUN, believes_open=self.believes_open, process=process, limits=self.limits
         )
         transport.mutator = self.mutator
         engine = self._make_engine(folder, transport)
@@ -208,7 +227,7 @@ class Machine:
             archive,
             states=self._all_states,
             is_ready=lambda: engine.ready,
-            pause_seconds=random.Random(f"{around.seed} {self.name} saves").uniform(*CHECKPOINT_SECONDS),
+            pause_seconds=self.checkpoint_seconds,
             hear=self.report,
         )
         self.process, self.transport, self.engine, self.swarm_clock = process, transport, engine, clock
@@ -256,7 +275,9 @@ class Machine:
         recalled = Recalled(
             rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
         )
-        return _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
+        engine = _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
+        engine.exchange.ration.bytes_per_second = self.limits.upload_bytes_per_second
+        return engine
 
     def _make_keeper(self, folder: RunFolder, transport: SimulatedTransport, engine: PeerEngine) -> LinkKeeper:
         known = {**self.first_known, **folder.recall_addresses()}

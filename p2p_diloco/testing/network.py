@@ -183,8 +183,12 @@ class SimulatedTransport(MemoryTransport):
         except FrameError:
             return super().post(peer, frame, lane=lane, deadline=true)
         frames = self.mutator(peer, message)
-        posted = [MemoryTransport.post(self, peer, each, lane=lane, deadline=true) for each in frames]
+        posted = [self.post_unchanged(peer, each, lane=lane, deadline=true) for each in frames]
         return all(posted)
+
+    def post_unchanged(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
+        """Queue a frame as it is; `deadline` in true seconds."""
+        return super().post(peer, frame, lane=lane, deadline=deadline)
 
     def _establish(self, peer: PeerId, address: str) -> None:
         if not self._net.can_dial(self.peer, peer):

@@ -77,6 +77,7 @@ def run_rules(
     scrub_cycles: int = 8,
     heartbeat_seconds: float = 1.0,
     round_seconds: float = ROUND_SECONDS,
+    span_elements: int = SPAN_ELEMENTS,
 ) -> RunRules:
     """Return the rules of a run.
 
@@ -91,10 +92,10 @@ def run_rules(
         organiser=ORGANISER,
         clock=RoundClock(start_seconds=ROUND_ZERO, round_seconds=round_seconds, num_fragments=len(num_spans)),
         num_spans=num_spans,
-        span_elements=dict.fromkeys(spans, SPAN_ELEMENTS),
-        payload_bytes=dict.fromkeys(spans, codecs.contribution.encoded_bytes(SPAN_ELEMENTS)),
-        row_mean_bytes=dict.fromkeys(spans, codecs.row_mean.encoded_bytes(SPAN_ELEMENTS)),
-        entry_bytes=dict.fromkeys(spans, codecs.entry.encoded_bytes(SPAN_ELEMENTS)),
+        span_elements=dict.fromkeys(spans, span_elements),
+        payload_bytes=dict.fromkeys(spans, codecs.contribution.encoded_bytes(span_elements)),
+        row_mean_bytes=dict.fromkeys(spans, codecs.row_mean.encoded_bytes(span_elements)),
+        entry_bytes=dict.fromkeys(spans, codecs.entry.encoded_bytes(span_elements)),
         group_size=group_size,
         void_cycles=void_cycles,
         heartbeat_seconds=heartbeat_seconds,
@@ -106,21 +107,24 @@ def run_rules(
     )
 
 
-def start_vector(span: SpanId) -> Vector:
+def start_vector(span: SpanId, elements: int) -> Vector:
     """Return where a span starts; spans differ, so that none can pass for another."""
-    steps = np.arange(SPAN_ELEMENTS, dtype=np.float32)
+    steps = (np.arange(elements) % SPAN_ELEMENTS).astype(np.float32)
     start_N: Vector = (steps + np.float32(1 + span.index + 10 * span.fragment)) / np.float32(64)
     return start_N
 
 
 def start_states(rules: RunRules, founding: Roster) -> dict[SpanId, SpanState]:
     """Return all spans as founded."""
-    return {span: genesis_state(start_vector(span), founding.digest()) for span in rules.span_elements}
+    return {
+        span: genesis_state(start_vector(span, elements), founding.digest())
+        for span, elements in rules.span_elements.items()
+    }
 
 
 def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
     """Return roster 0, signed by the organiser."""
-    starts = [start_vector(span) for span in rules.span_elements]
+    starts = [start_vector(span, elements) for span, elements in rules.span_elements.items()]
     genesis = sha256(*(content_digest(start_N, start_N * 0, ZERO_DIGEST) for start_N in starts))
     roster = founding_roster(rules.run, genesis, founder, cycle)
     signature = sign_as(ORGANISER, founding_statement(roster.digest()))

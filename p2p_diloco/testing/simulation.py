@@ -34,13 +34,15 @@ from p2p_diloco.testing.machine import Machine, Surroundings
 from p2p_diloco.testing.maths import SharedMaths
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SimulatedNetwork, shared_values
 from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop, run_in
-from p2p_diloco.testing.run import ROUND_ZERO, RUN, SPAN_ELEMENTS, codecs_of, run_rules
+from p2p_diloco.testing.run import ROUND_ZERO, RUN, codecs_of, run_rules
 from p2p_diloco.testing.trace import Trace
 from p2p_diloco.trainer.checkpoint import CheckpointFolder
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.transport.link import TransportLimits
 
 START_SECONDS = ROUND_ZERO - 10.0
+JUST_SECONDS = 1e-3
 DELAY_SECONDS = (0.01, 0.1)
 UPTIME_SECONDS = (600.0, 90_000.0)
 _T = TypeVar("_T")
@@ -75,7 +77,7 @@ class Simulation:
         self.seed = seed
         self.rules = rules if rules is not None else run_rules(codecs=codecs)
         self.spans = tuple(self.rules.span_elements)
-        self.maths = SharedMaths(codecs, SPAN_ELEMENTS)
+        self.maths = SharedMaths(codecs, self.rules.span_elements[self.spans[0]])
         self.network = SimulatedNetwork(seed, delay_seconds=DELAY_SECONDS)
         self.directory = MemoryDirectory(loop.true_seconds)
         self.machines: dict[str, Machine] = {}
@@ -142,6 +144,28 @@ class Simulation:
         """Let so much time pass; see `run_to`."""
         await self.run_to(self.now + seconds)
 
+    @property
+    def round(self) -> int:
+        """The round that it is by true time."""
+        return self.rules.clock.round_at(self.loop.true_seconds())
+
+    async def run_to_round(self, round_index: int) -> None:
+        """Let time pass until a round has just begun."""
+        await self.run_to(self.rules.clock.begin(round_index) - ROUND_ZERO + JUST_SECONDS)
+
+    async def grows(self, name: str, *, entries: int = 8, within: float = 300.0) -> None:
+        """Let time pass until a machine has absorbed so many more entries; see `until`."""
+        height = self.machines[name].height()
+        await self.until(lambda: self.machines[name].height() >= height + entries, within)
+
+    async def finish(self, *, rounds: int = 4, within_rounds: int = 8) -> None:
+        """Let all stop contributing some rounds from now, and time pass until they agree; see `until`."""
+        last = self.round + rounds
+        for machine in self.running():
+            machine.running.last_round = last
+        await self.run_to_round(last + 1)
+        await self.until(self.agreed, within_rounds * self.rules.clock.round_seconds)
+
     async def until(self, claim: Callable[[], bool], within: float, step: float = 0.5) -> float:
         """Let time pass until a claim holds; return how long that took.
 
@@ -172,6 +196,7 @@ class Simulation:
         step_seconds: float = 0.5,
         wall_offset: float = 0.0,
         drift: float = 0.0,
+        limits: TransportLimits | None = None,
         start: bool = True,
     ) -> Machine:
         """Add a machine and start it.
@@ -204,6 +229,7 @@ class Simulation:
             trains=trains,
             founds=founds,
             step_seconds=step_seconds,
+            limits=limits if limits is not None else TransportLimits(),
         )
         machine.clock.set_wall(self.loop.true_seconds(), wall_offset)
         founder = next((m for m in self.machines.values() if m.founds), None)
@@ -274,6 +300,12 @@ class Simulation:
         """Put a snapshot in the place of a machine's files; its process must have ended."""
         with self._rack.aside():
             self.machines[name].disk.restore(files)
+
+    async def depart(self, name: str) -> None:
+        """Have a machine say good-bye, finish the round and end."""
+        self.leave(name)
+        await self.run_to_round(self.round + 1)
+        self.end(name, "has left")
 
     def leave(self, name: str) -> None:
         """Have a machine say good-bye; it is for the caller to end it."""
@@ -394,6 +426,10 @@ class Simulation:
         return all(
             roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters
         )
+
+    def all_ready(self) -> bool:
+        """Tell whether, besides, all that run and train are ready."""
+        return self.all_members() and all(machine.running.ready for machine in self.running())
 
     def members(self, name: str) -> set[str]:
         """Return the members of the roster in force at a machine."""

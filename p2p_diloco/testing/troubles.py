@@ -581,17 +581,11 @@ class Liar(Trouble):
 
     def strike(self, swarm: Simulation, name: str) -> None:
         machine = swarm.machines[name]
-        machine.is_liar = True
-        machine.mutator = MUTATORS[self.lie](machine, random.Random(self.seed))
         swarm.note(machine, "lies", self.lie)
-        if machine.transport is not None:
-            machine.transport.mutator = machine.mutator
+        machine.lie(MUTATORS[self.lie](machine, random.Random(self.seed)))
 
     def mend(self, swarm: Simulation, name: str) -> None:
-        machine = swarm.machines[name]
-        machine.mutator = None
-        if machine.transport is not None:
-            machine.transport.mutator = None
+        swarm.machines[name].lie(None)
 
 
 @dataclass(kw_only=True)
