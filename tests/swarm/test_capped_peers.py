@@ -5,38 +5,25 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.protocol.demand import Encoded, Flow, exchange_flow, upload_needed
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
+from p2p_diloco.testing.run import run_rules
+from p2p_diloco.testing.simulation import Simulation, play
 from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.transport.rate_limit import WIRE_SHARE
-from tests.swarm import fake_island, memory_machine
-from tests.swarm.memory_machine import Machine, run_rules
-from tests.swarm.memory_stage import MemorySwarm, play
 
 ELEMENTS = 16384
+"""Vectors outweigh heartbeats, as in real runs."""
 SPANS = 8
 STEP_SECONDS = 1.5
 OTHERS = ("ada", "ben", "cleo")
 ROUNDS = 4
+RULES = run_rules(
+    num_spans=(SPANS, SPANS), void_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=ELEMENTS
+)
 
 
-@pytest.fixture(autouse=True)
-def large_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let vectors outweigh heartbeats, as in real runs; without noise, whose drawing would take most of the time."""
-    for module in (fake_island, memory_machine):
-        monkeypatch.setattr(module, "SPAN_ELEMENTS", ELEMENTS)
-    optima = {span: fake_island.optimum(span) for span in run_rules(spans=SPANS).span_elements}
-    for module in (fake_island, memory_machine):
-        monkeypatch.setattr(module, "OPTIMA", optima)
-    monkeypatch.setattr(fake_island.FakeIsland, "_step", descend)
-
-
-def descend(island: fake_island.FakeIsland) -> None:
-    """Make an inner step."""
-    assert island.local_SN is not None
-    island.steps += 1
-    island.local_SN -= fake_island.INNER_RATE * (island.local_SN - island._optimum_SN)
-
-
-def flow_of(swarm: MemorySwarm, *, is_reachable: bool) -> Flow:
+def flow_of(swarm: Simulation, *, is_reachable: bool) -> Flow:
     rules = swarm.rules
     sizes = (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
     whole = [float(sum(size for span, size in each.items() if span.fragment == 0)) for each in sizes]
@@ -50,53 +37,53 @@ def included(machine: Machine, since: int) -> float:
     return sum(one.num_included for one in closed) / sum(one.num_spans for one in closed)
 
 
-async def swarm_with(*, share: float, dialable: bool) -> tuple[MemorySwarm, Machine, int]:
-    """Let three peers and one whose upload is that share of what the run needs train; return the first whole round."""
-    swarm = MemorySwarm(seed=5, rules=run_rules(spans=SPANS, heartbeat_seconds=8.0))
+async def begin(swarm: Simulation, *, share: float, dialable: bool) -> tuple[Machine, int]:
+    """Let three peers and one whose upload is that share of what the run needs train; return it and a whole round."""
     for name in OTHERS:
         swarm.add(name, founds=name == "ada", step_seconds=STEP_SECONDS)
     cap = share * upload_needed(flow_of(swarm, is_reachable=dialable), swarm.rules.clock.round_seconds)
     limits = TransportLimits(upload_bytes_per_second=cap)
-    late = swarm.add("late", dialable=dialable, limits=limits, step_seconds=STEP_SECONDS)
-    await swarm.until(swarm.all_members, 400.0)
+    place = OPEN if dialable else OUTBOUND_ONLY
+    late = swarm.add("late", place=place, limits=limits, step_seconds=STEP_SECONDS)
+    await swarm.until(swarm.all_ready, 400.0)
     first = swarm.round + 3  # a cycle as a newcomer, whose contributions are included all the same
     await swarm.run_to_round(first + ROUNDS)
     await swarm.run(0.5)
-    return swarm, late, first
+    return late, first
 
 
-def test_who_only_contributes_takes_part_with_the_share_that_its_cap_carries_and_voids_nothing() -> None:
+def test_a_peer_that_only_contributes_takes_part_with_the_share_that_its_cap_carries_and_voids_nothing() -> None:
     async def scene() -> None:
-        swarm, late, first = await swarm_with(share=0.25, dialable=False)
-        assert included(swarm.machines["ada"], first) == pytest.approx(3.25, abs=0.13)
-        assert len({machine.height() for machine in swarm.living()}) == 1, "it follows all entries"
-        assert late.transport is not None
-        cap = late.limits.upload_bytes_per_second
-        assert cap is not None
-        before, began = late.transport.counters.bulk.bytes_sent, swarm.unix_seconds()
-        await swarm.run_to_round(swarm.round + 4)
-        rate = (late.transport.counters.bulk.bytes_sent - before) / (swarm.unix_seconds() - began)
-        assert 0.2 * cap < WIRE_SHARE * rate < cap
-        # In some rounds reducers wait for it until they stop waiting for anybody; none is void for that.
-        height = swarm.machines["ada"].height()
-        await swarm.run(0.8 * swarm.rules.clock.round_seconds)
-        assert swarm.machines["ada"].height() - height == SPANS
-        await swarm.finish()
-        await swarm.close()
+        async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
+            late, first = await begin(swarm, share=0.25, dialable=False)
+            assert included(swarm.machines["ada"], first) == pytest.approx(3.25, abs=0.13)
+            assert len({machine.height() for machine in swarm.running()}) == 1, "it follows all entries"
+            assert late.transport is not None
+            cap = late.limits.upload_bytes_per_second
+            assert cap is not None
+            before, began = late.transport.counters.bulk.bytes_sent, swarm.now
+            await swarm.run_to_round(swarm.round + 4)
+            rate = (late.transport.counters.bulk.bytes_sent - before) / (swarm.now - began)
+            assert 0.2 * cap < WIRE_SHARE * rate < cap
+            # In some rounds reducers wait for it until they stop waiting for anybody; none is void for that.
+            height = swarm.machines["ada"].height()
+            await swarm.run(0.8 * swarm.rules.clock.round_seconds)
+            assert swarm.machines["ada"].height() - height == SPANS
+            await swarm.finish()
 
     play(scene)
 
 
-def test_who_reduces_hands_out_its_entries_before_it_contributes() -> None:
+def test_a_peer_that_reduces_hands_out_its_entries_before_it_contributes() -> None:
     async def scene() -> None:
-        swarm, _, first = await swarm_with(share=0.75, dialable=True)
-        ada = swarm.machines["ada"]
-        closed = [closed for closed in ada.closed if closed.round >= first]
-        assert all(one.num_entries == SPANS for one in closed), "no span is void for the cap"
-        # Reducing takes half of what is needed and its headers their part, so less than half of a contribution is left
-        # to send; a quarter of the spans it reduces itself.
-        assert 3.25 < included(ada, first) < 3.65
-        await swarm.finish()
-        await swarm.close()
+        async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
+            _, first = await begin(swarm, share=0.75, dialable=True)
+            ada = swarm.machines["ada"]
+            closed = [closed for closed in ada.closed if closed.round >= first]
+            assert all(one.num_entries == SPANS for one in closed), "no span is void for the cap"
+            # Reducing takes half of what is needed and its headers their part, so less than half of a contribution is
+            # left to send; a quarter of the spans it reduces itself.
+            assert 3.25 < included(ada, first) < 3.65
+            await swarm.finish()
 
     play(scene)

@@ -14,8 +14,8 @@ from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.messages import MOST_PIECE_BYTES, SpanReply, encode_message
 from p2p_diloco.swarm import pieces, versions
 from p2p_diloco.swarm.pieces import Pieces
+from p2p_diloco.testing.simulation import play
 from p2p_diloco.transport.byte_stream import FIRST_BYTES
-from tests.swarm.memory_stage import play
 
 ASKER, OTHER = PeerId(b"a" * 32), PeerId(b"o" * 32)
 SPAN = SpanId(0, 0)

@@ -9,21 +9,21 @@ import pytest
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
+from p2p_diloco.testing.machine import Machine
 from p2p_diloco.trainer.archive import Archive
-from tests.swarm.memory_machine import Disk, Machine
+from p2p_diloco.trainer.peer_memory import RunFolder
 
 
 @pytest.mark.parametrize(
     ("asked", "given"),
     [
-        (PeerMemory, Disk),
+        (PeerMemory, RunFolder),
         (SwarmObserver, Machine),
         (AddressBook, LinkKeeper),
         (EntryArchive, NoArchive),
         (EntryArchive, Archive),
-        (EntryArchive, Disk),
     ],
-    ids=["memory", "observer", "address book", "no archive", "archive", "disk"],
+    ids=["memory", "observer", "address book", "no archive", "archive"],
 )
 def test_what_is_asked_is_given_with_the_same_arguments(asked: type, given: type) -> None:
     wanted = {name: call for name, call in vars(asked).items() if inspect.isfunction(call) and name[0] != "_"}

@@ -8,9 +8,9 @@ import pytest
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.testing.run import run_rules
 from p2p_diloco.trainer.expected_traffic import Forecast, cap_notices, forecast, traffic_notice
 from p2p_diloco.transport.link import TransportLimits
-from tests.swarm.memory_machine import run_rules
 
 PARAMETERS = 128_000_000
 FRAGMENTS = 4

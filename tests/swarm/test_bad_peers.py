@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -10,47 +9,70 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.ids import SpanId, short_peer_id
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.messages import PROTOCOL_VERSION, Refusal, RosterReply, SpanReply, encode_message
+from p2p_diloco.protocol.messages import (
+    PROTOCOL_VERSION,
+    Message,
+    Refusal,
+    RosterReply,
+    SpanReply,
+    encode_message,
+    is_bulk,
+)
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.swarm.event_budget import LINES_PER_MINUTE
+from p2p_diloco.testing.hostility import Caller
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.run import SPAN_ELEMENTS, run_rules, sign_as
+from p2p_diloco.testing.simulation import Simulation, play
 from p2p_diloco.transport.link import Lane
-from tests.swarm.memory_machine import RUN, Machine, key_of, run_rules, sign_as
-from tests.swarm.memory_stage import MemorySwarm, play
 
 NUM_PEERS = 4
 VILLAIN = "p3"
 VERSION = bytes((PROTOCOL_VERSION,))
+RULES = run_rules(num_spans=(8, 8), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
-async def four_peers(seed: int = 0) -> MemorySwarm:
-    """Found a run of four members that train."""
-    swarm = MemorySwarm(seed=seed, rules=run_rules(spans=8))
+def add_all(swarm: Simulation) -> None:
     swarm.add("bootstrap", trains=False, founds=True)
     for number in range(NUM_PEERS):
         swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
-    await swarm.until(swarm.all_members, within=180.0)
-    await swarm.kill("bootstrap")
-    await swarm.grows("p0", entries=16)
-    return swarm
 
 
-def act(scene: Callable[[MemorySwarm], Coroutine[Any, Any, None]]) -> None:
-    """Play a scene with four peers; at its end all must agree."""
+def act(scene: Callable[[Simulation], Coroutine[Any, Any, None]]) -> None:
+    """Play a scene with four members that train; at its end all must agree."""
 
     async def whole() -> None:
-        swarm = await four_peers()
-        await scene(swarm)
-        await swarm.finish()
-        await swarm.close()
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            add_all(swarm)
+            await swarm.until(swarm.all_ready, within=180.0)
+            swarm.kill("bootstrap")
+            await swarm.grows("p0", entries=16)
+            await scene(swarm)
+            await swarm.until(lambda: swarm.all_ready() and swarm.agreed(), within=128.0)
 
     play(whole)
 
 
-def others(swarm: MemorySwarm) -> list[Machine]:
-    return [machine for machine in swarm.living() if machine.name != VILLAIN]
+def send(swarm: Simulation, to: Machine, message: Message) -> None:
+    """Send a message from the villain behind its node's back."""
+    transport = swarm.machines[VILLAIN].transport
+    assert transport is not None
+    lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
+    transport.post_unchanged(to.peer, encode_message(message), lane=lane, deadline=swarm.loop.true_seconds() + 5.0)
+
+
+def contribute(swarm: Simulation, spoil: Callable[[EncodedSpan], EncodedSpan] | None) -> None:
+    """Let the villain contribute spoilt spans from now on, or sound ones again."""
+    villain = swarm.machines[VILLAIN]
+    villain.is_liar = True
+    villain.vectors.mischief = None if spoil is None else lambda contribution: with_spans(contribution, spoil)
+
+
+def others(swarm: Simulation) -> list[Machine]:
+    return [machine for machine in swarm.running() if machine.name != VILLAIN]
 
 
 def all_texts(machines: list[Machine], topic: str) -> list[str]:
@@ -75,36 +97,31 @@ def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan]
     ],
     ids=["short", "version", "kind", "lane", "count"],
 )
-def test_who_sends_a_bad_frame_is_named_and_hung_up_and_the_round_goes_on(frame: bytes, lane: Lane, says: str) -> None:
-    async def scene(swarm: MemorySwarm) -> None:
-        stranger = swarm.network.transport(key_of("stranger").peer, run=RUN, can_be_dialled=False)
+def test_a_sender_of_a_bad_frame_is_named_and_hung_up_and_rounds_go_on(frame: bytes, lane: Lane, says: str) -> None:
+    async def scene(swarm: Simulation) -> None:
         target = swarm.machines["p0"]
-        assert target.transport is not None
-        async with stranger:
-            now = asyncio.get_running_loop().time
-            await stranger.dial(target.peer, target.transport.listen_addresses(), now() + 5.0)
-            stranger.post(target.peer, frame, lane=lane, deadline=now() + 5.0)
+        async with Caller(swarm, "stranger") as stranger:
+            await stranger.dial(target)
+            stranger.send(target.peer, frame, lane)
             await swarm.run(2.0)
             (text,) = target.texts("frame-refused")
             assert short_peer_id(stranger.peer) in text
             assert says in text
-            assert stranger.linked_peers() == frozenset()
-        for machine in swarm.living():
+            assert stranger.transport.linked_peers() == frozenset()
+        for machine in swarm.running():
             await swarm.grows(machine.name, entries=8, within=40.0)
-        await swarm.until(swarm.all_members, within=40.0)
+        await swarm.until(swarm.all_ready, within=40.0)
 
     act(scene)
 
 
-def test_who_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+def test_a_peer_that_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
+    async def scene(swarm: Simulation) -> None:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
-        head = target.engine.chains.heads[SpanId(0, 0)]
-        piece = np.full(128, np.nan, dtype="<f4").tobytes()
+        head = target.running.chains.heads[SpanId(0, 0)]
+        piece = np.full(2 * SPAN_ELEMENTS, np.nan, dtype="<f4").tobytes()
         reply = SpanReply(span=SpanId(0, 0), head=head, total_bytes=len(piece), offset=0, piece=piece)
-        assert villain.transport is not None
-        deadline = asyncio.get_running_loop().time() + 5.0
-        villain.transport.post(target.peer, encode_message(reply), lane=Lane.BULK, deadline=deadline)
+        send(swarm, target, reply)
         await swarm.run(0.5)
         assert [short_peer_id(villain.peer) in text for text in target.texts("frame-refused")] == [True]
         await swarm.grows("p0", within=60.0)
@@ -116,9 +133,9 @@ def test_who_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
 
 
 def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender_is_refused() -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+    async def scene(swarm: Simulation) -> None:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
-        parent = target.engine.book.in_force
+        parent = target.running.book.in_force
         assert parent is not None
         mine = parent.member(villain.peer)
         assert mine is not None
@@ -135,15 +152,13 @@ def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender
         ballot = ballot_number(swarm.round, 3)
         vote = sign_as(villain.peer, vote_statement(lie.digest(), ballot))
         word = RosterReply(rosters=(CertifiedRoster(roster=lie, ballot=ballot, votes=((villain.peer, vote),)),))
-        assert villain.transport is not None
         for _ in range(10):
-            deadline = asyncio.get_running_loop().time() + 5.0
             for machine in others(swarm):
-                villain.transport.post(machine.peer, encode_message(word), lane=Lane.CONTROL, deadline=deadline)
+                send(swarm, machine, word)
             await swarm.run(5.0)
         for machine in others(swarm):
-            assert machine.engine.book.in_force is not None
-            assert machine.engine.book.in_force.epoch == 0
+            assert machine.running.book.in_force is not None
+            assert machine.running.book.in_force.epoch == 0
             assert "no majority of roster" in machine.texts("roster-refused")[0]
             await swarm.grows(machine.name, within=60.0)
 
@@ -154,13 +169,11 @@ def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender
 
 
 def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_counted() -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+    async def scene(swarm: Simulation) -> None:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
-        assert villain.transport is not None
         word = Refusal(round=3, newer_roster=False, reason=b"no\x1b[2J\nall is well \xe2\x80\xae\x07")
         for _ in range(1000):
-            deadline = asyncio.get_running_loop().time() + 5.0
-            villain.transport.post(target.peer, encode_message(word), lane=Lane.CONTROL, deadline=deadline)
+            send(swarm, target, word)
             await swarm.run(0.02)
         texts = target.texts("refused")
         assert len(texts) == LINES_PER_MINUTE
@@ -202,31 +215,24 @@ def largest_scale(bits: int) -> Callable[[EncodedSpan], EncodedSpan]:
 @pytest.mark.parametrize("bits", [0x7E12, 0x5E12], ids=["3e38", "2^64"])
 def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_training_goes_on(bits: int) -> None:
     async def scene() -> None:
-        swarm = MemorySwarm(seed=3, rules=run_rules(spans=8))
-        swarm.add("bootstrap", trains=False, founds=True)
-        for number in range(NUM_PEERS):
-            swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
-        for _ in range(600):
-            villain = swarm.machines[VILLAIN]
-            if villain.island is not None:
-                villain.island.mischief = lambda contribution: with_spans(contribution, largest_scale(bits))
-            await swarm.run(0.5)
-            if all(state.height >= 2 for m in others(swarm) for state in m.engine.chains.heads.values()) and all(
-                len(m.engine.chains.heads) >= 8 for m in others(swarm) if m.name != "bootstrap"
-            ):
-                break
-        dropped = all_texts(others(swarm), "contribution-dropped")
-        assert any(short_peer_id(swarm.machines[VILLAIN].peer) in text for text in dropped)
-        for machine in others(swarm):
-            for state in machine.island.states.values() if machine.island is not None else ():
-                assert np.abs(state.anchor_N).max() < 100.0, "the bowl's optimum is of the order of one"
-        island = swarm.machines[VILLAIN].island
-        assert island is not None
-        island.mischief = None
-        await swarm.until(swarm.all_members, within=180.0)
-        await swarm.grows("p0", entries=16)
-        await swarm.finish()
-        await swarm.close()
+        async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
+            add_all(swarm)
+            contribute(swarm, largest_scale(bits))
+
+            def have_two_entries() -> bool:
+                heads = [machine.running.chains.heads for machine in others(swarm)]
+                return all(len(held) >= 8 and all(head.height >= 2 for head in held.values()) for held in heads)
+
+            await swarm.until(have_two_entries, within=300.0)
+            dropped = all_texts(others(swarm), "contribution-dropped")
+            assert any(short_peer_id(swarm.machines[VILLAIN].peer) in text for text in dropped)
+            for machine in others(swarm):
+                for state in machine.vectors.states.values():
+                    assert np.abs(state.anchor_N).max() < 100.0, "they start at less than one"
+            contribute(swarm, None)
+            await swarm.until(swarm.all_ready, within=180.0)
+            await swarm.grows("p0", entries=16)
+            await swarm.until(swarm.agreed, within=64.0)
 
     play(scene)
 
@@ -235,28 +241,26 @@ def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_trai
 def test_an_unsound_contribution_is_dropped_by_name_and_the_round_goes_on(
     spoil: Callable[[EncodedSpan], EncodedSpan],
 ) -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+    async def scene(swarm: Simulation) -> None:
         villain = swarm.machines[VILLAIN]
-        assert villain.island is not None
-        villain.island.mischief = lambda contribution: with_spans(contribution, spoil)
+        contribute(swarm, spoil)
         await swarm.run_to_round(swarm.round + 4)
         dropped = all_texts(others(swarm), "contribution-dropped")
         assert dropped
         assert all(short_peer_id(villain.peer) in text for text in dropped)
         assert len(dropped) <= 4 * len(others(swarm)), "one sentence for a round, not one for a span"
-        closed = others(swarm)[0].closed[-2:]
+        closed = list(others(swarm)[0].closed)[-2:]
         assert [round.num_entries for round in closed] == [8, 8]
         assert all(round.num_included <= 8 * (NUM_PEERS - 1) + 2 for round in closed)
-        villain.island.mischief = None
+        contribute(swarm, None)
 
     act(scene)
 
 
 def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_goes_on() -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+    async def scene(swarm: Simulation) -> None:
         villain = swarm.machines[VILLAIN]
-        assert villain.island is not None
-        villain.island.mischief = lambda contribution: with_spans(contribution, wrong_size)
+        contribute(swarm, wrong_size)
         await swarm.run_to_round(swarm.round + 4)
         refusals = villain.texts("refused")
         assert refusals
@@ -264,9 +268,9 @@ def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_goes_on() -> 
         dropped = all_texts(others(swarm), "contribution-dropped")
         assert dropped
         assert all(short_peer_id(villain.peer) in text for text in dropped)
-        closed = others(swarm)[0].closed[-2:]
+        closed = list(others(swarm)[0].closed)[-2:]
         assert [round.num_entries for round in closed] == [8, 8]
-        villain.island.mischief = None
+        contribute(swarm, None)
 
     act(scene)
 
@@ -275,15 +279,15 @@ def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_goes_on() -> 
 
 
 def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+    async def scene(swarm: Simulation) -> None:
         villain, witness = swarm.machines[VILLAIN], swarm.machines["p0"]
         await swarm.run_to_round(swarm.round + 1)
-        grid = witness.engine.book.grid()
+        grid = witness.running.book.grid()
         assert grid is not None
         fragment = swarm.rules.clock.fragment(swarm.round)
         owned = {peer: len(grid.owned(peer, fragment, 8)) for peer in grid.reducers()}
         assert owned[villain.peer] == 2
-        swarm.network.stall(villain.peer)
+        swarm.stop(VILLAIN)
         this_round = swarm.round
         await swarm.run_to_round(this_round + 1)
         await swarm.run(0.1)
@@ -291,38 +295,32 @@ def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
         assert closed.num_entries == 8 - 2
         assert closed.num_included == (8 - 2) * (NUM_PEERS - 1)
         # A roster without the stalled one comes, and no span is void any more.
-        await swarm.until(lambda: members(witness) == {m.peer for m in others(swarm)}, within=120.0)
+        await swarm.until(lambda: swarm.members("p0") == {machine.name for machine in others(swarm)}, within=120.0)
         await swarm.run_to_round(swarm.round + 2)
         await swarm.run(0.1)
         assert witness.closed[-1].num_entries == 8
-        swarm.network.wake(villain.peer)
-        await swarm.until(swarm.all_members, within=180.0)
+        swarm.go_on(VILLAIN)
+        await swarm.until(swarm.all_ready, within=180.0)
 
     act(scene)
 
 
-def members(machine: Machine) -> set[PeerId]:
-    roster = machine.engine.book.in_force
-    assert roster is not None
-    return set(roster.peers())
-
-
 def test_void_spans_are_one_piece_of_news_per_round() -> None:
-    async def scene(swarm: MemorySwarm) -> None:
+    async def scene(swarm: Simulation) -> None:
         witness = swarm.machines["p0"]
         await swarm.run_to_round(swarm.round + 1)
         before = len(witness.texts("void"))
         for machine in others(swarm):
             if machine is not witness:
-                machine.engine.last_round = swarm.round
-        swarm.machines[VILLAIN].engine.last_round = swarm.round
+                machine.running.last_round = swarm.round
+        swarm.machines[VILLAIN].running.last_round = swarm.round
         await swarm.run_to_round(swarm.round + 3)
         await swarm.run(0.1)
         texts = witness.texts("void")[before:]
         assert len(texts) == 2
         assert all("(and 1 more like it)" in text for text in texts)
-        for machine in swarm.living():
-            machine.engine.last_round = None
+        for machine in swarm.running():
+            machine.running.last_round = None
         await swarm.grows("p0", within=60.0)
 
     act(scene)

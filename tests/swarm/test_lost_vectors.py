@@ -1,0 +1,107 @@
+"""The real shell where vectors are lost or late, and openings are there: no round is void for it, all hold the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.messages import Message, SpanVector, encode_message
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.network import Mutator
+from p2p_diloco.testing.run import run_rules
+from p2p_diloco.testing.simulation import Simulation, play
+from p2p_diloco.transport.link import Lane
+
+NUM_SPANS = 8
+NUM_ROUNDS = 8
+LATE_SECONDS = 11.0
+"""Behind the moment at which reducers stop waiting, within the round."""
+RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+
+
+async def found(swarm: Simulation, num_peers: int) -> None:
+    swarm.add("bootstrap", trains=False, founds=True)
+    for number in range(num_peers):
+        swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
+    await swarm.until(swarm.all_ready, within=180.0)
+    swarm.kill("bootstrap")
+    await swarm.run_to_round(swarm.round + 2)
+
+
+def lose_vectors(chance: random.Random, share: float) -> Mutator:
+    def mutate(to: PeerId, message: Message) -> list[bytes]:
+        return [] if isinstance(message, SpanVector) and chance.random() < share else [encode_message(message)]
+
+    return mutate
+
+
+def delay_vectors(swarm: Simulation, machine: Machine) -> Mutator:
+    """Let a machine's vectors go out late, behind its back."""
+
+    def send(to: PeerId, frame: bytes) -> None:
+        transport = machine.transport
+        if transport is not None:
+            transport.post_unchanged(to, frame, lane=Lane.BULK, deadline=swarm.loop.true_seconds() + LATE_SECONDS)
+
+    def mutate(to: PeerId, message: Message) -> list[bytes]:
+        if not isinstance(message, SpanVector):
+            return [encode_message(message)]
+        swarm.at(swarm.now + LATE_SECONDS, send, to, encode_message(message))
+        return []
+
+    return mutate
+
+
+async def play_rounds(swarm: Simulation) -> tuple[list[int], int]:
+    """Return how many spans moved in each of some rounds, and how many contributions were included in all of them."""
+    await swarm.run_to_round(swarm.round + 1)
+    begin = swarm.round
+    await swarm.run_to_round(begin + NUM_ROUNDS)
+    await swarm.run(0.1)
+    closed = [closed for closed in swarm.machines["p0"].closed if closed.round >= begin]
+    return [one.num_entries for one in closed], sum(one.num_included for one in closed)
+
+
+async def is_mended(swarm: Simulation, machines: list[Machine]) -> None:
+    assert swarm.all_ready(), "nobody is taken off a roster for vectors that were lost or late"
+    for machine in machines:
+        machine.lie(None)
+    await swarm.until(swarm.agreed, within=64.0)
+
+
+@pytest.mark.parametrize("num_peers", [1, 2, 3, 4])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_lost_vectors_make_no_round_void_and_all_hold_the_same_bytes(num_peers: int, share: float) -> None:
+    async def scene() -> None:
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            await found(swarm, num_peers)
+            chance = random.Random(num_peers)
+            for machine in swarm.running():
+                machine.lie(lose_vectors(chance, share))
+            moved, included = await play_rounds(swarm)
+            assert moved == [NUM_SPANS] * NUM_ROUNDS
+            if share == 1.0:
+                assert included == NUM_SPANS * NUM_ROUNDS, "of every span its reducer's own contribution alone"
+            await is_mended(swarm, swarm.running())
+
+    play(scene)
+
+
+@pytest.mark.parametrize("num_peers", [2, 3, 4])
+def test_a_peer_that_sends_too_slowly_is_there_and_holds_nobody_beyond_the_deadline(num_peers: int) -> None:
+    async def scene() -> None:
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            await found(swarm, num_peers)
+            slow = swarm.machines[f"p{num_peers - 1}"]
+            slow.lie(delay_vectors(swarm, slow))
+            moved, included = await play_rounds(swarm)
+            assert moved == [NUM_SPANS] * NUM_ROUNDS
+            own = NUM_SPANS // num_peers + 1
+            assert included <= NUM_ROUNDS * (NUM_SPANS * (num_peers - 1) + own), (
+                "in the mean of what it reduces itself only"
+            )
+            await is_mended(swarm, [slow])
+
+    play(scene)

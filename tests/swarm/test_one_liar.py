@@ -1,0 +1,227 @@
+"""The real shell where one peer lies about the state: a stranger, or one member of four. Nobody believes it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryAbsent,
+    EntryRequest,
+    HeadsReply,
+    HeadsRequest,
+    Message,
+    SpanReply,
+    SpanRequest,
+    encode_message,
+)
+from p2p_diloco.testing.hostility import Caller
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.run import SPAN_ELEMENTS, key_named, run_rules, signer
+from p2p_diloco.testing.simulation import Simulation, play
+
+NUM_SPANS = 8
+NAMES = ("p0", "p1", "p2", "p3")
+LIAR, HONEST = "p3", ("p0", "p1", "p2")
+GARBAGE = np.full(2 * SPAN_ELEMENTS, 3.0, dtype="<f4").tobytes()
+RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+
+
+async def begin(swarm: Simulation) -> None:
+    """Let four peers become members and train."""
+    swarm.add("bootstrap", trains=False, founds=True)
+    for number, name in enumerate(NAMES):
+        swarm.add(name, step_seconds=0.9 + 0.1 * number)
+    await swarm.until(swarm.all_ready, within=180.0)
+    swarm.kill("bootstrap")
+    await swarm.grows("p0", entries=16)
+
+
+def note_replaced_spans(machines: Sequence[Machine]) -> list[tuple[str, SpanId]]:
+    """Return a list that gets every span that is replaced at these machines from now on."""
+    noted: list[tuple[str, SpanId]] = []
+
+    def watch(machine: Machine) -> None:
+        take = machine.vectors.replace
+
+        def noting(span: SpanId, state: SpanState) -> None:
+            noted.append((machine.name, span))
+            take(span, state)
+
+        machine.vectors.replace = noting  # type: ignore[method-assign]
+
+    for machine in machines:
+        watch(machine)
+    return noted
+
+
+def false_head(head: SpanHead) -> SpanHead:
+    return replace(head, digest=sha256(b"false", head.digest), height=head.height + 1000)
+
+
+# -- a stranger
+
+FALSE_HEAD = false_head(SpanHead(digest=sha256(b""), height=9, round=0, roster=sha256(b""), radius=1, median_weight=1))
+
+
+def answer(message: Message) -> Iterable[Message]:
+    """Answer whatever is asked with a state of one's own."""
+    match message:
+        case HeadsRequest():
+            yield HeadsReply(fragment=message.fragment, heads=(FALSE_HEAD,) * NUM_SPANS)
+        case EntryRequest():
+            yield EntryAbsent(span=message.span, parent=message.parent)
+        case SpanRequest():
+            yield SpanReply(span=message.span, head=FALSE_HEAD, total_bytes=len(GARBAGE), offset=0, piece=GARBAGE)
+        case ContentRequest():
+            pairs = ((FALSE_HEAD.digest, sha256(GARBAGE)),) * NUM_SPANS
+            yield ContentReply(fragment=message.fragment, digests=pairs)
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["open", "listed"])
+def test_a_strangers_tips_and_spans_change_nothing_at_a_ready_member(is_listed: bool) -> None:
+    listed = frozenset(key_named(name).peer for name in NAMES) if is_listed else None
+    rules = replace(RULES, listed=listed) if is_listed else RULES
+
+    async def scene() -> None:
+        async with Simulation(rules=rules, as_bytes=False) as swarm:
+            await begin(swarm)
+            async with Caller(swarm, "stranger") as stranger:
+                stranger.answer = lambda peer, message: answer(message)
+                await stranger.dial(*swarm.running())
+                replaced = note_replaced_spans(swarm.running())
+                clock = swarm.rules.clock
+                for sequence in range(1, 100):
+                    closed = (clock.closed_round(f, swarm.loop.true_seconds()) for f in range(clock.num_fragments))
+                    heads = tuple(
+                        FragmentHead(round=closed_round, digest=Digest(b"elsewher")) for closed_round in closed
+                    )
+                    for machine in swarm.running():
+                        beat = stranger.heartbeat(sequence, heads=heads, can_be_dialled=True, tokens=0, steps=0)
+                        stranger.say(machine.peer, beat)
+                    await swarm.run(1.0)
+                assert replaced == []
+                # Who is voted in, as happens in an open run, is no stranger any more, but one liar among five members.
+                asked = [m for _, m in stranger.heard if any(True for _ in answer(m))]
+                assert not is_listed or asked == [], "from strangers nothing is learnt"
+            await swarm.until(lambda: swarm.agreed(NAMES), within=128.0)
+
+    play(scene)
+
+
+# -- one member of four
+
+
+def lie_with(machine: Machine, change: Callable[[Message], Message]) -> None:
+    """Let everything that a machine sends be changed."""
+
+    def mutate(to: PeerId, message: Message) -> list[bytes]:
+        return [encode_message(change(message))]
+
+    machine.lie(mutate)
+
+
+def elsewhere(machine: Machine, message: Message, change: Callable[[SpanHead], SpanHead]) -> Message:
+    """Claim other tips in heartbeats and replies, and serve garbage at them."""
+    match message:
+        case Heartbeat():
+            if message.peer != machine.peer:
+                return message
+            heads = tuple(replace(head, digest=Digest(sha256(b"false", head.digest)[:8])) for head in message.heads)
+            return replace(message, heads=heads).signed(signer(machine.peer))
+        case HeadsReply():
+            return replace(message, heads=tuple(change(head) for head in message.heads))
+        case SpanReply():
+            return replace(wrong_bytes(message), head=change(message.head))
+        case ContentReply():
+            pairs = tuple((chain, sha256(b"false", content)) for chain, content in message.digests)
+            return replace(message, digests=pairs)
+    return message
+
+
+def wrong_bytes(message: Message) -> Message:
+    if not isinstance(message, SpanReply):
+        return message
+    return replace(message, piece=GARBAGE[message.offset : message.offset + len(message.piece)])
+
+
+def later_round(head: SpanHead) -> SpanHead:
+    return replace(head, digest=sha256(b"false", head.digest), round=head.round + 2)
+
+
+def smaller_digest(head: SpanHead) -> SpanHead:
+    return replace(head, digest=Digest(bytes(4) + head.digest[4:]))
+
+
+def other_radius(head: SpanHead) -> SpanHead:
+    return replace(head, radius=1e9)
+
+
+def same_tip(head: SpanHead) -> SpanHead:
+    return head
+
+
+LIES = [false_head, later_round, smaller_digest, other_radius, same_tip]
+
+
+@pytest.mark.parametrize("change", LIES)
+def test_one_lying_member_of_four_moves_nobody(change: Callable[[SpanHead], SpanHead]) -> None:
+    async def scene() -> None:
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            await begin(swarm)
+            honest = swarm.machines[HONEST[0]]
+            liar = swarm.machines[LIAR]
+            lie_with(liar, lambda message: elsewhere(liar, message, change))
+            replaced = note_replaced_spans([swarm.machines[name] for name in HONEST])
+            begun = swarm.round
+            await swarm.run_to_round(begun + 40)
+            assert replaced == [], [machine.reports for machine in swarm.running()]
+            entries = [closed.num_entries for closed in honest.closed if begun < closed.round < begun + 40]
+            assert sum(entries) >= 0.9 * NUM_SPANS * len(entries), "nor does it stop the run"
+            assert all(swarm.machines[name].running.ready for name in HONEST)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("change", LIES)
+def test_a_joiner_with_three_honest_members_and_one_liar_gets_the_honest_state(
+    change: Callable[[SpanHead], SpanHead],
+) -> None:
+    async def scene() -> None:
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            await begin(swarm)
+            liar = swarm.machines[LIAR]
+            lie_with(liar, lambda message: elsewhere(liar, message, change))
+            joiner = swarm.add("p4")
+            seconds = await swarm.until(lambda: joiner.running.ready, within=160.0)
+            assert seconds <= 10 * swarm.rules.clock.round_seconds
+            await swarm.grows("p4", entries=8)
+            await swarm.run_to_round(swarm.round + 1)
+            await swarm.run(-1.0 + swarm.rules.clock.round_seconds)
+            assert swarm.agreed((*HONEST, "p4"))
+
+    play(scene)
+
+
+def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_left() -> None:
+    async def scene() -> None:
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            await begin(swarm)
+            liar = swarm.machines[LIAR]
+            lie_with(liar, wrong_bytes)
+            joiner = swarm.add("p4")
+            await swarm.until(lambda: joiner.running.ready, within=160.0)
+            texts = [text for text in joiner.texts("donor") if "other bytes than a majority holds" in text]
+            assert texts
+            assert all(short_peer_id(liar.peer) in text for text in texts)
+            await swarm.until(swarm.agreed, within=64.0)
+
+    play(scene)

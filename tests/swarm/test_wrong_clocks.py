@@ -1,0 +1,368 @@
+"""Wrong clocks and lies about the time, through the real shell: who moves swarm time, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from functools import partial
+
+import pytest
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.messages import Message, Ping, Pong
+from p2p_diloco.testing.hostility import Caller
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.network import OUTBOUND_ONLY
+from p2p_diloco.testing.run import run_rules
+from p2p_diloco.testing.simulation import START_SECONDS, Simulation, play
+
+HOUR, DAY = 3600.0, 86_400.0
+NIGHT = 8 * HOUR
+RULES = run_rules(num_spans=(4, 4), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+
+
+def simulation(seed: int) -> Simulation:
+    return Simulation(seed=seed, rules=RULES, as_bytes=False)
+
+
+def lies(swarm: Simulation, ahead: float, peer: PeerId, message: Message) -> Iterable[Pong]:
+    """Answer a ping at once, and all else with as many unasked answers; a time beyond reason is said as it is."""
+    says = ahead if abs(ahead) > 1e12 else swarm.loop.true_seconds() + ahead
+    for nonce in (message.nonce,) if isinstance(message, Ping) else range(1, 9):
+        yield Pong(nonce=nonce, clock_seconds=says)
+
+
+def swarm_offset(swarm: Simulation, machine: Machine) -> float:
+    """Return how far swarm time at a machine is from true time."""
+    return machine.swarm_now() - swarm.loop.true_seconds()
+
+
+def set_wall_forward(swarm: Simulation, machine: Machine, seconds: float) -> None:
+    machine.clock.set_wall(swarm.loop.true_seconds(), machine.clock.wall_offset + seconds)
+
+
+def jump(swarm: Simulation, name: str, seconds: float) -> None:
+    """Set both clocks of a machine forward, so that it cannot know."""
+    swarm.machines[name].clock.jump(swarm.loop.true_seconds(), seconds)
+
+
+@pytest.mark.parametrize("said", [DAY, 1e300, -1e300], ids=["a day ahead", "1e300", "-1e300"])
+def test_eight_strangers_that_answer_pings_move_nothing_and_a_lone_founder_goes_on(said: float) -> None:
+    async def scene() -> None:
+        async with simulation(4) as swarm, AsyncExitStack() as exits:
+            founder = swarm.add("founder", founds=True)
+            await swarm.run(1.0)
+            for number in range(8):
+                stranger = await exits.enter_async_context(Caller(swarm, f"stranger {number}"))
+                stranger.answer = partial(lies, swarm, said)
+                await stranger.dial(founder)
+            await swarm.run(30.0)
+            assert abs(swarm_offset(swarm, founder)) < 1e-6
+            await swarm.grows("founder")
+
+    play(scene)
+
+
+@pytest.mark.parametrize("ahead", [DAY, -DAY, 300.0, -300.0, 1.5e9])
+def test_a_joiner_whose_clock_is_wrong_takes_the_founders_time_and_the_founder_does_not_move(ahead: float) -> None:
+    async def scene() -> None:
+        async with simulation(5) as swarm:
+            founder = swarm.add("founder", founds=True)
+            await swarm.run(1.0)
+            joiner = swarm.add("joiner", wall_offset=ahead)
+            await swarm.until(swarm.all_ready, within=180.0)
+            for _ in range(30):
+                await swarm.run(2.0)
+                assert abs(swarm_offset(swarm, founder)) < 0.2
+                assert abs(swarm_offset(swarm, joiner)) < 0.2
+            await swarm.grows("joiner")
+            await swarm.until(swarm.agreed, within=64.0)
+
+    play(scene)
+
+
+def test_one_lying_member_among_four_moves_swarm_time_no_further_than_honest_clocks_are_apart() -> None:
+    async def scene() -> None:
+        async with simulation(6) as swarm:
+            swarm.add("bootstrap", trains=False, founds=True)
+            for number in range(4):
+                swarm.add(f"p{number}", wall_offset=0.02 * number)
+            await swarm.until(swarm.all_ready, within=180.0)
+            jump(swarm, "p3", DAY)
+            honest = [swarm.machines[name] for name in ("p0", "p1", "p2")]
+            for _ in range(40):
+                await swarm.run(1.0)
+                assert all(-0.1 < swarm_offset(swarm, machine) < 0.2 for machine in honest)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("step", [20.0, -20.0])
+def test_of_two_whose_clocks_part_none_sees_time_step_back(step: float) -> None:
+    async def scene() -> None:
+        async with simulation(7) as swarm:
+            first = swarm.add("first", founds=True)
+            second = swarm.add("second")
+            await swarm.until(swarm.all_ready, within=180.0)
+            jump(swarm, "second", step)
+            last = [-math.inf, -math.inf]
+            for _ in range(400):
+                await swarm.run(0.25)
+                now = [first.swarm_now(), second.swarm_now()]
+                assert all(before < after for before, after in zip(last, now, strict=True))
+                last = now
+            assert abs(last[0] - last[1]) < 0.2, "they meet all the same"
+            await swarm.grows("first")
+
+    play(scene)
+
+
+def test_a_swarm_whose_bootstrap_has_a_wrong_clock_goes_on_by_the_bootstraps_time_line() -> None:
+    async def scene() -> None:
+        async with simulation(8) as swarm:
+            swarm.add("bootstrap", trains=False, founds=True, wall_offset=600.0)
+            await swarm.run(1.0)
+            volunteer = swarm.add("volunteer")
+            await swarm.until(swarm.all_ready, within=180.0)
+            await swarm.grows("volunteer")
+            assert abs(swarm_offset(swarm, volunteer) - 600.0) < 0.2
+            jump(swarm, "bootstrap", -600.0)
+            await swarm.grows("volunteer", entries=32)
+            assert abs(swarm_offset(swarm, volunteer) - 600.0) < 0.2
+
+    play(scene)
+
+
+# -- one time line, whatever wall clocks show
+
+
+async def begin(swarm: Simulation, num_peers: int, *, founder_ahead: float = 0.0) -> None:
+    """Let a swarm become two minutes old, with entries; its first peer founds it."""
+    swarm.add("p0", founds=True, wall_offset=founder_ahead)
+    await swarm.run(1.0)
+    for number in range(1, num_peers):
+        swarm.add(f"p{number}")
+    await swarm.until(swarm.all_ready, within=300.0)
+    await swarm.grows("p0")
+    await swarm.run(max(125.0 - (swarm.loop.true_seconds() - START_SECONDS), 5.0))
+
+
+async def restart(swarm: Simulation, set_forward: dict[str, float]) -> None:
+    """Kill machines, set their wall clocks forward by so many seconds, and start them again."""
+    for name in set_forward:
+        swarm.kill(name)
+    await swarm.run(0.1)
+    for name, seconds in set_forward.items():
+        set_wall_forward(swarm, swarm.machines[name], seconds)
+        swarm.start(name)
+
+
+async def goes_on(swarm: Simulation) -> None:
+    """Wait for the next entry, which two cycles must bring, and until all are there.
+
+    A peer that is alone needs longer after a start: it waits for others before it is ready, whatever the time is.
+    """
+    machines = list(swarm.machines.values())
+    heights = [machine.height() for machine in machines]
+
+    def grew(entries: int) -> list[bool]:
+        return [machine.height() >= height + entries for machine, height in zip(machines, heights, strict=True)]
+
+    cycle_seconds = swarm.rules.clock.num_fragments * swarm.rules.clock.round_seconds
+    alone_seconds = 2 * swarm.rules.silence_seconds if len(machines) == 1 else 0.0
+    await swarm.until(lambda: any(grew(1)), within=2 * cycle_seconds + alone_seconds)
+    await swarm.until(lambda: all(grew(8)) and swarm.all_ready(), within=4 * cycle_seconds)
+    offsets = [swarm_offset(swarm, machine) for machine in machines]
+    assert max(offsets) - min(offsets) < 0.3
+
+
+SIZES = pytest.mark.parametrize("num_peers", [1, 2, 3, 4])
+
+
+@SIZES
+@pytest.mark.parametrize("ahead", [600.0, DAY])
+def test_a_founder_ahead_that_is_started_again_with_the_right_clock_keeps_the_runs_time(
+    num_peers: int, ahead: float
+) -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers, founder_ahead=ahead)
+            await restart(swarm, {"p0": -ahead})
+            await goes_on(swarm)
+            assert swarm_offset(swarm, swarm.machines["p0"]) > ahead - 2 * swarm.rules.clock.round_seconds
+
+    play(scene)
+
+
+@SIZES
+@pytest.mark.parametrize("ahead", [600.0, DAY])
+def test_a_founder_ahead_whose_wall_clock_is_set_right_while_it_runs_keeps_the_runs_time(
+    num_peers: int, ahead: float
+) -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers, founder_ahead=ahead)
+            set_wall_forward(swarm, swarm.machines["p0"], -ahead)
+            await goes_on(swarm)
+            assert abs(swarm_offset(swarm, swarm.machines["p0"]) - ahead) < 0.2
+
+    play(scene)
+
+
+@SIZES
+def test_a_wall_clock_that_was_set_while_a_peer_ran_is_known_at_its_next_start(num_peers: int) -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers, founder_ahead=DAY)
+            set_wall_forward(swarm, swarm.machines["p0"], -DAY)
+            await swarm.run(30.0)
+            await restart(swarm, dict.fromkeys(swarm.machines, 0.0))
+            await goes_on(swarm)
+            assert abs(swarm_offset(swarm, swarm.machines["p0"]) - DAY) < 0.2
+
+    play(scene)
+
+
+@SIZES
+@pytest.mark.parametrize("by", [600.0, -600.0])
+def test_one_of_many_that_starts_again_with_a_wrong_wall_clock_moves_nobody(num_peers: int, by: float) -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers)
+            await restart(swarm, {"p0": by})
+            await goes_on(swarm)
+            if num_peers > 1:
+                assert all(abs(swarm_offset(swarm, machine)) < 0.3 for machine in swarm.machines.values())
+
+    play(scene)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "set_forward",
+    [(-HOUR, -HOUR, -HOUR, -HOUR), (-HOUR, 600.0, 0.0, -30.0)],
+    ids=["an hour back, all", "each by another"],
+)
+def test_all_start_again_with_other_wall_clocks(num_peers: int, set_forward: tuple[float, ...]) -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers)
+            before = swarm.machines["p0"].swarm_now()
+            await restart(swarm, {f"p{number}": set_forward[number] for number in range(num_peers)})
+            await goes_on(swarm)
+            assert swarm.machines["p0"].swarm_now() > before
+
+    play(scene)
+
+
+@SIZES
+@pytest.mark.parametrize("stands_still", ["none", "one", "all"])
+def test_a_night_asleep(num_peers: int, stands_still: str) -> None:
+    """The steady clocks of none, one or all machines stand still meanwhile."""
+
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers)
+            names = list(swarm.machines)
+            still = {"none": [], "one": names[:1], "all": names}[stands_still]
+            for name in names:
+                swarm.stop(name, sleeps=name in still)
+            await swarm.run(NIGHT)
+            for name in names:
+                swarm.go_on(name)
+            await goes_on(swarm)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("num_peers", [2, 3, 4])
+def test_a_laptop_whose_steady_clock_stands_still_while_it_is_away_takes_the_others_time(num_peers: int) -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, num_peers)
+            swarm.stop("p1", sleeps=True)
+            await swarm.run(600.0)
+            swarm.go_on("p1")
+            await swarm.until(swarm.all_ready, within=300.0)
+            await swarm.run(64.0)
+            assert all(abs(swarm_offset(swarm, machine)) < 0.3 for machine in swarm.machines.values())
+            await goes_on(swarm)
+
+    play(scene)
+
+
+def test_a_member_that_starts_first_and_alone_an_hour_behind_the_logs_of_the_others_moves_nobody() -> None:
+    """Its disk is old and its wall clock is wrong: the others' logs say that its time cannot be."""
+
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, 3)
+            swarm.kill("p0")
+            await swarm.run(HOUR / 4)
+            others = dict.fromkeys(("p1", "p2"), -HOUR)
+            for name in others:
+                swarm.kill(name)
+            set_wall_forward(swarm, swarm.machines["p0"], -HOUR)
+            swarm.start("p0")
+            await swarm.run(90.0)
+            assert swarm_offset(swarm, swarm.machines["p0"]) < -600.0
+            for name, by in others.items():
+                set_wall_forward(swarm, swarm.machines[name], by)
+                swarm.start(name)
+            await swarm.until(swarm.all_ready, within=300.0)
+            await goes_on(swarm)
+
+    play(scene)
+
+
+def test_one_of_four_that_starts_again_beside_a_liar_moves_nobody() -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, 4)
+            jump(swarm, "p3", DAY)
+            await swarm.run(20.0)
+            await restart(swarm, {"p1": 5.0})
+            honest = [swarm.machines[name] for name in ("p0", "p1", "p2")]
+            for _ in range(60):
+                await swarm.run(1.0)
+                assert all(abs(swarm_offset(swarm, machine)) < 0.3 for machine in (honest[0], honest[2]))
+            assert abs(swarm_offset(swarm, honest[1])) < 0.3
+            await swarm.grows("p0")
+
+    play(scene)
+
+
+def test_a_member_whose_clock_jumps_only_listens_until_it_agrees_and_says_so() -> None:
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, 3)
+            machine = swarm.machines["p1"]
+            jump(swarm, "p1", 25.0)
+            await swarm.run(20.0)
+            (text,) = machine.texts("clock")
+            assert text.startswith("the members' clocks and this peer's are ")
+            assert "only listens" in text
+            assert machine.running.only_listens
+            await swarm.run(60.0)
+            assert machine.texts("clock")[1:] == ["the members' clocks and this peer's agree again"]
+            assert not machine.running.only_listens
+            await goes_on(swarm)
+
+    play(scene)
+
+
+def test_members_that_nobody_can_dial_keep_together_through_the_bootstraps_clock() -> None:
+    async def scene() -> None:
+        async with simulation(9) as swarm:
+            bootstrap = swarm.add("bootstrap", trains=False, founds=True, wall_offset=600.0)
+            for number in range(2):
+                swarm.add(f"p{number}", place=OUTBOUND_ONLY)
+            await swarm.until(swarm.all_ready, within=300.0)
+            await swarm.grows("p0")
+            await restart(swarm, {"p0": -300.0})
+            await swarm.until(swarm.all_ready, within=300.0)
+            await goes_on(swarm)
+            assert abs(swarm_offset(swarm, bootstrap) - 600.0) < 0.3
+
+    play(scene)
