@@ -108,6 +108,8 @@ def _named_mistake(name: str) -> str:
 def _swarm(options: argparse.Namespace) -> int:
     if options.seeds < 1:
         raise ConfigError(f"--seeds is {options.seeds}; expected at least 1")
+    if options.first_seed < 0:
+        raise ConfigError(f"--first-seed is {options.first_seed}; expected 0 or more")
     plan = CampaignPlan(
         peers=peers_named(options.peers),
         kinds=kinds_named(options.kinds),

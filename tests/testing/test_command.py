@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
+from p2p_diloco.testing import command
 from p2p_diloco.testing.command import main
+from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.scale import ScaleRow
+from p2p_diloco.testing.split import splits_of
 
 
 def test_seed_is_played_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +37,12 @@ def test_figures_of_a_broken_seed_name_it(capsys: pytest.CaptureFixture[str]) ->
     assert figures["failing_seeds"] == [0]
 
 
+def test_long_run_goes_on_where_another_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["swarm", "--peers", "3", "--kinds", "none", "--plant", "double-count", "--first-seed", "7"]
+    assert main([*words, "--seeds", "2", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failing_seeds"][0] == 7
+
+
 def test_broken_seed_is_shown_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["swarm", "--peers", "3", "--kinds", "none", "--seed", "0", "--trace", "--plant", "double-count"]) == 1
     shown = capsys.readouterr().out
@@ -44,10 +55,70 @@ def test_broken_seed_is_shown_with_its_trace(capsys: pytest.CaptureFixture[str])
     [
         (["swarm", "--peers", "9..3"], "--peers is '9..3'; expected 1 to 512, the smaller number first"),
         (["swarm", "--peers", "few"], "--peers is 'few'; expected two numbers like 3..64, or one"),
+        (["swarm", "--peers", "0..3"], "--peers is '0..3'; expected 1 to 512, the smaller number first"),
         (["swarm", "--seeds", "0"], "--seeds is 0; expected at least 1"),
+        (["swarm", "--first-seed", "-1"], "--first-seed is -1; expected 0 or more"),
+        (["swarm", "--plant", "typo"], "no mistake is called 'typo'; expected one of double-count"),
+        (["scale", "--peers", "8..64"], "--peers is '8..64'; expected numbers from 2 to 1024 with commas between them"),
+        (["scale", "--peers", "1"], "--peers is '1'; expected numbers from 2 to 1024 with commas between them"),
+        (["scale", "--peers", "5000"], "expected numbers from 2 to 1024"),
+        (["scale", "--parameters", "many"], "--parameters is 'many'; expected at least 1M"),
+        (["scale", "--dial-out-only", "2"], "--dial-out-only is 2.0; expected a share from 0 to 1"),
+        (["scale", "--cycles", "0"], "--cycles is 0; expected at least 1"),
+        (
+            ["scale", "--peers", "4", "--dial-out-only", "0.5", "--newcomer-reaches", "3"],
+            "--newcomer-reaches is 3; expected 0 to 2, the peers that can be dialled",
+        ),
+        (["split", "--peers", "3"], "--peers is 3; expected 4 to 1024"),
         (["mistakes", "none"], "no mistake is called 'none'; expected one of double-count"),
     ],
 )
 def test_option_that_means_nothing_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert text in capsys.readouterr().err
+
+
+# -- scale and split
+
+ROW = ScaleRow(
+    peers=3,
+    rows=1,
+    bytes_sent_per_parameter_per_cycle=0.7,
+    control_bytes_per_cycle=100.0,
+    streams=2,
+    messages=9.0,
+    round_seconds=1.5,
+    included=1.0,
+    replicas_equal=True,
+)
+
+
+def test_sizes_are_played_and_figures_stand_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scale", "--peers", "2,3", "--cycles", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["peers"] for row in rows] == [2, 3]
+    assert all(row["replicas_equal"] for row in rows)
+
+
+def test_split_is_played_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "splits_of", lambda *asked: splits_of(*asked)[:1])
+    assert main(["split", "--peers", "4"]) == 0
+    assert "kept_its_promise True" in capsys.readouterr().out
+
+
+def test_different_replicas_and_violations_end_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measure", lambda plan: dataclasses.replace(ROW, replicas_equal=False))
+    assert main(["scale", "--peers", "3"]) == 1
+
+    def breaks(plan: object) -> ScaleRow:
+        raise Violated("I1", "other bytes")
+
+    monkeypatch.setattr(command, "measure", breaks)
+    monkeypatch.setattr(command, "play_split", breaks)
+    for words in (["scale", "--peers", "3"], ["split", "--peers", "8"]):
+        assert main(words) == 1
+        assert "an invariant was violated: I1: other bytes" in capsys.readouterr().err

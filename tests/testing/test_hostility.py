@@ -25,9 +25,7 @@ def test_one_lying_member_neither_ends_an_honest_process_nor_parts_the_honest(li
         async with Simulation(seed=1) as swarm:
             await settled(swarm)
             liar = swarm.machines["liar"]
-            liar.is_liar = True
-            assert liar.transport is not None
-            liar.transport.mutator = MUTATORS[lie](liar, random.Random(1))
+            liar.lie(MUTATORS[lie](liar, random.Random(1)))
             await swarm.run(160.0)
             swarm.kill("liar")
             await swarm.run(80.0)
