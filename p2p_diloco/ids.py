@@ -51,8 +51,8 @@ class SpanHead:
         height: number of entries absorbed since founding.
         round: round of the last entry, `GENESIS_ROUND` before the first.
         roster: digest of the roster that the last entry named; the founding roster's before the first.
-        radius: median norm of contributions that the last entry published; 0.0 before the first.
-        median_weight: median weight of contributions that the last entry published; 0.0 before the first.
+        radius: median norm of contributions that the last entry published; at founding, a number that all agree on.
+        median_weight: median weight of contributions that the last entry published; at founding, likewise.
     """
 
     digest: Digest

@@ -44,7 +44,7 @@ class PreparedContribution:
         round: the round that it is for.
         delta_N: Δ after clipping, float32, shape (N,).
         norm: Euclidean norm of Δ before clipping; travels with the contribution and makes the next radius.
-        limit: largest norm that reducers take; infinity before the first entry.
+        limit: largest norm that reducers take.
     """
 
     round: int
@@ -84,8 +84,8 @@ def prepare_contribution(
 
 
 def norm_limit(state: SpanState, kappa: float) -> float:
-    """Return the largest norm that reducers take of a contribution; infinite before the first entry."""
-    return kappa * state.head.radius if state.head.radius > 0.0 else math.inf
+    """Return the largest norm that reducers take of a contribution."""
+    return kappa * state.head.radius
 
 
 def shrink_contribution(prepared: PreparedContribution, encoded_norm: float) -> PreparedContribution:

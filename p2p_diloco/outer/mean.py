@@ -81,8 +81,8 @@ def contribution_weight(tokens: int, steps: int) -> float:
 
 
 def clip_weight(weight: float, last_median: float, factor: float = WEIGHT_CLIP) -> float:
-    """Return `weight`, at most `factor` × the last published median; unclipped while none is published (0.0)."""
-    return min(weight, factor * last_median) if last_median > 0.0 else weight
+    """Return `weight`, at most `factor` × the last published median."""
+    return min(weight, factor * last_median)
 
 
 def median(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,18 @@ from p2p_diloco.outer.vector import Vector, is_vector, loops_for, read_only, zer
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
 _FRAGMENT_LABEL = b"p2p-diloco fragment heads 1\n"
 _STATE_LABEL = b"p2p-diloco state 1\n"
+
+FOUNDING_RMS = 2.0**-4
+"""A span's radius at its founding, per element (root mean square), so that even its first entry has a limit.
+
+Longer than most honest first contributions, and four times it is no harm to a model that has learnt nothing yet. It
+suits every run because the radius follows what is honest by a factor of four in each entry (docs/decisions/0028).
+"""
+FOUNDING_WEIGHT = 2.0**16
+"""A span's median weight at its founding: that of one step of the smallest model that `new` offers.
+
+Where all have trained on more than its limit allows, all weigh the same until the median has followed.
+"""
 
 
 # Not compared by value: `==` on arrays has no single truth value. Compare digests.
@@ -96,7 +109,7 @@ class AbsorbedEntry:
 
 
 def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
-    """Found a span: momentum zero, nothing absorbed, d = the content digest of the start.
+    """Found a span: momentum zero, nothing absorbed, d = the content digest of the start, limits as at every founding.
 
     Args:
         anchor_N: the start; copied, with zeros for what is too small for an agreed state.
@@ -117,10 +130,15 @@ def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
         height=0,
         round=GENESIS_ROUND,
         roster=founding_roster,
-        radius=0.0,
-        median_weight=0.0,
+        radius=founding_radius(len(start_N)),
+        median_weight=FOUNDING_WEIGHT,
     )
     return SpanState(head=head, anchor_N=start_N, momentum_N=momentum_N)
+
+
+def founding_radius(elements: int) -> float:
+    """Return the radius with which a span of so many elements begins: a float32, as heads carry it."""
+    return float(np.float32(FOUNDING_RMS * math.sqrt(elements)))
 
 
 def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: OuterRule) -> SpanState:

@@ -77,8 +77,8 @@ class Part:
 class ReduceSpan:
     """Average `parts` (roster order); drop those that are not finite or longer than `norm_limit`; encode the mean.
 
-    `norm_limit` is infinite before the first entry. `rounding_seed` makes the encoding one that anyone can redo;
-    the mean of a row is rounded to nearest.
+    `norm_limit` is infinite where a reducer does not hold the parent and fewer than three contributions came.
+    `rounding_seed` makes the encoding one that anyone can redo; the mean of a row is rounded to nearest.
     """
 
     round: int

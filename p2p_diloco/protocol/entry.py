@@ -49,9 +49,9 @@ class Entry:
         included: likewise, who of those present is part of the mean.
         weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
-        median_norm: median norm, before clipping, of the included contributions, but those of norm 0: the span's next
-            radius, moved towards it as far as `within_reach` lets it. 0 while no contribution has had a norm.
-        median_weight: median of the included members' weights that are not 0, likewise.
+        median_norm: the span's next radius: the last one, moved towards the median norm of the included contributions,
+            before clipping, as far as `within_reach` lets it. Norms of 0 do not count.
+        median_weight: likewise of the included members' weights that are not 0.
         payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
         signature: the owner's, over everything above (the payload by its hash).
     """
@@ -173,14 +173,12 @@ def within_reach(median: float, last: float, bounds: tuple[float, float]) -> flo
 
     Args:
         median: of this round.
-        last: what the entry before published; 0: nothing. Whatever it is, there is a number that may follow.
+        last: what the entry before published, or the founding. Whatever it is, there is a number that may follow.
         bounds: the least and the largest number that may ever be published.
     """
     least, most = bounds
-    if last > 0:
-        last = min(max(last, least), most)
-        least, most = max(least, last / MOST_MOVED), min(most, last * MOST_MOVED)
-    return min(max(median, least), most)
+    last = min(max(last, least), most)
+    return min(max(median, least, last / MOST_MOVED), most, last * MOST_MOVED)
 
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
@@ -224,7 +222,7 @@ def check_entry(
         ),
         (len(entry.weights) != len(places), f"has {len(entry.weights)} weights for {len(places)} members"),
         (min(entry.weights, default=0.0) < 0 or sum(entry.weights) <= 0, "has weights that do not sum to more than 0"),
-        (head.radius > 0 and payload_norm > limit, f"has norm {payload_norm:.4g}, beyond the limit {limit:.4g}"),
+        (payload_norm > limit, f"has norm {payload_norm:.4g}, beyond the limit {limit:.4g}"),
     )
     text = next((text for is_wrong, text in problems if is_wrong), None)
     text = text or _refuse_medians(entry, head) or _refuse_weights(entry, head, roster, grid, rules)
@@ -242,8 +240,7 @@ def _refuse_medians(entry: Entry, head: SpanHead) -> str | None:
         ("norm", entry.median_norm, head.radius, RADIUS_BOUNDS),
         ("weight", entry.median_weight, head.median_weight, WEIGHT_BOUNDS),
     ):
-        is_none_yet = name == "norm" and median == 0 and last <= 0
-        if median != within_reach(median, last, bounds) and not is_none_yet:
+        if median != within_reach(median, last, bounds):
             least, most = (within_reach(extreme, last, bounds) for extreme in (0.0, float("inf")))
             return f"publishes a median {name} of {median:.4g}, which is not from {least:.4g} to {most:.4g}"
     return None
@@ -259,8 +256,6 @@ def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, ru
     largest = max(entry.weights)
     if largest > limit * _ROUNDING:
         return f"has a weight of {largest:.4g}, beyond the limit {limit:.4g}"
-    if head.radius <= 0 and largest > min(weight for weight in entry.weights if weight > 0):
-        return "weighs contributions differently although the span has no radius yet"
     rows: dict[int, list[float]] = {}
     for place, weight in zip(included_places(entry), entry.weights, strict=True):
         rows.setdefault(grid.row_of[roster.members[place].peer], []).append(weight)
@@ -271,10 +266,8 @@ def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, ru
     return None
 
 
-def weight_limit(head: SpanHead | None, weight_clip: float) -> float:
-    """Return the largest weight of a contribution: a multiple of the median that was published last, if one was."""
-    if head is None or head.median_weight <= 0:
-        return WEIGHT_BOUNDS[1]
+def weight_limit(head: SpanHead, weight_clip: float) -> float:
+    """Return the largest weight of a contribution: a multiple of the median that was published last."""
     return min(max(weight_clip * head.median_weight, WEIGHT_BOUNDS[0]), WEIGHT_BOUNDS[1])
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.entry import are_enough, lies_within, places_in, weight_limit
-from p2p_diloco.protocol.inclusion import Inclusion, as_float32, balanced, lower_median
+from p2p_diloco.protocol.inclusion import Inclusion, as_float32, balanced
 from p2p_diloco.protocol.messages import RowMean
-from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, norm_limit, rounding_seed
+from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, rounding_seed
 
 ROW_MEAN_SLACK = 1.05
 """A mean is no longer than the longest of its parts, but its rounding to 8 bits may lengthen it a little."""
@@ -72,7 +72,6 @@ class Finish:
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
         inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
         inclusions = _bound_weights(inclusions, head, rules.weight_clip)
-        norms = [norm for inclusion in inclusions.values() for norm in inclusion.norms]
         senders = {row: collection.grid.reducer(span, row) for row in agreeing}
         parts = tuple(
             Part(peer=sender, payload=mean.payload, weight=sum(inclusions[row].weights), norm=0.0)
@@ -88,7 +87,7 @@ class Finish:
                 span=span,
                 stage=Stage.FINISH,
                 parts=parts,
-                norm_limit=ROW_MEAN_SLACK * norm_limit(head, parent, rules.radius_limit, norms),
+                norm_limit=ROW_MEAN_SLACK * rules.radius_limit * head.radius,
                 rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
             ),
             inclusions={sender: inclusions[row] for row, sender in senders.items() if sender is not None},
@@ -115,13 +114,10 @@ def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection
 def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
     """Hold rows to the weights that an entry may have, which their reducers have used unless they lie or are behind."""
     limit = as_float32(weight_limit(head, weight_clip))
-    counted = [weight for inclusion in inclusions.values() for weight in inclusion.weights if weight > 0]
-    if head.radius <= 0:
-        one = min(lower_median(counted), limit) if counted else 0.0  # no row has a contribution
-        all_weights = {row: [one if w > 0 else 0.0 for w in each.weights] for row, each in inclusions.items()}
-    else:
-        all_weights = {row: [min(weight, limit) for weight in each.weights] for row, each in inclusions.items()}
-    return {row: replace(each, weights=balanced(all_weights[row])) for row, each in inclusions.items()}
+    return {
+        row: replace(each, weights=balanced([min(weight, limit) for weight in each.weights]))
+        for row, each in inclusions.items()
+    }
 
 
 def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:

@@ -101,7 +101,7 @@ def build_entry(
         included=pack_included(set(inclusion.places), num_members),
         weights=inclusion.weights,
         tokens=inclusion.tokens,
-        median_norm=within_reach(median_norm, head.radius, RADIUS_BOUNDS) if median_norm > 0 else 0.0,
+        median_norm=within_reach(median_norm, head.radius, RADIUS_BOUNDS),
         median_weight=within_reach(as_float32(lower_median(positive)), head.median_weight, WEIGHT_BOUNDS),
         payload=payload,
         signature=NO_SIGNATURE,

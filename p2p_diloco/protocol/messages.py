@@ -46,7 +46,7 @@ from p2p_diloco.protocol.wire import (
     take_fields,
 )
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Of a span, in one frame. A piece costs either end some fraction of a millisecond whatever its length; of a piece as

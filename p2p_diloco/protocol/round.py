@@ -28,8 +28,8 @@ from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.roster import Roster
 
-FIRST_NORM_RATIO = 16.0
-"""Norm of a contribution, in medians of those that came, while none is published: more than honest ones differ."""
+UNKNOWN_NORM_RATIO = 16.0
+"""Norm of a contribution, in medians of those that came, where the reducer knows no radius: honest ones differ less."""
 NOTHING_HELD_BACK: Mapping[SpanId, Digest] = MappingProxyType({})
 
 
@@ -266,15 +266,16 @@ def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) ->
 
 
 def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms: Sequence[float]) -> float:
-    """Return the longest contribution that is taken: a multiple of the radius that the parent published, if known.
+    """Return the longest contribution that is taken: a multiple of the parent's radius, where the parent is held.
 
-    Until then, a multiple of the median of what three or more contributions say of themselves: one liar among them can
-    neither take part with a vector that drowns theirs, nor keep them out.
+    A reducer of a row may not. It takes a multiple of the median of what three or more contributions say of themselves:
+    one liar among them can neither take part with a vector that drowns theirs, nor keep them out. The owner knows the
+    radius, and refuses the means of rows that are too long.
     """
-    if head is not None and head.digest == parent and head.radius > 0:
+    if head is not None and head.digest == parent:
         return radius_limit * head.radius
     median = lower_median(norms) if len(norms) >= 3 else 0.0
-    return FIRST_NORM_RATIO * median if median > 0 else float("inf")
+    return UNKNOWN_NORM_RATIO * median if median > 0 else float("inf")
 
 
 def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
@@ -301,17 +302,19 @@ def _weights(
 ) -> dict[PeerId, float]:
     """Quantity times quality of this cycle, clipped; 0 for newcomers, unless nobody else's contribution came.
 
-    Before the first radius, and where it is not known because `head` is None, all weigh the same: there is no median
-    yet that would keep one of them from claiming any number of tokens.
+    Where this peer lacks the parent (`head` is None) all weigh the same: it knows no median that would keep one of them
+    from claiming any number of tokens.
     """
     all_new = newcomers.issuperset(offers)
-    least, most = WEIGHT_BOUNDS[0], weight_limit(head, rules.weight_clip)
+    least, most = WEIGHT_BOUNDS
+    if head is not None:
+        most = weight_limit(head, rules.weight_clip)
     weights = {
         peer: as_float32(min(max(opening.tokens * opening.tokens / opening.steps, least), most))
         for peer, (_, opening, _) in offers.items()
         if all_new or peer not in newcomers
     }
-    if weights and (head is None or head.radius <= 0):
+    if weights and head is None:
         weights = dict.fromkeys(weights, lower_median(tuple(weights.values())))
     return {peer: weights.get(peer, 0.0) for peer in offers}
 

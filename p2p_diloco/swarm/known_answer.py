@@ -58,7 +58,7 @@ def known_answer() -> str:
             bits = np.random.Philox(key=place * 1000 + elements)
             anchor_N = _numbers(bits, elements, least=-40, most=4)
             head = SpanHead(
-                digest=ZERO_DIGEST, height=0, round=GENESIS_ROUND, roster=ZERO_DIGEST, radius=0.0, median_weight=0.0
+                digest=ZERO_DIGEST, height=0, round=GENESIS_ROUND, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0
             )
             state = SpanState(head=head, anchor_N=anchor_N, momentum_N=_numbers(bits, elements, least=-63, most=2))
             for step in range(STEPS):

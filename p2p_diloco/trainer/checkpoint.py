@@ -252,7 +252,8 @@ def _head_from_json(document: Mapping[str, Any]) -> SpanHead:
         radius=float(document["radius"]),
         median_weight=float(document["median_weight"]),
     )
-    if head.height < 0 or not (math.isfinite(head.radius) and math.isfinite(head.median_weight)):
+    # Until protocol version 6 spans were founded without a radius: such a start is made anew.
+    if head.height < 0 or not (0.0 < head.radius < math.inf and 0.0 < head.median_weight < math.inf):
         raise ValueError(f"a head of height {head.height}, radius {head.radius}, median weight {head.median_weight}")
     return head
 

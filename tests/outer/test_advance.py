@@ -36,9 +36,9 @@ def vector(*values: float) -> Vector:
     return np.array(values, dtype=np.float32)
 
 
-def span_at(anchor: float, *, round_index: int = 0, radius: float = 0.0) -> SpanState:
+def span_at(anchor: float, *, round_index: int = 0, radius: float = 1e6) -> SpanState:
     head = SpanHead(
-        digest=sha256(b"head"), height=1, round=round_index, roster=ROSTER, radius=radius, median_weight=0.0
+        digest=sha256(b"head"), height=1, round=round_index, roster=ROSTER, radius=radius, median_weight=1.0
     )
     return SpanState(head=head, anchor_N=vector(anchor), momentum_N=vector(0.0))
 
@@ -69,7 +69,7 @@ def residual(span: SpanAdvance) -> float:
 def test_a_contribution_is_the_residual() -> None:
     prepared = prepare_contribution(span_at(10.0), flying(r4=2.0), vector(3.0), round_index=8)
     assert prepared.delta_N.tolist() == [5.0]
-    assert (prepared.round, prepared.norm, prepared.limit) == (8, 5.0, math.inf)
+    assert (prepared.round, prepared.norm, prepared.limit) == (8, 5.0, 2e6)
 
 
 def test_a_contribution_is_clipped_to_twice_the_last_radius_and_tells_its_norm_before() -> None:

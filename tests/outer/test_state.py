@@ -13,10 +13,12 @@ from p2p_diloco.errors import NonFiniteUpdate, StateError
 from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, sha256
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.state import (
+    FOUNDING_WEIGHT,
     AbsorbedEntry,
     SpanState,
     absorb,
     content_digest,
+    founding_radius,
     fragment_digest,
     genesis_state,
     state_digest,
@@ -47,7 +49,7 @@ def test_a_founded_span_has_absorbed_nothing() -> None:
     assert state.momentum_N.tolist() == [0.0, 0.0]
     assert state.elements == 2
     assert (state.head.height, state.head.round, state.head.roster) == (0, GENESIS_ROUND, ROSTER)
-    assert (state.head.radius, state.head.median_weight) == (0.0, 0.0)
+    assert (state.head.radius, state.head.median_weight) == (founding_radius(2), FOUNDING_WEIGHT)
 
 
 def test_the_chain_of_a_founded_span_begins_with_the_content_digest_of_the_start() -> None:

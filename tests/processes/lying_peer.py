@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import math
 import signal
 import sys
 import time
@@ -20,8 +21,11 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.ids import Digest, PeerId, SpanHead, sha256
+from p2p_diloco.protocol.actions import ReduceSpan
+from p2p_diloco.protocol.entry import RADIUS_BOUNDS, WEIGHT_BOUNDS, Entry, within_reach
+from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.messages import (
     ContentReply,
@@ -36,6 +40,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.node import SwarmNode
 from tests.swarm.swarm_peer import main
 
@@ -220,6 +225,29 @@ def install(lie: str, folder: Path) -> None:
             contribute(node, contribution)
 
         SwarmNode._contribute = huge  # type: ignore[method-assign]
+    if lie == "longest-entries":
+        reduced = Exchange.span_reduced
+
+        def longest(exchange: Exchange, order: ReduceSpan, *made: Any) -> Entry | RowMean | str:
+            head, entry = exchange._chains.heads.get(order.span), reduced(exchange, order, *made)
+            if not isinstance(entry, Entry) or head is None or not lies():
+                return entry
+            changed = longest_entry(entry, head, exchange._rules)
+            return replace(changed, signature=exchange._membership.me.sign(changed.statement()))
+
+        Exchange.span_reduced = longest  # type: ignore[method-assign]
+
+
+def longest_entry(entry: Entry, head: SpanHead, rules: RunRules) -> Entry:
+    """Return an entry that moves every element, all one way, as far as the limits allow, and lifts the limits."""
+    elements = rules.span_elements[entry.span]
+    length = 0.99 * rules.entry_limit * head.radius / math.sqrt(elements)
+    return replace(
+        entry,
+        payload=Int4Codec().encode(np.full(elements, length, dtype=np.float32)),
+        median_norm=within_reach(math.inf, head.radius, RADIUS_BOUNDS),
+        median_weight=within_reach(math.inf, head.median_weight, WEIGHT_BOUNDS),
+    )
 
 
 if __name__ == "__main__":

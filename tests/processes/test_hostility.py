@@ -24,7 +24,6 @@ import pytest
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import short_peer_id
-from p2p_diloco.kernels.bounds import LARGEST_ANCHOR
 from p2p_diloco.trainer.checkpoint import load_checkpoint
 from p2p_diloco.trainer.run_plan import plan_run
 from tests.swarm.process_swarm import FRAGMENTS, NICENESS, PROJECT, SPANS, PeerProcess, ProcessSwarm
@@ -34,7 +33,8 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(400)
 STRANGER = Path(__file__).with_name("hostile_peer.py")
 ATTACK_SECONDS = float(os.environ.get("P2P_DILOCO_ATTACK_SECONDS", "25"))
 MOST_GROWTH_BYTES = 50_000_000
-MOST_LINES_A_MINUTE = 20
+MOST_LINES_A_MINUTE = 25
+"""20 that a peer's messages may cause, and a few about the tips that it names."""
 FEWEST_ENTRIES = 0.9
 WORSE_LOSS = 1.15
 HONEST = ("p0", "p1", "p2")
@@ -153,14 +153,8 @@ def share_with_entries(swarm: ProcessSwarm, name: str, begin: float, end: float)
     return sum(each.num_entries for each in closed) / sum(each.num_spans for each in closed)
 
 
-def check_honest(
-    swarm: ProcessSwarm, before: Before, attackers: int, names: Sequence[str] = HONEST, *, may_be_large: bool = False
-) -> None:
-    """Look at the honest peers once an attack is over, and print what is seen.
-
-    Args:
-        may_be_large: the attack may spoil what is learnt; for the first entries of a span only an absolute bound holds.
-    """
+def check_honest(swarm: ProcessSwarm, before: Before, attackers: int, names: Sequence[str] = HONEST) -> None:
+    """Look at the honest peers once an attack is over, and print what is seen."""
     ended = time.time()
     minutes = (ended - before.at) / 60.0
     swarm.wait("all honest peers ready", lambda: all(swarm.peers[name].status.ready for name in names))
@@ -183,19 +177,17 @@ def check_honest(
     assert "" not in honest.values(), f"somebody ended with nothing: {honest}\n{swarm.story()}"
     assert len(set(honest.values())) == 1, f"they differ: {honest}\n{swarm.story()}"
     for name in names:
-        check_bytes(swarm, name, may_be_large=may_be_large)
+        check_bytes(swarm, name)
     assert min(shares.values()) >= FEWEST_ENTRIES, f"spans without entries: {shares}\n{swarm.story()}"
     assert max(growth.values()) <= MOST_GROWTH_BYTES, growth
-    assert may_be_large or max(changed.values()) <= WORSE_LOSS, (
-        f"losses {before.losses}, then {losses}\n{swarm.story()}"
-    )
+    assert max(changed.values()) <= WORSE_LOSS, f"losses {before.losses}, then {losses}\n{swarm.story()}"
     most = MOST_LINES_A_MINUTE * attackers * max(minutes, 1.0)
     for name in names:
         assert len(lines[name]) <= most, f"{name} wrote {len(lines[name])} lines: {lines[name][-40:]}"
         assert not any("\x1b" in line or "\n" in line for line in lines[name]), lines[name]
 
 
-def check_bytes(swarm: ProcessSwarm, name: str, *, may_be_large: bool) -> None:
+def check_bytes(swarm: ProcessSwarm, name: str) -> None:
     """Look whether what a peer saved can come of one entry a cycle: no tip from nowhere, no vector of zeros."""
     elements = plan_run(swarm.manifest).rules.span_elements
     newest = max(swarm.peers[name].folder.rglob("checkpoint-*.safetensors"))
@@ -208,7 +200,7 @@ def check_bytes(swarm: ProcessSwarm, name: str, *, may_be_large: bool) -> None:
         assert np.isfinite(state.anchor_N).all(), f"{name}: {span} is not finite"
         assert np.isfinite(state.momentum_N).all(), f"{name}: {span} has a momentum that is not finite"
         largest = np.abs(state.anchor_N).max()
-        assert 0 < largest < (LARGEST_ANCHOR if may_be_large else 100.0), f"{name}: {span} reaches {largest}"
+        assert 0 < largest < 100.0, f"{name}: {span} reaches {largest}"
 
 
 SCENES = [
@@ -267,12 +259,12 @@ def test_one_lying_member_among_four_harms_only_what_it_owns(lie: str) -> None:
         (swarm.peers[LIAR].folder / "lie").touch()
         time.sleep(ATTACK_SECONDS)
         swarm.kill(LIAR)
-        check_honest(swarm, before, attackers=1, may_be_large=lie.startswith("huge"))
+        check_honest(swarm, before, attackers=1)
 
 
-@pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions"])
+@pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions", "longest-entries"])
 def test_huge_numbers_of_the_first_cycle_end_nobodys_training(lie: str) -> None:
-    """While no entry has published a norm, only the absolute bound holds."""
+    """Nothing has been published yet that could tell what is too long; the founding says it."""
     with ProcessSwarm(patience_seconds=90.0) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)
         (swarm.text.parent / LIAR).mkdir()
@@ -284,4 +276,4 @@ def test_huge_numbers_of_the_first_cycle_end_nobodys_training(lie: str) -> None:
         before = note_state(swarm)
         time.sleep(ATTACK_SECONDS)
         swarm.kill(LIAR)
-        check_honest(swarm, before, attackers=1, may_be_large=True)
+        check_honest(swarm, before, attackers=1)

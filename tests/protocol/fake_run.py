@@ -71,8 +71,8 @@ def genesis_heads(founding: Roster) -> dict[SpanId, SpanHead]:
             height=0,
             round=GENESIS_ROUND,
             roster=founding.digest(),
-            radius=0.0,
-            median_weight=0.0,
+            radius=1.0,
+            median_weight=1000.0,
         )
         for span in ALL_SPANS
     }

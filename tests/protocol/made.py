@@ -142,14 +142,14 @@ def membership_of(
     )
 
 
-def head_of(*, height: int = 0, digest: bytes = b"start", round_index: int = -1, radius: float = 0.0) -> SpanHead:
+def head_of(*, height: int = 0, digest: bytes = b"start", round_index: int = -1, radius: float = 1.0) -> SpanHead:
     return SpanHead(
         digest=sha256(digest),
         height=height,
         round=round_index,
         roster=founding().roster.digest(),
         radius=radius,
-        median_weight=0.0,
+        median_weight=1000.0,
     )
 
 
@@ -176,7 +176,7 @@ def entry_on(
         weights=tuple(1.0 for _ in included),
         tokens=100,
         median_norm=1.0,
-        median_weight=1.0,
+        median_weight=1000.0,
         payload=b"payload",
         signature=NO_SIGNATURE,
     )

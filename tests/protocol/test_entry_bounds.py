@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fake_run import RUN, run_rules, sign_as, verify
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from made import SPAN, entry_on, head_of, ids, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, SpanHead
+from p2p_diloco.outer.state import FOUNDING_WEIGHT, genesis_state
 from p2p_diloco.protocol.entry import RADIUS_BOUNDS, Entry, EntryRules, check_entry, next_head, pack_included
 from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish
 from p2p_diloco.protocol.grid import Grid, fold_roster
@@ -19,7 +22,7 @@ from p2p_diloco.protocol.inclusion import as_float32, balanced, build_entry
 from p2p_diloco.protocol.messages import Opening, RowMean, SpanOffer
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import (
-    FIRST_NORM_RATIO,
+    UNKNOWN_NORM_RATIO,
     Collection,
     Gathered,
     ReductionRules,
@@ -101,7 +104,7 @@ def test_an_honest_entry_is_never_refused_wherever_its_span_stands(
     sound = frozenset(peer for place, peer in enumerate(ids(5)) if place not in unsound)
     if not sound - newcomers and newcomers:
         return
-    longest = gathered.reduce.norm_limit * MOST_LENGTHENED if head.radius > 0 else 2.0**90
+    longest = gathered.reduce.norm_limit * MOST_LENGTHENED
     check(entry_by(gathered, sound, head, ROSTER, GRID), head, longest)
 
 
@@ -129,9 +132,51 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_says(
     finished = owner.gather(SPAN, head, REDUCTION)
     assert isinstance(finished, Gathered)
     senders = frozenset(part.peer for part in finished.reduce.parts)
-    longest = finished.reduce.norm_limit * MOST_LENGTHENED if head.radius > 0 else 2.0**90
-    assert head.radius <= 0 or finished.reduce.norm_limit <= ROW_MEAN_SLACK * KAPPA * head.radius
+    longest = finished.reduce.norm_limit * MOST_LENGTHENED
+    assert finished.reduce.norm_limit <= ROW_MEAN_SLACK * KAPPA * head.radius
     check(entry_by(finished, senders, head, roster, grid), head, longest, roster, grid)
+
+
+FOUNDED = genesis_state(np.zeros(2**14, np.float32), ROSTER.digest()).head
+ONE_RMS = 2.0**7
+"""Norm of a vector of so many elements whose root mean square is 1."""
+
+
+@pytest.mark.parametrize("grid", [GRID, fold_roster(ROSTER, 2)], ids=["one row", "two rows"])
+def test_the_first_entry_of_a_span_is_no_longer_than_what_ruins_no_model(grid: Grid) -> None:
+    """Whoever owns it, and whatever its contributors say: a first entry may not be free of limits."""
+    check(entry_on(FOUNDED, ROSTER, owner_of(grid), median_norm=FOUNDED.radius, median_weight=FOUNDING_WEIGHT), FOUNDED,
+          0.24 * ONE_RMS, ROSTER, grid)  # fmt: skip
+    for huge in (0.26 * ONE_RMS, 2.0**64, math.inf):
+        entry = entry_on(FOUNDED, ROSTER, owner_of(grid), median_norm=FOUNDED.radius, median_weight=FOUNDING_WEIGHT)
+        with pytest.raises(PeerError, match=r"has norm \S+, beyond the limit 32"):
+            check(entry, FOUNDED, huge, ROSTER, grid)
+    lone = collected([(1000, 10, 3e38)], FOUNDED, roster=roster_of(1), grid=fold_roster(roster_of(1), 16))
+    gathered = gather_contributions(lone, SPAN, FOUNDED, REDUCTION)
+    assert isinstance(gathered, Gathered)
+    assert gathered.reduce.norm_limit == KAPPA * FOUNDED.radius, "nor is the only contribution that came"
+
+
+@pytest.mark.parametrize("rms", [1e-4, 3e-3, 0.3, 3.0, 30.0, 1000.0])
+@pytest.mark.parametrize("tokens", [10, 1000, 10**5, 10**8])
+def test_a_run_whose_norms_are_far_from_the_founding_radius_gets_an_entry_in_every_round(
+    rms: float, tokens: int
+) -> None:
+    """Longer contributions are clipped by their senders, and the limits are where they belong within a few entries."""
+    norm, head = as_float32(rms * ONE_RMS), FOUNDED
+    heads = []
+    for _ in range(20):
+        gathered = gather_contributions(collected([(tokens, 10, norm)] * 5, head), SPAN, head, REDUCTION)
+        assert isinstance(gathered, Gathered)
+        entry = entry_by(gathered, frozenset(ids(5)), head, ROSTER, GRID)
+        check(entry, head, min(norm, gathered.reduce.norm_limit) * MOST_LENGTHENED)
+        head = replace(next_head(head, entry), round=-1)
+        heads.append(head)
+    weight = max(as_float32(tokens * tokens / 10), 1.0)
+    num_entries = math.ceil(abs(math.log(norm / FOUNDED.radius, 4)))
+    assert all(later.radius == norm for later in heads[num_entries:])
+    num_entries = math.ceil(abs(math.log(weight / FOUNDING_WEIGHT, 4)))
+    assert all(later.median_weight == weight for later in heads[num_entries:])
 
 
 @pytest.mark.parametrize("radius", [0.0, 1e-30, RADIUS_BOUNDS[0], 1.0, RADIUS_BOUNDS[1], 3e38])
@@ -168,32 +213,26 @@ def test_what_is_published_moves_by_a_factor_of_four_at_most(published: float, i
 
 
 @pytest.mark.parametrize(
-    "changes", [{"median_norm": 2.0**41}, {"median_norm": 3e38}, {"median_norm": 2.0**-21}, {"median_weight": 0.0},
-                {"median_weight": 3e38}],
-)  # fmt: skip
-def test_the_first_entry_of_a_span_publishes_nothing_absurd(changes: dict[str, float]) -> None:
+    ("radius", "weight"), [(2.0**41, 1000.0), (3e38, 1000.0), (2.0**-21, 1000.0), (1.0, 0.0), (1.0, 3e38)]
+)
+def test_no_entry_publishes_anything_absurd_wherever_its_span_stands(radius: float, weight: float) -> None:
+    head = replace(head_of(radius=radius), median_weight=weight)
     with pytest.raises(PeerError, match="publishes a median"):
-        check(entry_on(head_of(), ROSTER, owner_of(GRID), **changes), head_of())
+        check(entry_on(head, ROSTER, owner_of(GRID), median_norm=radius, median_weight=weight), head)
 
 
-def test_a_radius_is_published_as_none_only_while_there_is_none() -> None:
-    check(entry_on(head_of(), ROSTER, owner_of(GRID), median_norm=0.0), head_of())
-    silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head_of()), SPAN, head_of(), REDUCTION)
+def test_norms_of_0_say_nothing_of_how_long_others_are() -> None:
+    head = head_of(radius=3.0)
+    silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head), SPAN, head, REDUCTION)
     assert isinstance(silent, Gathered)
-    assert entry_by(silent, frozenset(ids(5)), head_of(), ROSTER, GRID).median_norm == 0.0
-    kept = entry_by(silent, frozenset(ids(5)), head_of(radius=3.0), ROSTER, GRID)
-    assert kept.median_norm == 3.0, "norms of 0 say nothing of how long others are"
+    assert entry_by(silent, frozenset(ids(5)), head, ROSTER, GRID).median_norm == 3.0
 
 
-def test_a_liar_of_tokens_weighs_no_more_than_others_while_its_span_has_no_radius() -> None:
-    told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 4]
-    gathered = gather_contributions(collected(told, head_of()), SPAN, head_of(), REDUCTION)
+def test_a_liar_of_tokens_weighs_at_most_four_times_the_founding_weight_at_first() -> None:
+    told = [(10**15, 1, 1.0), *[(10_000, 10, 1.0)] * 4]
+    gathered = gather_contributions(collected(told, FOUNDED), SPAN, FOUNDED, REDUCTION)
     assert isinstance(gathered, Gathered)
-    assert [part.weight for part in gathered.reduce.parts] == [100_000.0] * 5
-    entry = entry_by(gathered, frozenset(ids(5)), head_of(), ROSTER, GRID)
-    assert entry.median_weight == 100_000.0, "so that from the second entry on weights have a limit that suits them"
-    with pytest.raises(PeerError, match="weighs contributions differently although the span has no radius yet"):
-        check(entry_on(head_of(), ROSTER, owner_of(GRID), weights=(2.0, 1.0, 1.0, 1.0, 1.0)), head_of())
+    assert [part.weight for part in gathered.reduce.parts] == [CLIP * FOUNDING_WEIGHT] * 5
 
 
 def test_a_reducer_that_does_not_know_the_radius_weighs_all_the_same() -> None:
@@ -204,16 +243,14 @@ def test_a_reducer_that_does_not_know_the_radius_weighs_all_the_same() -> None:
     assert len({part.weight for part in gathered.reduce.parts}) == 1
 
 
-@pytest.mark.parametrize(("norm", "limit"), [(1e30, FIRST_NORM_RATIO), (1e-30, FIRST_NORM_RATIO), (0.0, 16.0)])
-def test_before_the_first_radius_one_liar_of_norms_neither_drowns_the_others_nor_keeps_them_out(
-    norm: float, limit: float
-) -> None:
+@pytest.mark.parametrize("norm", [1e30, 1e-30, 0.0])
+def test_where_no_radius_is_known_one_liar_of_norms_neither_drowns_the_others_nor_keeps_them_out(norm: float) -> None:
     told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 4]
-    gathered = gather_contributions(collected(told, head_of()), SPAN, head_of(), REDUCTION)
+    gathered = gather_contributions(collected(told, head_of()), SPAN, None, REDUCTION)
     assert isinstance(gathered, Gathered)
-    assert gathered.reduce.norm_limit == limit
+    assert gathered.reduce.norm_limit == UNKNOWN_NORM_RATIO
     two = gather_contributions(collected(told[:2], head_of(), roster=roster_of(2), grid=fold_roster(roster_of(2), 16)),
-                               SPAN, head_of(), REDUCTION)  # fmt: skip
+                               SPAN, None, REDUCTION)  # fmt: skip
     assert isinstance(two, Gathered)
     assert two.reduce.norm_limit == float("inf"), "of two nobody knows who lies"
 

@@ -202,15 +202,8 @@ def test_a_row_without_contributions_says_who_was_there_and_voids_nothing() -> N
 
 
 def test_where_no_row_has_a_contribution_there_is_no_entry() -> None:
+    """As when all first steps still compile: everybody is there, and empty-handed."""
     owner = finish()
     for row in ROWS:
         owner.add(only_there(row))
     assert owner.gather(SPAN, HEAD, RULES) == "nobody's contribution came; 6 of 6 members were there"
-
-
-def test_where_nobody_has_contributed_before_the_first_radius_the_span_is_void() -> None:
-    """All first steps still compile: everybody is there, and empty-handed."""
-    owner = finish()
-    for row in ROWS:
-        owner.add(only_there(row))
-    assert owner.gather(SPAN, head_of(radius=0.0), RULES) == "nobody's contribution came; 6 of 6 members were there"

@@ -27,7 +27,7 @@ def inclusion(*places: int, tokens: int = 100, present: tuple[int, ...] | None =
     return Inclusion(
         present=present if present is not None else places,
         places=places,
-        weights=tuple(10.0 + place for place in places),
+        weights=tuple(1000.0 + place for place in places),
         norms=tuple(1.0 + place for place in places),
         tokens=tokens,
     )
@@ -57,16 +57,16 @@ def test_an_entry_needs_a_majority_that_was_there_and_some_weight() -> None:
     assert entry_of(inclusion(1)) == "1 of 3 members were there; more than half are needed"
     alone = entry_of(inclusion(1, present=(0, 1)))
     assert isinstance(alone, Entry)
-    assert (alone.present, alone.included, alone.weights, alone.median_norm) == (b"\3", b"\2", (11.0,), 2.0)
+    assert (alone.present, alone.included, alone.weights, alone.median_norm) == (b"\3", b"\2", (1001.0,), 2.0)
     assert entry_of(only_present((0, 1))) == "no contribution was sound"
     assert "weight 0" in str(entry_of(replace(inclusion(0, 1), weights=(0.0, 0.0))))
     entry = entry_of(inclusion(0, 2))
     assert isinstance(entry, Entry)
     assert included_places(entry) == (0, 2)
-    assert (entry.tokens, entry.median_norm, entry.median_weight, entry.weights) == (100, 1.0, 10.0, (10.0, 12.0))
-    newcomer = entry_of(replace(inclusion(0, 2), weights=(0.0, 12.0)))
+    assert (entry.tokens, entry.median_norm, entry.median_weight, entry.weights) == (100, 1.0, 1000.0, (1000.0, 1002.0))
+    newcomer = entry_of(replace(inclusion(0, 2), weights=(0.0, 1002.0)))
     assert isinstance(newcomer, Entry)
-    assert newcomer.median_weight == 12.0, "who weighs nothing does not lower what others may weigh"
+    assert newcomer.median_weight == 1002.0, "who weighs nothing does not lower what others may weigh"
 
 
 @given(st.lists(st.floats(0, 1e30), min_size=1))

@@ -131,7 +131,7 @@ def stream_of(plan: RunPlan, corpus: Corpus, peer: PeerId) -> BatchStream:
 
 
 def update_of(
-    span: SpanId, round_index: int, payload: bytes, *, radius: float = 0.0, own_included: bool = True
+    span: SpanId, round_index: int, payload: bytes, *, radius: float = 1e6, own_included: bool = True
 ) -> SpanUpdate:
     """Return an entry that carries `payload`, as the swarm hands it over."""
     digest = sha256(b"entry", bytes([span.fragment, span.index]), round_index.to_bytes(8, "little"), payload)

@@ -87,7 +87,7 @@ class Moving(dict[SpanId, SpanState]):
 
 def test_spans_that_move_on_meanwhile_are_written_whole(tmp_path: Path) -> None:
     later = trained_states()
-    long = -1.2345678901234567e-300
+    long = 1.2345678901234567e-300
     for span, state in later.items():
         later[span] = replace(state, head=replace(state.head, height=10**9, round=10**12, radius=long))
     save_checkpoint(tmp_path / "c", RUN, Moving(start_states(PLAN), later))
@@ -167,6 +167,8 @@ def changed(**values: Any) -> Any:
         changed(height="many"),
         changed(round=None),
         changed(radius=float("nan")),
+        changed(radius=0.0),
+        changed(median_weight=0.0),
         changed(median_weight=float("inf")),
     ],
 )

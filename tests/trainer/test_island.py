@@ -35,7 +35,7 @@ def island(corpus: Corpus, diary: Diary | None = None, plan: RunPlan = PLAN) -> 
 
 def update() -> SpanUpdate:
     elements = PLAN.rules.span_elements[SPAN]
-    return update_of(SPAN, 0, entry_payload(PLAN, np.full(elements, 0.01, np.float32)), radius=0.0)
+    return update_of(SPAN, 0, entry_payload(PLAN, np.full(elements, 0.01, np.float32)))
 
 
 def test_what_it_does_is_in_its_diary(tmp_path: Path) -> None:

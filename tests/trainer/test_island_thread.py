@@ -54,7 +54,7 @@ def digest(states: dict[SpanId, SpanState]) -> bytes:
     return state_digest([states[span] for span in sorted(states)])
 
 
-def absorb_alone(island: HandDrivenIsland, contribution: FragmentContribution, radius: float = 0.0) -> None:
+def absorb_alone(island: HandDrivenIsland, contribution: FragmentContribution, radius: float = 1e6) -> None:
     """Let the island absorb entries that hold its own contribution and nothing else."""
     codec = island.plan.codecs
     for part in contribution.spans:

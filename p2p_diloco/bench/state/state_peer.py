@@ -26,7 +26,7 @@ from p2p_diloco.bench.staged_peer import StagedPeer
 from p2p_diloco.bench.state.transfer import cpu_seconds_apart
 from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.manifest import decode_signed_manifest
-from p2p_diloco.outer.state import SpanState, state_digest
+from p2p_diloco.outer.state import FOUNDING_WEIGHT, SpanState, founding_radius, state_digest
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.signing import SigningKey
@@ -187,8 +187,8 @@ def _made_state(span: SpanId, elements: int) -> SpanState:
         height=0,
         round=GENESIS_ROUND,
         roster=sha256(b"bench"),
-        radius=0.0,
-        median_weight=0.0,
+        radius=founding_radius(elements),
+        median_weight=FOUNDING_WEIGHT,
     )
     anchor_N, momentum_N = (rng.random(elements, dtype=np.float32) for _ in range(2))
     return SpanState(head=head, anchor_N=anchor_N, momentum_N=momentum_N)

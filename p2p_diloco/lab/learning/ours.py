@@ -220,7 +220,7 @@ class OurSwarm(Algorithm):
             Part(peer=_peer(learner), payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
             for learner, one in arrived.items()
         )
-        limit = rule.radius_factor * head.radius if head.radius > 0 else float("inf")
+        limit = rule.radius_factor * head.radius
         seed = rounding_seed(RUN, round_index, span)
         action = ReduceSpan(
             round=round_index, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=limit, rounding_seed=seed

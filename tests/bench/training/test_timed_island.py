@@ -55,7 +55,7 @@ class Stage:
         span = SpanId(0, index)
         payload = PLAN.codecs.entry.encode(np.zeros(PLAN.rules.span_elements[span], np.float32))
         absorbed = AbsorbedEntry(
-            digest=sha256(b"entry", bytes([index])), round=round_index, roster=ROSTER, radius=0.0, median_weight=1.0
+            digest=sha256(b"entry", bytes([index])), round=round_index, roster=ROSTER, radius=1e6, median_weight=1.0
         )
         self.island.absorb(SpanUpdate(span=span, absorbed=absorbed, payload=payload, own_included=own_included))
 
