@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +73,18 @@ class Caller(SilentListener):
         return [message for message in self.heard if isinstance(message, kind)]
 
 
+@asynccontextmanager
+async def calling(swarm: MemorySwarm, target: Machine) -> AsyncIterator[Caller]:
+    """Have somebody call a machine."""
+    assert target.transport is not None
+    transport = swarm.network.transport(key_of("caller").peer, run=RUN, can_be_dialled=False)
+    caller = Caller(transport, target.peer)
+    async with transport:
+        deadline = asyncio.get_running_loop().time() + 5.0
+        await transport.dial(target.peer, target.transport.listen_addresses(), deadline)
+        yield caller
+
+
 def act(scene: Callable[[MemorySwarm, Machine, Caller], Coroutine[Any, Any, None]]) -> None:
     """Play a scene with a founder that trains alone and somebody who calls it."""
 
@@ -80,13 +92,7 @@ def act(scene: Callable[[MemorySwarm, Machine, Caller], Coroutine[Any, Any, None
         swarm = MemorySwarm(seed=3)
         founder = swarm.add("founder", founds=True)
         await swarm.run(1.0)
-        assert founder.transport is not None
-        async with AsyncExitStack() as exits:
-            transport = swarm.network.transport(key_of("caller").peer, run=RUN, can_be_dialled=False)
-            caller = Caller(transport, founder.peer)
-            await exits.enter_async_context(transport)
-            deadline = asyncio.get_running_loop().time() + 5.0
-            await transport.dial(founder.peer, founder.transport.listen_addresses(), deadline)
+        async with calling(swarm, founder) as caller:
             await scene(swarm, founder, caller)
         await swarm.close()
 
