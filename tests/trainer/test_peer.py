@@ -18,16 +18,19 @@ from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.invite import Invite, parse_invite
 from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer import peer
 from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
 RUN = SIGNED.manifest.digest()
+KNOWN = format_peer_id(PeerId(sha256(b"somebody else")))
 INVITE = Invite(run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTfgaHmihGLtRZSN8HptS3qJbVfQycYWkiWP4r",))
 
 
@@ -104,6 +107,45 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
         assert ada.invites == [], "only a founder tells the invite"
         stop.stop_now()
         await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
+        signed = small_manifest(listed).sign(ORGANISER)
+        boot, ada, stop = Watcher(), Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(replace(stage.founder(), signed_manifest=signed), boot, stop))
+        invite = await stage.invite(boot)
+        plan = stage.joiner("ada", invite)
+        for _ in range(2):  # the second time its manifest lies on the disk
+            with pytest.raises(ConfigError) as refused:
+                await run_peer(plan, ada, StopRequest())
+            own = load_or_create_identity(plan.settings.identity_file).peer
+            assert str(refused.value) == explain_unlisted(own)
+        assert boot.texts("trust") == [], "its founder is a bootstrap peer, and need not be listed"
+        introducer, end = Watcher(), StopRequest()
+        plan = replace(stage.joiner("second", invite, None), trains=False)
+        second = asyncio.ensure_future(run_peer(plan, introducer, end))
+        await asyncio.sleep(5.0)
+        (text,) = introducer.texts("trust")
+        assert text.endswith("until then this peer only hands out the manifest")
+        for each in (stop, end):
+            each.stop_now()
+        await asyncio.gather(founder, second)
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_trainer_that_founds_a_run_must_be_on_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
+        plan = replace(stage.founder(), signed_manifest=small_manifest(listed).sign(ORGANISER), trains=True)
+        with pytest.raises(ConfigError, match=r"\(this peer\) is not on the list of its own run; add it to \[trust\]"):
+            await run_peer(plan, Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
 
