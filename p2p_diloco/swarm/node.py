@@ -320,7 +320,7 @@ class SwarmNode:
         if entry.roster not in self.engine.book:  # it only waits, whatever its numbers are
             self._play(self.engine.entry_checked(peer, entry, 0.0, self._clock.now()), caused_by=peer)
             return
-        if self._is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
+        if self.engine.is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
             self._budgets.leave_out(peer, self._loop.time())
             return
         self._checked[peer] += 1
@@ -345,14 +345,9 @@ class SwarmNode:
 
     # -- who they are
 
-    def _is_stranger(self, peer: PeerId) -> bool:
-        """Tell whether a peer is neither a member nor the founder, as far as is known here."""
-        roster = self.engine.book.in_force
-        return roster is not None and roster.member(peer) is None and peer != self.engine.book.founder
-
     def _is_unlisted(self, peer: PeerId) -> bool:
         """Tell whether the run lists who takes part, and this one neither is listed nor founded it."""
-        return not self.engine.rules.may_be_member(peer) and self._is_stranger(peer)
+        return not self.engine.rules.may_be_member(peer) and self.engine.is_stranger(peer)
 
     def _turn_away(self, peer: PeerId, now: float) -> None:
         """Tell an unlisted peer once why it gets nothing but the manifest."""
@@ -431,9 +426,9 @@ class SwarmNode:
         if peer is None or topic in OWN_STATE:
             self._observer.report(topic, text)
             return
-        name, roster = short_peer_id(peer), self.engine.book.in_force
+        name = short_peer_id(peer)
         line = (topic, text if name in text else f"{name}: {text}")
-        is_member = roster is not None and roster.member(peer) is not None
+        is_member = not self.engine.is_stranger(peer)
         for topic, text in self._budgets.take(peer, line, self._loop.time(), is_member=is_member):
             self._observer.report(topic, text)
 

@@ -232,5 +232,16 @@ class ReachKeeper:
 
 
 def announced(proved: Collection[str], listening: Collection[str], peer_suffix: str) -> tuple[str, ...]:
-    """Return the addresses to tell others: where this peer was reached first, then where it listens."""
-    return tuple(dict.fromkeys([*(address + peer_suffix for address in proved), *listening]))
+    """Return the addresses to tell others: where this peer was reached first, then where it listens.
+
+    Of these the ones that lead farthest come first: a record holds only a few.
+    """
+    farthest_first = sorted(listening, key=_reaches, reverse=True)
+    return tuple(dict.fromkeys([*(address + peer_suffix for address in proved), *farthest_first]))
+
+
+def _reaches(address: str) -> int:
+    try:
+        return network_of(address.split("/")[2])
+    except (IndexError, ValueError):
+        return Network.WORLD  # a name, which somebody gave it

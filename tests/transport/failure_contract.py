@@ -156,6 +156,9 @@ class FailureContract(ABC):
             assert three_heard.links == []
             assert one.linked_peers() == {two.peer}
             assert two_heard.kinds() == ["up"]
+            one.is_needed = lambda peer: peer == three.peer
+            await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
+            await one_heard.wait_until(lambda it: len(it.links) == 2)
 
         self.play(scene)
 
