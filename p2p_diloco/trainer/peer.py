@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,8 @@ from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from p2p_diloco.transport.link import Lane, TransportLimits
 
 START_SECONDS = 60.0
+BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
+"""Of each parameter on the host, at the very least: the anchor and its momentum in float32, and what is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             if signed is None:
                 return PeerResult(state_digest="", anchor_loss=None)
             _check_listed(plan, signed, key.peer, tally)
+            _check_memory(plan, signed)
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with Libp2pDirectory(transport, initial_peers=initial) as directory:
                 tally.addresses = transport.listen_addresses()
@@ -161,6 +165,22 @@ def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tal
         )
     else:
         raise ConfigError(explain_unlisted(me))
+
+
+def _check_memory(plan: PeerPlan, signed: SignedManifest) -> None:
+    """Refuse what cannot be held here, before anything is: whoever signs a manifest may name any size."""
+    parameters, has = plan_run(signed.manifest).num_parameters, memory_of_machine()
+    needs = parameters * (BYTES_TO_TRAIN if plan.trains else BYTES_TO_HOLD)
+    if needs > has:
+        raise ConfigError(
+            f"the model has {parameters:,} parameters and needs at least {needs / 1e9:.1f} GB of memory to "
+            f"{'train' if plan.trains else 'be held'}; this machine has {has / 1e9:.1f} GB"
+        )
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory of this machine, in use or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _with_founder(plan: PeerPlan, me: PeerId) -> PeerPlan:
