@@ -23,7 +23,8 @@ LEAVE_TO_THEM_SECONDS = 20.0
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 STRANGER_RETRY_SECONDS = 600.0
-"""Before that a stranger that could not be dialled is not dialled again; members are, with growing pauses."""
+"""Before that a stranger that could not be dialled is not dialled again; members are, with growing pauses. So long one
+of too many is turned away, too."""
 UNNEEDED_SECONDS = 30.0
 """After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
 STEADY_SECONDS = 30.0
@@ -72,6 +73,8 @@ class LinkKeeper:
         self._is_unknown_to_run = is_stranger
         self._dials = DialBudget()
         self._arrivals: dict[PeerId, None] = {}  # of linked peers, the latest last
+        self._turned_away: dict[PeerId, float] = {}
+        transport.is_welcome = self._is_welcome
         self.failures: dict[PeerId, str] = {}
         """Why peers could not be dialled, the last time."""
         self._transport = transport
@@ -306,8 +309,15 @@ class LinkKeeper:
                 hosts = await self._transport.remote_hosts()
         except (PeerError, TimeoutError):
             return
+        now = asyncio.get_running_loop().time()
+        self._turned_away = {peer: until for peer, until in self._turned_away.items() if now < until}
         for peer in surplus_links(strangers, hosts, MOST_LINKS):
+            self._turned_away[peer] = now + STRANGER_RETRY_SECONDS
             self._transport.hang_up(peer)
+
+    def _is_welcome(self, peer: PeerId) -> bool:
+        until = self._turned_away.get(peer)
+        return until is None or asyncio.get_running_loop().time() >= until or not self._is_stranger(peer)
 
     def _is_stranger(self, peer: PeerId) -> bool:
         return peer not in self._given and self._is_unknown_to_run(peer)

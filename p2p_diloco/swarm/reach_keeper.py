@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Collection
 
-from p2p_diloco.errors import PeerError
+from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.messages import (
@@ -167,7 +167,7 @@ class ReachKeeper:
             return
         if reply.port not in self._transport.listen_ports():
             return
-        reason = "".join(c if c.isprintable() else "?" for c in reply.reason.decode("utf-8", "replace"))
+        reason = clean_text(reply.reason.decode("utf-8", "replace"))
         now = asyncio.get_running_loop().time()
         self._reach.take(peer, Answer(host=host, port=reply.port, reason=reason, at=now))
         self._judge(now)

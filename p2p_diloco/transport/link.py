@@ -185,6 +185,8 @@ class Transport(ABC):
         self.listener: TransportListener = SilentListener()
         self.is_needed: Callable[[PeerId], bool] = lambda peer: False
         """Whether a peer gets a link however many there are; a session says so of members."""
+        self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer that calls gets a link at all."""
         self.counters = TransportCounters()
         up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
         self.upload = Pace(up) if up is not None else None

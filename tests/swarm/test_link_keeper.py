@@ -476,6 +476,13 @@ def test_of_too_many_strangers_links_the_newest_of_the_busiest_address_goes_and_
             await asyncio.sleep(1.0)
         await asyncio.sleep(10.0)
         assert scene.linked(ANN) == members | {key.peer for key in crowd(64)}
+        late = crowd(70)[-1]
+        caller = scene.network.find(late.peer)
+        assert caller is not None
+        with pytest.raises(PeerError, match="turned the link away"):
+            await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
+        members.add(late.peer)
+        await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
 
     play(act)
 

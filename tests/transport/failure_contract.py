@@ -162,6 +162,17 @@ class FailureContract(ABC):
 
         self.play(scene)
 
+    def test_who_is_not_welcome_is_turned_away(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, _), (three, _) = await stage.add(), await stage.add(), await stage.add()
+            one.is_welcome = lambda peer: peer != three.peer
+            with pytest.raises(PeerError):
+                await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
+            await link(two, one, one_heard)
+            assert one.linked_peers() == {two.peer}
+
+        self.play(scene)
+
     def test_a_stopped_peer_costs_its_link_and_holds_nobody(self) -> None:
         async def scene(stage: Stage) -> None:
             remote = await stage.add_remote()
