@@ -7,6 +7,7 @@ comments that `p2p-diloco new` writes into `run.toml`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Annotated, Literal, Self
 
@@ -14,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from p2p_diloco.errors import ConfigError, FrameError, clean_text, has_unseen
 from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
+from p2p_diloco.island.shape import MODEL_SIZES, MOST_PARAMETERS, count_parameters
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
@@ -74,11 +76,19 @@ class ModelSection(Section):
 
     size: Literal["tiny", "small", "base"] = Field("tiny", description="tiny = 1M, small = 10M, base = 125M parameters")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of the first parameters")
-    layers: Count | None = Field(None, description="number of blocks")
+    layers: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="number of blocks")
     width: Count | None = Field(None, description="of the residual stream")
     heads: Count | None = Field(None, description="attention heads per block")
     feed_forward: Count | None = Field(None, description="width of the SwiGLU layer")
     context: Count | None = Field(None, description="bytes that the model sees at once")
+
+    @model_validator(mode="after")
+    def _fits_into_a_machine(self) -> Self:
+        sizes = dataclasses.asdict(MODEL_SIZES[self.size]) | self.changes()
+        counted = count_parameters(*(sizes[name] for name in ("layers", "width", "feed_forward", "vocabulary")))
+        if counted > MOST_PARAMETERS:
+            raise ValueError(f"the model has {counted:,} parameters; expected at most {MOST_PARAMETERS:,}")
+        return self
 
     def changes(self) -> dict[str, int]:
         """Return what differs from the named size, by name."""

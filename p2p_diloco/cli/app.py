@@ -22,7 +22,7 @@ from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
 from p2p_diloco.cli.refusals import Refusals
-from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
+from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 from p2p_diloco.invite import SCHEME
 from p2p_diloco.settings import split_arguments
 
@@ -296,4 +296,5 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
 
 
 def _print_error(text: str) -> None:
-    print_to_stderr(f"p2p-diloco: error: {text}")
+    """Print one sentence; what other peers sent may be part of it."""
+    print_to_stderr(f"p2p-diloco: error: {clean_text(text)}")

@@ -8,84 +8,28 @@ statistics within a few dozen steps.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.shape import MODEL_SIZES, ModelShape, model_shape
+
+__all__ = [
+    "EMBEDDINGS",
+    "MODEL_SIZES",
+    "DecoderModel",
+    "ModelShape",
+    "build_model",
+    "model_shape",
+    "rotary_tables",
+    "token_loss",
+]
 
 ROTARY_BASE = 10_000.0
 NORM_EPSILON = 1e-6
 EMBEDDING_STD = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """All that determines the model's tensors; agreed by the run.
-
-    Attributes:
-        layers: number of transformer blocks.
-        width: elements of the residual stream; a multiple of twice the heads (rotary pairs).
-        heads: attention heads.
-        feed_forward: inner width of the SwiGLU block.
-        context: positions that one training window predicts.
-        vocabulary: number of tokens; 256 for bytes.
-    Raises:
-        ConfigError: a size is not positive or the heads do not divide the width into even parts.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
-    context: int
-    vocabulary: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "feed_forward", "context", "vocabulary"):
-            size = getattr(self, name)
-            if size < 1:
-                raise ConfigError(f"model {name} is {size}; expected at least 1")
-        if self.width % (2 * self.heads):
-            raise ConfigError(
-                f"model width {self.width} does not fit {self.heads} heads; "
-                f"expected a multiple of {2 * self.heads}, twice the number of heads"
-            )
-
-    @property
-    def head_width(self) -> int:
-        """Elements of one attention head."""
-        return self.width // self.heads
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained elements, without building the model."""
-        block = 4 * self.width**2 + 3 * self.width * self.feed_forward + 2 * self.width
-        return self.layers * block + 2 * self.vocabulary * self.width + self.width
-
-
-MODEL_SIZES: dict[str, ModelShape] = {
-    "tiny": ModelShape(layers=3, width=160, heads=5, feed_forward=432, context=64),
-    "small": ModelShape(layers=8, width=320, heads=5, feed_forward=864, context=256),
-    "base": ModelShape(layers=18, width=768, heads=12, feed_forward=1984, context=1024),
-}
-"""Built-in sizes: about 1, 10 and 125 million parameters."""
-
-
-def model_shape(size: str) -> ModelShape:
-    """Return the built-in shape called `size`.
-
-    Raises:
-        ConfigError: no such size; the text lists those that exist.
-    """
-    try:
-        return MODEL_SIZES[size]
-    except KeyError:
-        raise ConfigError(f"model size {size!r} is not known; expected one of {', '.join(MODEL_SIZES)}") from None
-
 
 EMBEDDINGS = frozenset({"embedding", "head"})
 """Tensors that have a row for each token, most of which no island meets in a cycle."""

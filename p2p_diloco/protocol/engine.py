@@ -402,6 +402,10 @@ class PeerEngine:
                 is_wanted = True
         return self._repair.pump(now) if is_wanted else []
 
+    def is_stranger(self, peer: PeerId) -> bool:
+        """Tell whether a peer is neither a member nor the founder; nobody is before a roster is known here."""
+        return self.book.in_force is not None and not self._is_member(peer) and peer != self.book.founder
+
     def _is_member(self, peer: PeerId) -> bool:
         return self.book.in_force is not None and self.book.in_force.member(peer) is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.protocol.clock import RoundClock
 
 SHORTEST_PIECE_SECONDS = 15.0
@@ -60,3 +60,11 @@ class RunRules:
     def piece_seconds(self) -> float:
         """After this long without an answer a donor of spans is left for another one; thin links need their time."""
         return max(SHORTEST_PIECE_SECONDS, self.silence_seconds)
+
+
+def explain_unlisted(peer: PeerId) -> str:
+    """Return what a peer is told that is not on the list of a run that lists its peers."""
+    return (
+        f"this run takes listed peers only, and {format_peer_id(peer)} is not one of them; send this peer id to "
+        "whoever gave you the invite: the list is part of the run, so a new run.toml must name it under [trust] peers"
+    )

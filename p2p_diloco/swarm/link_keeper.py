@@ -11,8 +11,9 @@ from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.protocol.messages import MOST_RECORDS
 from p2p_diloco.protocol.routes import FEW_LINKS
 from p2p_diloco.swarm.look_pace import LookPace
-from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, decode_record
+from p2p_diloco.transport.directory import MOST_AHEAD_SECONDS, Directory, PeerRecord, PeerRole, decode_record
 from p2p_diloco.transport.link import Transport
+from p2p_diloco.transport.strangers import MOST_LINKS, DialBudget, surplus_links
 
 RECORD_LIFETIME_SECONDS = 600.0
 ANNOUNCE_SECONDS = 120.0
@@ -21,6 +22,9 @@ LEAVE_TO_THEM_SECONDS = 20.0
 """After a dial that failed, a reachable peer waits so long for one that is not to dial it: their calls would cross."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
+STRANGER_RETRY_SECONDS = 600.0
+"""Before that a stranger that could not be dialled is not dialled again; members are, with growing pauses. So long one
+of too many is turned away, too."""
 UNNEEDED_SECONDS = 30.0
 """After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
 STEADY_SECONDS = 30.0
@@ -38,6 +42,7 @@ class _Attempt:
     not_before: float = 0.0
     pause: float = FIRST_RETRY_SECONDS
     linked_at: float | None = None
+    failed_at: float = float("-inf")
 
 
 class LinkKeeper:
@@ -48,6 +53,7 @@ class LinkKeeper:
         known: addresses from the invite, the settings and earlier starts.
         hear: who is told when the directory fails; `(topic, text)`.
         wanted: whom this peer needs links to, when these are announced; None: everybody.
+        is_stranger: whether a peer is neither a member of the run nor its founder; those in `known` count as none.
     """
 
     def __init__(
@@ -60,8 +66,15 @@ class LinkKeeper:
         unix_seconds: Callable[[], float],
         hear: Callable[[str, str], None],
         wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
+        is_stranger: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self.known = dict(known)
+        self._given = frozenset(known)
+        self._is_unknown_to_run = is_stranger
+        self._dials = DialBudget()
+        self._arrivals: dict[PeerId, None] = {}  # of linked peers, the latest last
+        self._turned_away: dict[PeerId, float] = {}
+        transport.is_welcome = self._is_welcome
         self.failures: dict[PeerId, str] = {}
         """Why peers could not be dialled, the last time."""
         self._transport = transport
@@ -93,6 +106,7 @@ class LinkKeeper:
                 await self._announce()
                 await self._look_if_due()
                 self._hang_up_on_unneeded()
+                await self._hang_up_on_strangers()
                 for peer in self._due():
                     tasks.create_task(self._dial(peer), name=f"dial {short_peer_id(peer)}")
                 await self._pause(self._pace.turn_seconds())
@@ -169,6 +183,8 @@ class LinkKeeper:
             return
         if known is not None and record.issued_at <= known.issued_at:
             return
+        if record.issued_at > self._unix_seconds() + MOST_AHEAD_SECONDS:
+            return  # it would count as the youngest until then
         if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
             return
         self._records[record.peer] = record
@@ -194,8 +210,9 @@ class LinkKeeper:
         return record
 
     def _forget_one(self) -> bool:
-        """Make room: the oldest record of a peer without a link goes."""
-        strangers = self._records.keys() - self._transport.linked_peers()
+        """Make room: the oldest record of a stranger without a link goes, or else of anybody without one."""
+        unlinked = self._records.keys() - self._transport.linked_peers()
+        strangers = set(filter(self._is_stranger, unlinked)) or unlinked
         if not strangers:
             return False
         oldest = min(strangers, key=lambda peer: (self._records[peer].issued_at, peer))
@@ -207,8 +224,16 @@ class LinkKeeper:
         return True
 
     def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records to tell a new acquaintance: the own one and the youngest of others."""
-        others = sorted(self._records.values(), key=lambda record: -record.issued_at)[: MOST_RECORDS - 1]
+        """Return signed records to tell a new acquaintance: the own one, then members', others who are here, the rest.
+
+        Of each of these the youngest first; identities that somebody made up are no members.
+        """
+        linked = self._transport.linked_peers()
+
+        def rank(record: PeerRecord) -> tuple[bool, bool, float]:
+            return self._is_stranger(record.peer), record.peer not in linked, -record.issued_at
+
+        others = sorted(self._records.values(), key=rank)[: MOST_RECORDS - 1]
         return tuple(record.encode() for record in (self._own_record(), *others))
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
@@ -243,11 +268,13 @@ class LinkKeeper:
     def kept_addresses(self) -> dict[PeerId, tuple[str, ...]]:
         """Return all known addresses in the order in which a next start should try them.
 
-        First whom this peer has dialled and is linked to, then whom it had reached, the latest first.
+        First whom this peer has dialled and is linked to, then whom it had reached, the latest first. Strangers that it
+        never reached are left out: at the next start they would count as known.
         """
         here = self._dialled & self._transport.linked_peers()
         worked = [*(peer for peer in self._worked if peer in here), *reversed(self._worked)]
-        return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *self.known)) if peer in self.known}
+        others = (peer for peer in self.known if not self._is_stranger(peer))
+        return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *others)) if peer in self.known}
 
     def _trouble(self, text: str) -> None:
         if text != self._last_trouble:
@@ -269,6 +296,32 @@ class LinkKeeper:
                 self._attempts.pop(peer, None)
                 del self._unneeded_since[peer]  # should it be linked again, it is not unneeded since then
 
+    async def _hang_up_on_strangers(self) -> None:
+        """Close links of strangers where there are too many: each time the newest of the busiest address."""
+        linked = self._transport.linked_peers()
+        new = sorted(linked - self._arrivals.keys())
+        self._arrivals = dict.fromkeys([*(peer for peer in self._arrivals if peer in linked), *new])
+        strangers = [peer for peer in self._arrivals if self._is_stranger(peer)]
+        if len(strangers) <= MOST_LINKS:
+            return
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                hosts = await self._transport.remote_hosts()
+        except (PeerError, TimeoutError):
+            return
+        now = asyncio.get_running_loop().time()
+        self._turned_away = {peer: until for peer, until in self._turned_away.items() if now < until}
+        for peer in surplus_links(strangers, hosts, MOST_LINKS):
+            self._turned_away[peer] = now + STRANGER_RETRY_SECONDS
+            self._transport.hang_up(peer)
+
+    def _is_welcome(self, peer: PeerId) -> bool:
+        until = self._turned_away.get(peer)
+        return until is None or asyncio.get_running_loop().time() >= until or not self._is_stranger(peer)
+
+    def _is_stranger(self, peer: PeerId) -> bool:
+        return peer not in self._given and self._is_unknown_to_run(peer)
+
     def _due(self) -> Iterable[PeerId]:
         now = asyncio.get_running_loop().time()
         linked = self._transport.linked_peers()
@@ -282,9 +335,16 @@ class LinkKeeper:
             candidates &= wanted
         for peer in sorted(candidates):
             attempt = self._attempts.setdefault(peer, _Attempt())
-            if now >= attempt.not_before:
+            if now >= attempt.not_before and self._may_dial(peer, attempt, now):
                 attempt.not_before = now + DIAL_SECONDS + attempt.pause
                 yield peer
+
+    def _may_dial(self, peer: PeerId, attempt: _Attempt, now: float) -> bool:
+        """Tell whether strangers' dials are not too many, to this one and to the places that it names."""
+        if not self._is_stranger(peer):
+            return True
+        is_over = now - attempt.failed_at >= STRANGER_RETRY_SECONDS
+        return is_over and self._dials.admits(self.known[peer], now)
 
     def _may_leave_it_to(self, peer: PeerId) -> bool:
         """Tell whether a peer can dial this one, and most likely not the other way round."""
@@ -305,8 +365,8 @@ class LinkKeeper:
             self.failures.pop(peer, None)
         except PeerError as error:
             self.failures[peer] = str(error)
-            attempt.linked_at = None
-            if attempt.pause == FIRST_RETRY_SECONDS:
+            attempt.linked_at, attempt.failed_at = None, loop.time()
+            if attempt.pause == FIRST_RETRY_SECONDS and not self._is_stranger(peer):
                 self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
         is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
         attempt.not_before = loop.time() + max(attempt.pause, LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)

@@ -6,6 +6,7 @@ Nothing is decided here. The loop never touches a whole vector (one worker threa
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,14 +47,17 @@ from p2p_diloco.protocol.messages import (
     ReachReply,
     ReachRequest,
     Refusal,
+    RosterReply,
+    RosterRequest,
     SpanReply,
     decode_message,
     is_bulk,
     message_parts,
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.swarm.budgets import PeerBudgets
 from p2p_diloco.swarm.clock_sync import SwarmClock
-from p2p_diloco.swarm.event_budget import EventBudget
 from p2p_diloco.swarm.replica import Replica, SpanUpdate, absorbed_entry
 from p2p_diloco.swarm.round_notes import RoundNotes
 from p2p_diloco.swarm.serving import Serving
@@ -92,6 +96,13 @@ NOTED_PER_ROUND = frozenset({"void", "content-sound"})
 """Topics that come up for every span at once, and are one piece of news."""
 OWN_STATE = frozenset({"ready", "branch", "adoption"})
 """Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
+MOST_ROSTER_QUESTIONS = 4
+"""Different ones that one peer is asked at once; the same one is asked again after a heartbeat."""
+MOST_CHECKED = 4
+"""Entries of one peer that is no member whose numbers the worker looks at, or has still to look at."""
+MOST_ENTRIES_WAITING = 16
+"""Of the longest entries, as many as may wait to be written to one that asks; who catches up asks for eight."""
+MOST_TOLD = 1024
 FEWEST_SPLIT_BYTES = 64 * 1024
 """Of a vector that goes out from where it lies; a shorter one is copied behind what is said of it, and goes with it."""
 
@@ -134,7 +145,11 @@ class SwarmNode:
         self._agreed_at = self._loop.time()
         self._has_said_apart = False
         self._notes = RoundNotes()
-        self._budget = EventBudget()
+        self._budgets = PeerBudgets(engine.rules)
+        self._roster_questions: dict[tuple[PeerId, RosterRequest], float] = {}
+        self._checked: Counter[PeerId] = Counter()
+        self._told: set[PeerId] = set()
+        self._most_waiting = MOST_ENTRIES_WAITING * max(engine.rules.entry_bytes.values())
         self._archive = archive if archive is not None else NoArchive()
         self._serving = Serving(
             engine=engine,
@@ -234,7 +249,7 @@ class SwarmNode:
         """Hear that messages to `peer` can be sent; tell it whom else we know."""
         self.engine.link_up(peer)
         records = self._addresses.introductions() if self._addresses is not None else ()
-        if records:
+        if records and self._budgets.admits_link(peer, self._loop.time()):
             self._post(peer, Introductions(records=records), self._clock.now() + INTRODUCTION_SECONDS)
         self._wake.set()
 
@@ -261,7 +276,12 @@ class SwarmNode:
             self._transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
+        if not self._budgets.admits(peer, message, self._loop.time()):
+            return
         now = self._clock.now()
+        if self._is_unlisted(peer) and not isinstance(message, ManifestRequest):
+            self._turn_away(peer, now)
+            return
         match message:
             case Ping():
                 settled = self._clock.is_settled
@@ -286,19 +306,55 @@ class SwarmNode:
                 self._say("frame-refused", text, peer)
                 self._transport.hang_up(peer)
             case EntryRequest():
-                self._play(self.engine.receive(peer, message, now), on_request=True, caused_by=peer)
+                if self._transport.waiting_bytes(peer, Lane.BULK) < self._most_waiting:
+                    self._play(self.engine.receive(peer, message, now), on_request=True, caused_by=peer)
             case _:
+                if isinstance(message, RosterReply):
+                    self._roster_questions = {key: at for key, at in self._roster_questions.items() if key[0] != peer}
                 self._play(self.engine.receive(peer, message, now), caused_by=peer)
 
     def _check_entry(self, peer: PeerId, entry: Entry) -> None:
         elements = self.engine.rules.span_elements.get(entry.span)
         if elements is None or self.engine.chains.is_known(entry):
             return
+        if entry.roster not in self.engine.book:  # it only waits, whatever its numbers are
+            self._play(self.engine.entry_checked(peer, entry, 0.0, self._clock.now()), caused_by=peer)
+            return
+        if self.engine.is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
+            self._budgets.leave_out(peer, self._loop.time())
+            return
+        self._checked[peer] += 1
 
-        def checked(norm: float) -> None:
-            self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
+        def checked(norm: float | str) -> None:
+            self._checked[peer] -= 1
+            if not self._checked[peer]:
+                del self._checked[peer]
+            if isinstance(norm, str):
+                self._say("frame-refused", norm, peer)
+            else:
+                self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
 
-        self._work(checked, peer, payload_norm, self._codecs.entry, entry.payload, elements)
+        self._work(checked, peer, self._norm_of, entry, elements)
+
+    def _norm_of(self, entry: Entry, elements: int) -> float | str:
+        """Return the norm of an entry's payload, or what is wrong with it; on the worker."""
+        try:
+            return payload_norm(self._codecs.entry, entry.payload, elements)
+        except PeerError as error:
+            return str(error)
+
+    # -- who they are
+
+    def _is_unlisted(self, peer: PeerId) -> bool:
+        """Tell whether the run lists who takes part, and this one neither is listed nor founded it."""
+        return not self.engine.rules.may_be_member(peer) and self.engine.is_stranger(peer)
+
+    def _turn_away(self, peer: PeerId, now: float) -> None:
+        """Tell an unlisted peer once why it gets nothing but the manifest."""
+        if peer not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(peer)
+            reason = explain_unlisted(peer).encode()
+            self._post(peer, Refusal(round=0, newer_roster=False, reason=reason), now + 5.0)
 
     # -- the worker
 
@@ -337,6 +393,8 @@ class SwarmNode:
         frames: dict[int, Frame] = {}
         for action in actions:
             match action:
+                case Send() if not self._may_send(action):
+                    pass
                 case Send():
                     self._note_refusal(action)
                     self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
@@ -350,7 +408,7 @@ class SwarmNode:
                 case RoundClosed():
                     for topic, text, about in self._notes.take():
                         self._say(topic, text, about)
-                    for topic, text in self._budget.flush(self._loop.time()):
+                    for topic, text in self._budgets.flush(self._loop.time()):
                         self._observer.report(topic, text)
                     self._observer.round_closed(action)
                 case Report() if action.topic in NOTED_PER_ROUND:
@@ -368,11 +426,24 @@ class SwarmNode:
         if peer is None or topic in OWN_STATE:
             self._observer.report(topic, text)
             return
-        name, roster = short_peer_id(peer), self.engine.book.in_force
+        name = short_peer_id(peer)
         line = (topic, text if name in text else f"{name}: {text}")
-        is_member = roster is not None and roster.member(peer) is not None
-        for topic, text in self._budget.take(peer, line, self._loop.time(), is_member=is_member):
+        is_member = not self.engine.is_stranger(peer)
+        for topic, text in self._budgets.take(peer, line, self._loop.time(), is_member=is_member):
             self._observer.report(topic, text)
+
+    def _may_send(self, action: Send) -> bool:
+        """Tell whether a message is to go out: a question for rosters only while it is not under way already."""
+        question = action.message
+        if not isinstance(question, RosterRequest):
+            return True
+        now, to = self._loop.time(), action.to
+        self._roster_questions = {key: until for key, until in self._roster_questions.items() if until > now}
+        under_way = sum(peer == to for peer, _ in self._roster_questions)
+        if (to, question) in self._roster_questions or under_way >= MOST_ROSTER_QUESTIONS:
+            return False
+        self._roster_questions[to, question] = now + self.engine.rules.heartbeat_seconds
+        return True
 
     def _note_refusal(self, action: Send) -> None:
         refusal = action.message
@@ -421,6 +492,8 @@ class SwarmNode:
         on_request: bool = False,
     ) -> None:
         """Post a message; one value that goes to many peers is encoded once. Who has no link just misses it."""
+        if self._is_unlisted(to) and not isinstance(message, ManifestReply | Refusal):
+            return
         frame = frames.get(id(message)) if frames is not None else None
         if frame is None:
             frame = _frame_of(message)

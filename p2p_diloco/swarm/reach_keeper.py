@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Collection
 
-from p2p_diloco.errors import PeerError
+from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.messages import (
@@ -167,7 +167,7 @@ class ReachKeeper:
             return
         if reply.port not in self._transport.listen_ports():
             return
-        reason = "".join(c if c.isprintable() else "?" for c in reply.reason.decode("utf-8", "replace"))
+        reason = clean_text(reply.reason.decode("utf-8", "replace"))
         now = asyncio.get_running_loop().time()
         self._reach.take(peer, Answer(host=host, port=reply.port, reason=reason, at=now))
         self._judge(now)
@@ -232,5 +232,16 @@ class ReachKeeper:
 
 
 def announced(proved: Collection[str], listening: Collection[str], peer_suffix: str) -> tuple[str, ...]:
-    """Return the addresses to tell others: where this peer was reached first, then where it listens."""
-    return tuple(dict.fromkeys([*(address + peer_suffix for address in proved), *listening]))
+    """Return the addresses to tell others: where this peer was reached first, then where it listens.
+
+    Of these the ones that lead farthest come first: a record holds only a few.
+    """
+    farthest_first = sorted(listening, key=_reaches, reverse=True)
+    return tuple(dict.fromkeys([*(address + peer_suffix for address in proved), *farthest_first]))
+
+
+def _reaches(address: str) -> int:
+    try:
+        return network_of(address.split("/")[2])
+    except (IndexError, ValueError):
+        return Network.WORLD  # a name, which somebody gave it

@@ -290,6 +290,7 @@ class Machine:
             unix_seconds=self.wall,
             hear=self.report,
             wanted=engine.wanted_links,
+            is_stranger=engine.is_stranger,
         )
 
     def _record(self, transport: SimulatedTransport) -> PeerRecord:

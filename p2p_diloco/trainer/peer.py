@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
+from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
@@ -29,6 +31,8 @@ from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from p2p_diloco.transport.link import Lane, TransportLimits
 
 START_SECONDS = 60.0
+BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
+"""Of each parameter on the host, at the very least: the anchor and its momentum in float32, and what is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,8 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             signed = await _manifest(plan, run, folder, transport, known, records, answered, tally, stop)
             if signed is None:
                 return PeerResult(state_digest="", anchor_loss=None)
+            _check_listed(plan, signed, key.peer, tally)
+            _check_memory(plan, signed)
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with Libp2pDirectory(transport, initial_peers=initial) as directory:
                 tally.addresses = transport.listen_addresses()
@@ -140,6 +146,41 @@ def _check_founder(plan: PeerPlan) -> None:
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
         )
+
+
+def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tally) -> None:
+    """Refuse to wait for ever where the run lists who takes part and this peer is not on the list.
+
+    A bootstrap peer goes on: it gives the manifest, and the directory shows whom else to ask.
+    """
+    trust, own = signed.manifest.trust, format_peer_id(me)
+    if trust.mode == "open" or own in trust.peers:
+        return
+    if not plan.trains:
+        if plan.organiser_key is None:
+            tally.report("trust", f"{explain_unlisted(me)}; until then this peer only hands out the manifest")
+    elif plan.organiser_key is not None:
+        raise ConfigError(
+            f"{own} (this peer) is not on the list of its own run; add it to [trust] peers in the run file"
+        )
+    else:
+        raise ConfigError(explain_unlisted(me))
+
+
+def _check_memory(plan: PeerPlan, signed: SignedManifest) -> None:
+    """Refuse what cannot be held here, before anything is: whoever signs a manifest may name any size."""
+    parameters, has = plan_run(signed.manifest).num_parameters, memory_of_machine()
+    needs = parameters * (BYTES_TO_TRAIN if plan.trains else BYTES_TO_HOLD)
+    if needs > has:
+        raise ConfigError(
+            f"the model has {parameters:,} parameters and needs at least {needs / 1e9:.1f} GB of memory to "
+            f"{'train' if plan.trains else 'be held'}; this machine has {has / 1e9:.1f} GB"
+        )
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory of this machine, in use or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _with_founder(plan: PeerPlan, me: PeerId) -> PeerPlan:

@@ -101,7 +101,9 @@ class PeerSession:
             unix_seconds=time.time,
             hear=tally.report,
             wanted=self._engine.wanted_links,
+            is_stranger=self._engine.is_stranger,
         )
+        parts.transport.is_needed = self._is_needed
         self._reach = ReachKeeper(
             transport=parts.transport, engine=self._engine, is_own_host=is_own_host, hear=self._hear_of_reach
         )
@@ -125,6 +127,9 @@ class PeerSession:
             pause_seconds=pause_between_checkpoints(self._plan.rules, parts.settings.keep_checkpoints),
             hear=tally.report,
         )
+
+    def _is_needed(self, peer: PeerId) -> bool:
+        return self._engine.book.in_force is not None and not self._engine.is_stranger(peer)
 
     def _make_archive(self) -> Archive:
         archive = Archive(

@@ -214,8 +214,8 @@ class Tally:
             reachable=self.standing.is_reachable,
             reachable_at=tuple(dict.fromkeys(proof.place for proof in self.standing.proofs)),
             proved_by=self.standing.num_proved,
-            reach=reach_sentence(self.standing, self.ports, trains=engine.me.trains),
-            trouble=self.trouble,
+            reach=clean_text(reach_sentence(self.standing, self.ports, trains=engine.me.trains)),
+            trouble=clean_text(self.trouble),
             invite=self.invite,
         )
 

@@ -19,10 +19,13 @@ from p2p_diloco.ids import DIGEST_BYTES, PEER_ID_BYTES, Digest, PeerId, short_pe
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
 MAX_RECORD_BYTES = 2048
-MAX_ADDRESSES = 16
+MAX_ADDRESSES = 4
 MAX_ADDRESS_BYTES = 256
 MAX_LIFETIME_SECONDS = 24 * 3600.0
 """A record may be kept for so long after it was issued; a copy can not be made to last by somebody else."""
+
+MOST_AHEAD_SECONDS = 3600.0
+"""So far ahead of our clock a record may have been issued; records of the future would always be the youngest."""
 
 _DOMAIN = b"p2p-diloco peer record\x00"
 _VERSION = 1

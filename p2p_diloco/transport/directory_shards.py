@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, decode_record
+from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, MOST_AHEAD_SECONDS, decode_record
 
 SHARDS = 16
 """Of 1,024 peers each shard holds about 64, some 20 kB; asked for four at a time, far below hivemind's 4 MiB."""
@@ -49,20 +49,24 @@ def choose_some(peers: Collection[bytes], draw: bytes) -> Collection[bytes]:
     return sorted(peers, key=lambda peer: sha256(draw, peer))[:MOST_IN_SHARD]
 
 
-def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float) -> bool:
+def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float, now: float) -> bool:
     """Tell whether a DHT entry is a signed record of a peer in the peer's own shard, with an honest lifetime.
+
+    One peer has one such place: its id can be packed in other ways, which do not count.
 
     Args:
         key: SHA-1 of the directory key, as the DHT addresses it.
-        subkey: msgpack of the peer id.
+        subkey: msgpack of the peer id, in its shortest form.
         value: msgpack of the encoded record.
         expires_at: unix seconds; not covered by the signature, so it is bounded by the time of issue.
+        now: unix seconds, by this peer's clock.
     """
     try:
         record = decode_record(_unpack_bytes(value))
         return (
             key == hashlib.sha1(directory_key(record.run, shard_of(record.peer))).digest()
-            and _unpack_bytes(subkey) == record.peer
+            and subkey == bytes((0xC4, len(record.peer))) + record.peer
+            and record.issued_at <= now + MOST_AHEAD_SECONDS
             and math.isfinite(expires_at)
             and expires_at <= record.issued_at + MAX_LIFETIME_SECONDS
         )

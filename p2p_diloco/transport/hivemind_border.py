@@ -14,6 +14,7 @@ import math
 import sys
 from typing import Any
 
+from p2p_diloco.errors import clean_text
 from p2p_diloco.transport.msgpack_guard import check_msgpack
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class _ToOurLogger(logging.Handler):
     """Passes hivemind's messages on as debugging notes: what matters to people is said by us."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        logger.debug("%s: %s", record.name, record.getMessage())
+        logger.debug("%s: %s", record.name, clean_text(record.getMessage()))
 
 
 @functools.cache

@@ -42,7 +42,7 @@ class LaneReader:
         rate, cap = limits.control_bytes_per_second, limits.download_bytes_per_second
         if cap is not None:
             rate = min(rate, MOST_CONTROL_SHARE * cap)
-        self._control = TokenBucket(bytes_per_second=rate, burst_bytes=CONTROL_BURST_SECONDS * rate)
+        self._control = TokenBucket(per_second=rate, burst=CONTROL_BURST_SECONDS * rate)
 
     async def next_frame(self) -> bytes | bytearray | memoryview | None:
         """Return the next frame, or None at the end of the stream; see `read_frame` for the errors."""

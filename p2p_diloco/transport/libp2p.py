@@ -240,8 +240,8 @@ class Libp2pTransport(Transport):
 
     def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
         lane = self._lanes.get(protocol)
-        has_room = peer in self._links or len(self._links) < self.limits.links
-        if lane is None or not has_room or self._is_closing or peer == self.peer:
+        has_room = peer in self._links or len(self._links) < self.limits.links or self.is_needed(peer)
+        if lane is None or not has_room or not self.is_welcome(peer) or self._is_closing or peer == self.peer:
             pair[1].transport.abort()
         else:
             self._spawn(f"accept {lane.value}", self._greet_caller, peer, lane, pair)

@@ -11,6 +11,7 @@ import importlib
 import logging
 import math
 import secrets
+import time
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
 from p2p_diloco.transport.directory_shards import choose_some, directory_key, directory_keys, is_acceptable, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.strangers import DialBudget
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Libp2pDirectory(Directory):
         self._transport = transport
         self._initial = _group_by_peer(initial_peers, own=transport.peer)
         self._known: dict[PeerId, tuple[str, ...]] = {}
+        self._dials = DialBudget()
         self._failures: dict[PeerId, str] = {}
         self._joined = asyncio.Event()
         self._p2p: Any = None
@@ -143,7 +146,9 @@ class Libp2pDirectory(Directory):
             try:
                 await self._visit(self._initial)
                 if self.num_neighbours() == 0:
-                    await self._visit(self._known)
+                    now = asyncio.get_running_loop().time()
+                    known = reversed(self._known.items())  # the latest first
+                    await self._visit({peer: at for peer, at in known if self._dials.admits(at, now)})
             except Exception:  # hivemind's errors have many classes, and joining must go on
                 logger.debug("joining the directory failed", exc_info=True)
             if self.num_neighbours() > 0:
@@ -255,7 +260,7 @@ def _make_validator() -> Any:
     base = importlib.import_module("hivemind.dht.validation").RecordValidatorBase
 
     def validate(_: Any, record: Any) -> bool:
-        return is_acceptable(record.key, record.subkey, record.value, record.expiration_time)
+        return is_acceptable(record.key, record.subkey, record.value, record.expiration_time, time.time())
 
     return type("SignedRecords", (base,), {"validate": validate})()
 

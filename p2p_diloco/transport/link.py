@@ -76,7 +76,7 @@ class TransportLimits:
         upload_bytes_per_second, download_bytes_per_second: caps on this peer's line, as its packets count; None: none.
             Bulk frames wait for them, control frames only count.
         linger_seconds: how long closing waits for frames that are still on their way out.
-        links: number of peers linked at once; one more is turned away.
+        links: number of peers linked at once; one more is turned away, unless the run needs it.
     """
 
     control_frame_bytes: int = 256 * KIB
@@ -183,6 +183,10 @@ class Transport(ABC):
         self.run = run
         self.limits = limits if limits is not None else TransportLimits()
         self.listener: TransportListener = SilentListener()
+        self.is_needed: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer gets a link however many there are; a session says so of members."""
+        self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer that calls gets a link at all."""
         self.counters = TransportCounters()
         up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
         self.upload = Pace(up) if up is not None else None

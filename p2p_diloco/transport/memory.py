@@ -305,7 +305,9 @@ class MemoryTransport(Transport):
             raise NotInRun(f"{name} at {address} does not take part in run {self.run.hex()[:16]}")
         if self._network.find(self.peer) is not self:
             raise PeerError(f"{name} cannot be dialled: this peer is off line")
-        if len(target.linked_peers()) >= target.limits.links:
+        if not target.is_welcome(self.peer):
+            raise PeerError(f"{name} at {address} turned the link away: it does not want one")
+        if len(target.linked_peers()) >= target.limits.links and not target.is_needed(self.peer):
             raise PeerError(f"{name} at {address} turned the link away: it has {target.limits.links} already")
         link = _Link(self, target)
         target.accept(link)

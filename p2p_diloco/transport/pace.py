@@ -24,7 +24,7 @@ class Pace:
     def __init__(self, bytes_per_second: float) -> None:
         self.turn = asyncio.Lock()
         self.piece_bytes = piece_bytes(bytes_per_second)
-        self._bucket = TokenBucket(bytes_per_second=bytes_per_second, burst_bytes=burst_bytes(bytes_per_second))
+        self._bucket = TokenBucket(per_second=bytes_per_second, burst=burst_bytes(bytes_per_second))
 
     def count(self, num_bytes: int) -> float:
         """Book a frame; return from which loop time on it may pass, for those that wait."""
@@ -39,7 +39,7 @@ class Pace:
 
     def debt_bytes(self) -> float:
         """Return how many bytes were booked that may not have passed yet."""
-        return self._bucket.debt_bytes(asyncio.get_running_loop().time())
+        return self._bucket.debt(asyncio.get_running_loop().time())
 
 
 def book_frame(paces: Iterable[Pace | None], num_bytes: int) -> float:

@@ -14,7 +14,7 @@ import pytest
 
 from p2p_diloco.cli import status
 from p2p_diloco.cli.app import main
-from p2p_diloco.errors import NetworkError, StateError
+from p2p_diloco.errors import NetworkError, PeerError, StateError
 
 Captured = pytest.CaptureFixture[str]
 RUN = "ab" * 32
@@ -143,6 +143,7 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "code", "text"),
     [
         (NetworkError("port 31337 is taken"), 3, "port 31337 is taken"),
+        (PeerError("said \x1b[2J\nall is well \u202e"), 5, "said ?[2J?all is well ?"),
         (ExceptionGroup("tasks", [ValueError("x"), StateError("cannot write a")]), 4, "cannot write a"),
         (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 4, "cannot write a.bin: No space left on device"),
         (OSError(errno.EACCES, "Permission denied", "priv/run.toml"), 2, "permission denied: priv/run.toml; let this"),

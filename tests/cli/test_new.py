@@ -118,3 +118,13 @@ def test_no_islands_leave_nothing_behind(tmp_path: Path, capsys: Captured) -> No
     assert main(["new", "--islands", "0"]) == 2
     assert "--islands is 0; expected at least 1" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+HUGE = ["--model.layers", "4096", "--model.width", "8192", "--model.feed_forward", "16384"]
+
+
+@pytest.mark.parametrize("command", [["new"], ["bootstrap", "run.toml"], ["join", "--found", "run.toml"]])
+def test_a_model_beyond_all_machines_is_refused_with_its_number(command: list[str], capsys: Captured) -> None:
+    assert command == ["new"] or main(["new"]) == 0
+    assert main([*command, *HUGE]) == 2
+    assert "the model has 2,748,850,380,800 parameters; expected at most 100,000,000,000" in capsys.readouterr().err

@@ -24,10 +24,11 @@ import uvloop
 
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, format_peer_id, sha256
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.messages import (
+    MOST_RECORDS,
     ContentReply,
     ContentRequest,
     EntryAbsent,
@@ -56,6 +57,7 @@ from p2p_diloco.transport.link import Lane, SilentListener
 
 PATIENCE_SECONDS = 30.0
 REDIAL_SECONDS = 1.0
+STARTED_AT_ONCE = 4
 DAY_SECONDS = 86_400.0
 
 
@@ -101,7 +103,8 @@ class Stranger(SilentListener):
                 if peer not in self._transport.linked_peers():
                     with contextlib.suppress(PeerError):
                         await self._transport.dial(peer, addresses, asyncio.get_running_loop().time() + 10.0)
-            print(f"{len(self._transport.linked_peers())} links; received {dict(self.received)}", flush=True)
+            num_links = len(self._transport.linked_peers())
+            print(f"{short_peer_id(self.key.peer)}: {num_links} links; received {dict(self.received)}", flush=True)
             await asyncio.sleep(REDIAL_SECONDS)
 
     async def hear_all(self) -> None:
@@ -287,6 +290,55 @@ async def floods(stranger: Stranger, order: dict[str, Any]) -> None:
         await asyncio.sleep(0.05)
 
 
+async def records(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Introduce ever new identities that all name the address of a third party, which counts who dials it."""
+
+    def dialled(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stranger.received["dials to the third party"] += 1
+        writer.close()
+
+    server = await asyncio.start_server(dialled, order["third_party"], 0)
+    address = f"/ip4/{order['third_party']}/tcp/{server.sockets[0].getsockname()[1]}"
+    number = 0
+    while True:
+        batch = []
+        for _ in range(MOST_RECORDS):
+            number += 1
+            key = SigningKey(sha256(b"sybil", number.to_bytes(8, "little")))
+            record = sign_record(
+                key,
+                run=Digest(bytes.fromhex(order["run"])),
+                addresses=(f"{address}/p2p/{format_peer_id(key.peer)}",),
+                can_be_dialled=True,
+                role=PeerRole.BOOTSTRAP,
+                issued_at=time.time() + (600.0 if number % 2 else DAY_SECONDS),
+            )
+            batch.append(record.encode())
+        for peer in stranger.victims:
+            stranger.post(peer, Introductions(records=tuple(batch)))
+        await asyncio.sleep(0.05)
+
+
+async def unknown_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Send entries, each of another roster that nobody knows, without a pause; answer no question."""
+    await stranger.hear_all()
+    number = 0
+    while True:
+        for peer in stranger.victims:
+            like = stranger.heard[peer]
+            near = like.heads[0].round if like.heads else 2
+            for _ in range(20):
+                number += 1
+                roster = sha256(b"unknown", number.to_bytes(8, "little"))
+                stranger.post(peer, _bogus_entry(stranger, like, roster, near, order["payload_bytes"]))
+        await asyncio.sleep(0.02)
+
+
+async def only_links(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Hold links, and say nothing."""
+    await asyncio.Event().wait()
+
+
 async def cut_frames(stranger: Stranger, order: dict[str, Any]) -> None:
     """Send every message seen so far, cut at every byte; the link is closed each time, and dialled again."""
     await stranger.hear_all()
@@ -343,13 +395,16 @@ ATTACKS: dict[str, Attack] = {
     "mad-clock": answer_pings(lambda: 1e300, lambda: float("nan"), lambda: float("inf"), lambda: -1e300),
     "far-entries": far_entries,
     "floods": floods,
+    "records": records,
+    "unknown-rosters": unknown_rosters,
+    "only-links": only_links,
     "cut-frames": cut_frames,
     "forged-rosters": forged_rosters,
     "only-heartbeats": only_heartbeats,
 }
 
 
-async def play(order: dict[str, Any], number: int, folder: Path) -> None:
+async def play(order: dict[str, Any], number: int, folder: Path, starting: asyncio.Semaphore) -> None:
     key = load_or_create_identity(folder / f"{number}.key")
     victims: dict[PeerId, tuple[str, ...]] = {}
     for address in order["victims"]:
@@ -361,17 +416,21 @@ async def play(order: dict[str, Any], number: int, folder: Path) -> None:
         identity_path=folder / f"{number}.key",
         dial_out_only=True,
     )
-    async with transport, asyncio.TaskGroup() as tasks:
-        stranger = Stranger(transport, key, victims)
+    stranger = Stranger(transport, key, victims)
+    async with contextlib.AsyncExitStack() as exits:
+        async with starting:
+            await exits.enter_async_context(transport)
+        tasks = await exits.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(stranger.keep_linked())
         tasks.create_task(ATTACKS[order["attack"]](stranger, order))
 
 
 async def main(order: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
+        starting = asyncio.Semaphore(STARTED_AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
             for number in range(order["identities"]):
-                tasks.create_task(play(order, number, Path(folder)))
+                tasks.create_task(play(order, number, Path(folder), starting))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.trainer.checkpoint import load_checkpoint
 from p2p_diloco.trainer.run_plan import plan_run
+from p2p_diloco.transport.strangers import DIALS_PER_PLACE, MOST_LINKS
 from tests.swarm.process_swarm import FRAGMENTS, NICENESS, PROJECT, SPANS, PeerProcess, ProcessSwarm
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(400)]
@@ -39,6 +41,7 @@ FEWEST_ENTRIES = 0.9
 WORSE_LOSS = 1.15
 HONEST = ("p0", "p1", "p2")
 LIAR = "p3"
+DIALS = "dials to the third party"
 QUIET_TOPICS = frozenset({"round", "evaluation", "roster", "link", "void", "missing", "checkpoint"})
 """What honest peers write of every round, or of anybody who comes and goes."""
 
@@ -58,6 +61,23 @@ class Strangers:
         )
 
 
+def own_host() -> str:
+    """Return an address of this machine that is not loopback, or loopback where there is none."""
+    every = [each for some in psutil.net_if_addrs().values() for each in some if each.family == socket.AF_INET]
+    return next((each.address for each in every if not each.address.startswith("127.")), "127.0.0.1")
+
+
+def num_linked(log: Path) -> int:
+    """Return how many strangers have had links to all honest peers."""
+    lines = log.read_text().splitlines()
+    return len({line.split(":")[0] for line in lines if f": {len(HONEST)} links" in line})
+
+
+def last_words(log: Path) -> dict[str, str]:
+    """Return what each stranger printed last."""
+    return dict(line.split(": ", 1) for line in log.read_text().splitlines() if " links; " in line)
+
+
 @contextlib.contextmanager
 def attacked_by(swarm: ProcessSwarm, strangers: Strangers) -> Iterator[None]:
     """Run strangers beside the block, and kill them after it."""
@@ -70,6 +90,7 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers) -> Iterator[None]:
         "victims": victims,
         "attack": strangers.attack,
         "identities": strangers.identities,
+        "third_party": own_host(),
         "fragments": FRAGMENTS,
         "spans_per_fragment": SPANS,
         "span_bytes": [
@@ -92,7 +113,7 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers) -> Iterator[None]:
     children: list[psutil.Process] = []
     log = folder / "stranger.log"
     try:
-        swarm.wait("the stranger's links", lambda: f"{len(HONEST)} links" in log.read_text())
+        swarm.wait("the strangers' links", lambda: num_linked(log) >= min(strangers.identities, MOST_LINKS))
         yield
         assert process.poll() is None, f"the stranger ended\n{log.read_text()[-3000:]}"
     finally:
@@ -100,7 +121,7 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers) -> Iterator[None]:
             children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
-        print("\n  the stranger's last word:", log.read_text().splitlines()[-1:])
+        print("\n  the strangers' last words:", *list(last_words(log).items())[:3])
         psutil.wait_procs(children, timeout=10.0)
         for left in folder.glob("p2p-diloco-*"):  # of daemons whose parent was killed
             if not any(str(left) in " ".join(peer_words(peer)) for peer in swarm.peers.values()):
@@ -210,6 +231,8 @@ SCENES = [
     Strangers("mad-clock"),
     Strangers("far-entries"),
     Strangers("floods"),
+    Strangers("records"),
+    Strangers("unknown-rosters"),
     Strangers("cut-frames"),
     Strangers("forged-rosters"),
     Strangers("other-tips", is_listed=True),
@@ -227,6 +250,28 @@ def test_strangers_change_nothing_at_ready_peers(strangers: Strangers) -> None:
         with attacked_by(swarm, strangers):
             before = note_state(swarm)
             time.sleep(ATTACK_SECONDS)
+            words = last_words(swarm.text.parent / "stranger.log")
+        dials = sum(json.loads(said.split("received ")[1].replace("'", '"')).get(DIALS, 0) for said in words.values())
+        assert dials <= (len(HONEST) + 1) * DIALS_PER_PLACE, "each of the four dials one place so often in ten minutes"
+        check_honest(swarm, before, strangers.identities)
+
+
+def test_links_of_seventy_strangers_from_one_address_are_not_all_kept_and_harm_nobody() -> None:
+    host, strangers = own_host(), Strangers("only-links", identities=70)
+    if host.startswith("127."):
+        pytest.skip("this machine has no address but loopback, which is exempt")
+    with ProcessSwarm(patience_seconds=180.0) as swarm:
+        swarm.start("bootstrap", founds=True, trains=False, host=host)
+        for name in HONEST:
+            swarm.start(name, host=host)
+        swarm.wait_for_whole_round(HONEST, len(HONEST), time.time())
+        before = note_state(swarm)
+        with attacked_by(swarm, strangers):
+            time.sleep(ATTACK_SECONDS)
+            words = last_words(swarm.text.parent / "stranger.log")
+        num_links = sum(int(words[name].split()[0]) for name in words)
+        print(f"\n  {num_links} links of {len(words)} strangers at {len(HONEST)} honest peers")
+        assert num_links <= len(HONEST) * MOST_LINKS
         check_honest(swarm, before, strangers.identities)
 
 

@@ -68,6 +68,13 @@ def with_roster(engine: PeerEngine, certified: CertifiedRoster) -> PeerEngine:
     return engine
 
 
+def test_members_and_the_founder_are_no_strangers_and_nobody_is_before_a_roster_is_known() -> None:
+    engine, everybody = engine_of(), [peer_id("boot"), *ids(3), peer_id("mallory")]
+    assert not any(map(engine.is_stranger, everybody))
+    with_roster(engine, roster_1(3))
+    assert [peer for peer in everybody if engine.is_stranger(peer)] == [peer_id("mallory")]
+
+
 def test_an_alone_peer_just_goes() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     engine.link_up(peer_id("boot"))

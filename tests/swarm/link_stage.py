@@ -53,9 +53,15 @@ class Scene:
         return await self._exits.enter_async_context(transport)
 
     def record(
-        self, key: SigningKey, *, run: bytes = RUN, issued_at: float | None = None, is_proved: bool = True
+        self,
+        key: SigningKey,
+        *,
+        run: bytes = RUN,
+        issued_at: float | None = None,
+        is_proved: bool = True,
+        addresses: tuple[str, ...] | None = None,
     ) -> PeerRecord:
-        addresses = self.network.transport(key.peer, run=RUN).listen_addresses()
+        addresses = addresses or self.network.transport(key.peer, run=RUN).listen_addresses()
         issued = now() if issued_at is None else issued_at
         return sign_record(
             key, run=sha256(run) if run != RUN else RUN, addresses=addresses, can_be_dialled=is_proved,
@@ -70,6 +76,7 @@ class Scene:
         known: Sequence[SigningKey] = (),
         runs: bool = True,
         wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
+        is_stranger: Callable[[PeerId], bool] = lambda peer: False,
     ) -> LinkKeeper:
         transport = await self.transport(key, dialable=dialable)
         dial = transport.dial
@@ -87,6 +94,7 @@ class Scene:
             unix_seconds=now,
             hear=lambda topic, text: self.heard.append((topic, text)),
             wanted=wanted,
+            is_stranger=is_stranger,
         )
         if runs:
             self._tasks.append(asyncio.ensure_future(keeper.run()))

@@ -22,7 +22,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
-from p2p_diloco.swarm.event_budget import LINES_PER_MINUTE
+from p2p_diloco.swarm.budgets import LINES_PER_MINUTE
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import SPAN_ELEMENTS, run_rules, sign_as
@@ -176,11 +176,12 @@ def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_c
             send(swarm, target, word)
             await swarm.run(0.02)
         texts = target.texts("refused")
-        assert len(texts) == LINES_PER_MINUTE
+        assert LINES_PER_MINUTE // 2 <= len(texts) <= LINES_PER_MINUTE
         assert texts[0] == f"{short_peer_id(villain.peer)}: contribution to round 3 refused: no?[2J?all is well ??"
         await swarm.run(80.0)
         (counted,) = target.texts("flood")
-        assert counted == f"980 more lines about {short_peer_id(villain.peer)} were left out in the last minute"
+        left_out = 1000 - len(texts)
+        assert counted == f"in the last minute {left_out} more lines about {short_peer_id(villain.peer)} were left out"
 
     act(scene)
 

@@ -382,3 +382,125 @@ def test_a_peer_that_a_flood_of_introductions_displaces_just_before_it_is_dialle
         assert scene.linked(ANN) == {BEN.peer}, "it goes on dialling"
 
     play(act)
+
+
+# -- strangers
+
+
+def crowd(count: int) -> list[SigningKey]:
+    return [SigningKey(sha256(b"stranger %d" % number)) for number in range(count)]
+
+
+def test_a_stranger_that_cannot_be_dialled_is_left_alone_for_ten_minutes_and_a_member_is_not() -> None:
+    async def act(scene: Scene) -> None:
+        members = {BEN.peer}
+        keeper = await scene.keeper(ANN, known=[DAN], is_stranger=lambda peer: peer not in members)
+        keeper.introduced((scene.record(BEN).encode(), scene.record(CLEO).encode()))
+        await asyncio.sleep(550.0)
+        dials = {key.peer: sum(peer == key.peer for _, peer in scene.dials) for key in (BEN, CLEO, DAN)}
+        assert dials[CLEO.peer] == 1
+        assert min(dials[BEN.peer], dials[DAN.peer]) >= 10, "a member, and one that the invite names"
+        assert not any(short_peer_id(CLEO.peer) in text for _, text in scene.heard), "anybody can sign records"
+        members.add(CLEO.peer)
+        await asyncio.sleep(20.0)
+        assert sum(peer == CLEO.peer for _, peer in scene.dials) > 1, "it has become a member"
+
+    play(act)
+
+
+def test_records_that_name_a_third_party_make_this_peer_dial_it_a_few_times() -> None:
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, is_stranger=lambda peer: True)
+        for minute in range(20):
+            victim = f"/ip4/203.0.113.5/tcp/{minute + 1}"
+            records = (scene.record(key, addresses=(victim,), issued_at=now()) for key in crowd(200))
+            keeper.introduced(tuple(record.encode() for record in records))
+            await asyncio.sleep(60.0)
+        assert 4 <= len(scene.dials) <= 4 * 3
+
+    play(act)
+
+
+def test_introductions_of_thousands_cost_a_few_dozen_dials_and_then_one_every_other_second() -> None:
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, is_stranger=lambda peer: True)
+        keeper.introduced(tuple(scene.record(key).encode() for key in crowd(2000)))
+        await asyncio.sleep(120.0)
+        assert len(scene.dials) <= 32 + 60 + 1
+
+    play(act)
+
+
+def test_a_record_of_the_future_teaches_nothing_and_displaces_nobody() -> None:
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, runs=False)
+        keeper.introduced((scene.record(BEN, issued_at=now() + 3601.0).encode(),))
+        assert keeper.known == {}
+        keeper.introduced((scene.record(BEN, issued_at=now() + 600.0).encode(),))
+        assert keeper.known.keys() == {BEN.peer}
+
+    play(act)
+
+
+def test_members_are_introduced_before_whoever_signs_many_records_and_kept_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_keeper, "MOST_KNOWN", 80)
+
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, runs=False, is_stranger=lambda peer: peer != BEN.peer)
+        keeper.introduced((scene.record(BEN, issued_at=1.0).encode(),))
+        keeper.introduced(tuple(scene.record(key, issued_at=2.0).encode() for key in crowd(200)))
+        told = [decode_record(encoded).peer for encoded in keeper.introductions()]
+        assert told[:2] == [ANN.peer, BEN.peer]
+        assert list(keeper.kept_addresses()) == [BEN.peer], "at the next start they would count as known"
+
+    play(act)
+
+
+def test_of_too_many_strangers_links_the_newest_of_the_busiest_address_goes_and_no_members() -> None:
+    async def act(scene: Scene) -> None:
+        members = {key.peer for key in (BEN, CLEO)}
+        await scene.keeper(ANN, is_stranger=lambda peer: peer not in members)
+        transport = scene.network.find(ANN.peer)
+        assert transport is not None
+
+        async def remote_hosts() -> dict[PeerId, tuple[str, ...]]:
+            hosts = dict.fromkeys(transport.linked_peers(), ("203.0.113.5",))
+            return {**hosts, CLEO.peer: ("198.51.100.7",)}
+
+        transport.remote_hosts = remote_hosts  # type: ignore[method-assign]
+        for key in (BEN, CLEO, *crowd(70)):
+            caller = await scene.transport(key, dialable=False)
+            await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(10.0)
+        assert scene.linked(ANN) == members | {key.peer for key in crowd(64)}
+        late = crowd(70)[-1]
+        caller = scene.network.find(late.peer)
+        assert caller is not None
+        with pytest.raises(PeerError, match="turned the link away"):
+            await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
+        members.add(late.peer)
+        await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
+
+    play(act)
+
+
+def test_where_it_cannot_be_told_from_where_strangers_come_they_stay() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.keeper(ANN, is_stranger=lambda peer: True)
+        transport = scene.network.find(ANN.peer)
+        assert transport is not None
+
+        async def remote_hosts() -> dict[PeerId, tuple[str, ...]]:
+            raise PeerError("not now")
+
+        transport.remote_hosts = remote_hosts  # type: ignore[method-assign]
+        for key in crowd(66):
+            caller = await scene.transport(key, dialable=False)
+            await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
+        await asyncio.sleep(10.0)
+        assert len(scene.linked(ANN)) == 66
+
+    play(act)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,16 +19,21 @@ from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.invite import Invite, parse_invite
 from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_message, encode_message
+from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer import peer
 from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
 RUN = SIGNED.manifest.digest()
+KNOWN = format_peer_id(PeerId(sha256(b"somebody else")))
 INVITE = Invite(run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTfgaHmihGLtRZSN8HptS3qJbVfQycYWkiWP4r",))
 
 
@@ -104,6 +110,45 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
         assert ada.invites == [], "only a founder tells the invite"
         stop.stop_now()
         await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
+        signed = small_manifest(listed).sign(ORGANISER)
+        boot, ada, stop = Watcher(), Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(replace(stage.founder(), signed_manifest=signed), boot, stop))
+        invite = await stage.invite(boot)
+        plan = stage.joiner("ada", invite)
+        for _ in range(2):  # the second time its manifest lies on the disk
+            with pytest.raises(ConfigError) as refused:
+                await run_peer(plan, ada, StopRequest())
+            own = load_or_create_identity(plan.settings.identity_file).peer
+            assert str(refused.value) == explain_unlisted(own)
+        assert boot.texts("trust") == [], "its founder is a bootstrap peer, and need not be listed"
+        introducer, end = Watcher(), StopRequest()
+        plan = replace(stage.joiner("second", invite, None), trains=False)
+        second = asyncio.ensure_future(run_peer(plan, introducer, end))
+        await asyncio.sleep(5.0)
+        (text,) = introducer.texts("trust")
+        assert text.endswith("until then this peer only hands out the manifest")
+        for each in (stop, end):
+            each.stop_now()
+        await asyncio.gather(founder, second)
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_trainer_that_founds_a_run_must_be_on_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
+        plan = replace(stage.founder(), signed_manifest=small_manifest(listed).sign(ORGANISER), trains=True)
+        with pytest.raises(ConfigError, match=r"\(this peer\) is not on the list of its own run; add it to \[trust\]"):
+            await run_peer(plan, Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
 
@@ -513,4 +558,53 @@ def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, mo
         stop.stop_now()
         await founder
 
+    play(tmp_path, monkeypatch, scene)
+
+
+class Liar(SilentListener):
+    """Answers whoever asks with a manifest that no honest program signs."""
+
+    def __init__(self, transport: MemoryTransport, manifest: bytes) -> None:
+        self._transport, self._manifest = transport, manifest
+        transport.listener = self
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
+        if isinstance(decode_message(frame), ManifestRequest):
+            reply, deadline = ManifestReply(manifest=self._manifest), asyncio.get_running_loop().time() + 5.0
+            self._transport.post(peer, encode_message(reply), lane=Lane.CONTROL, deadline=deadline)
+
+
+def test_a_joiner_refuses_a_model_beyond_all_machines_with_its_number_and_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        model = SIGNED.manifest.model.model_copy(update={"layers": 4096, "width": 8192, "feed_forward": 16384})
+        huge = SIGNED.manifest.model_copy(update={"model": model}).sign(ORGANISER)
+        run, liar = huge.manifest.digest(), PeerId(sha256(b"liar"))
+        async with stage.network.transport(liar, run=run) as transport:
+            Liar(transport, huge.encode())
+            invite = Invite(run=run, bootstraps=transport.listen_addresses())
+            tracemalloc.start()
+            try:
+                with pytest.raises(
+                    ConfigError, match=r"the model has 2,748,850,380,800 parameters; expected at most 1"
+                ):
+                    await run_peer(stage.joiner("ada", invite), Watcher(), StopRequest())
+                assert tracemalloc.get_traced_memory()[1] < 10_000_000
+            finally:
+                tracemalloc.stop()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_joiner_refuses_a_model_that_this_machine_cannot_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
+        text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to train; this machine has 0.0 GB"
+        with pytest.raises(ConfigError, match=text):
+            await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+    monkeypatch.setattr(peer, "memory_of_machine", lambda: 1000)
     play(tmp_path, monkeypatch, scene)

@@ -242,6 +242,19 @@ def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -
     assert status.reach.startswith("outbound only: reached at 45.10.0.2:5")
 
 
+def test_what_others_sent_is_shown_without_control_characters() -> None:
+    count, _ = tally()
+    count.hear_of_reach(
+        Standing(is_reachable=False, failures=(Answer(host="45.10.0.2", port=5, reason="no\x1b[2J\u202e", at=0.0),)),
+        (5,),
+        trains=True,
+    )
+    count.trouble = "dialled\x1b]0;owned\x07"
+    status = status_of(count, engine())
+    assert "(no?[2J?)" in status.reach
+    assert status.trouble == "dialled?]0;owned?"
+
+
 def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_that_it_is_over() -> None:
     count, watcher = tally()
     peer, clock = engine(), PLAN.rules.clock

@@ -156,6 +156,20 @@ class FailureContract(ABC):
             assert three_heard.links == []
             assert one.linked_peers() == {two.peer}
             assert two_heard.kinds() == ["up"]
+            one.is_needed = lambda peer: peer == three.peer
+            await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
+            await one_heard.wait_until(lambda it: len(it.links) == 2)
+
+        self.play(scene)
+
+    def test_who_is_not_welcome_is_turned_away(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, _), (three, _) = await stage.add(), await stage.add(), await stage.add()
+            one.is_welcome = lambda peer: peer != three.peer
+            with pytest.raises(PeerError):
+                await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
+            await link(two, one, one_heard)
+            assert one.linked_peers() == {two.peer}
 
         self.play(scene)
 

@@ -85,12 +85,12 @@ def test_of_a_flooded_shard_a_bounded_sample_is_taken_each_time_another() -> Non
 
 
 def test_a_signed_record_in_its_place_is_accepted() -> None:
-    assert is_acceptable(PLACE, SUBKEY, VALUE, ISSUED_AT + 600)
+    assert is_acceptable(PLACE, SUBKEY, VALUE, ISSUED_AT + 600, ISSUED_AT)
 
 
 @pytest.mark.parametrize("shard", sorted(set(range(SHARDS)) - {SHARD}))
 def test_a_record_in_another_shard_is_not(shard: int) -> None:
-    assert not is_acceptable(place(RUN, shard), SUBKEY, VALUE, ISSUED_AT + 600)
+    assert not is_acceptable(place(RUN, shard), SUBKEY, VALUE, ISSUED_AT + 600, ISSUED_AT)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ def test_a_record_in_another_shard_is_not(shard: int) -> None:
         (hashlib.sha1(directory_key(RUN, SHARD)[:-1]).digest(), SUBKEY, VALUE, ISSUED_AT),
         (PLACE, msgpack.packb(OTHER.peer), VALUE, ISSUED_AT),
         (PLACE, b"", VALUE, ISSUED_AT),
+        (PLACE, b"\xc5\x00\x20" + RECORD.peer, VALUE, ISSUED_AT),  # the same id, packed in another way
         (PLACE, msgpack.packb(None), VALUE, ISSUED_AT),
         (PLACE, SUBKEY, VALUE[:-1], ISSUED_AT),
         (PLACE, SUBKEY, VALUE + b"\x00", ISSUED_AT),
@@ -116,4 +117,9 @@ def test_a_record_in_another_shard_is_not(shard: int) -> None:
     ],
 )
 def test_anything_else_is_not(where: bytes, subkey: bytes, value: bytes, expires_at: float) -> None:
-    assert not is_acceptable(where, subkey, value, expires_at)
+    assert not is_acceptable(where, subkey, value, expires_at, ISSUED_AT)
+
+
+@pytest.mark.parametrize(("ahead", "is_taken"), [(-60.0, True), (600.0, True), (3600.0, True), (3601.0, False)])
+def test_a_record_of_the_future_is_not(ahead: float, is_taken: bool) -> None:
+    assert is_acceptable(PLACE, SUBKEY, VALUE, ISSUED_AT + 600, ISSUED_AT - ahead) == is_taken

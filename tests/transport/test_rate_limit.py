@@ -35,7 +35,7 @@ def played(bucket: TokenBucket, requests: list[tuple[float, int]]) -> list[tuple
 def test_no_stretch_of_time_carries_more_than_the_cap_and_a_burst(
     rate: float, burst: float, requests: list[tuple[float, int]]
 ) -> None:
-    passed = played(TokenBucket(bytes_per_second=rate, burst_bytes=burst), requests)
+    passed = played(TokenBucket(per_second=rate, burst=burst), requests)
     for first, last in itertools.combinations_with_replacement(range(len(passed)), 2):
         carried = sum(num_bytes for _, num_bytes in passed[first : last + 1])
         stretch = passed[last][0] - passed[first][0]
@@ -48,7 +48,7 @@ def test_bytes_pass_in_the_order_in_which_they_were_asked_for_and_none_before(
     rate: float, burst: float, requests: list[tuple[float, int]]
 ) -> None:
     now, before = 100.0, 0.0
-    bucket = TokenBucket(bytes_per_second=rate, burst_bytes=burst)
+    bucket = TokenBucket(per_second=rate, burst=burst)
     for pause, num_bytes in requests:
         now += pause
         at = bucket.spend(num_bytes, now)
@@ -59,14 +59,14 @@ def test_bytes_pass_in_the_order_in_which_they_were_asked_for_and_none_before(
 
 @given(RATES, st.floats(0, 1e6), st.lists(st.integers(1, 1_000_000), min_size=1, max_size=40))
 def test_a_line_that_always_has_something_to_pass_is_never_idle(rate: float, burst: float, sizes: list[int]) -> None:
-    bucket = TokenBucket(bytes_per_second=rate, burst_bytes=burst)
+    bucket = TokenBucket(per_second=rate, burst=burst)
     last = [bucket.spend(num_bytes, 0.0) for num_bytes in sizes][-1]
     assert last == pytest.approx(max((sum(sizes) - burst) / rate, 0.0), abs=1e-6)
 
 
 @given(RATES, st.floats(0, 1e6), st.floats(0, 1e6))
 def test_idleness_saves_no_more_than_a_burst(rate: float, burst: float, idle_seconds: float) -> None:
-    bucket = TokenBucket(bytes_per_second=rate, burst_bytes=burst)
+    bucket = TokenBucket(per_second=rate, burst=burst)
     bucket.spend(1.0, 0.0)
     now = idle_seconds + (1.0 + burst) / rate
     assert bucket.spend(burst, now) == pytest.approx(now)
@@ -74,18 +74,18 @@ def test_idleness_saves_no_more_than_a_burst(rate: float, burst: float, idle_sec
 
 
 def test_what_does_not_wait_is_paid_for_by_what_comes_later() -> None:
-    counted, free = (TokenBucket(bytes_per_second=1000.0, burst_bytes=0.0) for _ in range(2))
+    counted, free = (TokenBucket(per_second=1000.0, burst=0.0) for _ in range(2))
     counted.spend(500, 10.0)
     assert counted.spend(1000, 10.0) == free.spend(1000, 10.0) + 0.5
 
 
 def test_debt_is_what_was_booked_and_has_not_passed() -> None:
-    bucket = TokenBucket(bytes_per_second=1000.0, burst_bytes=200.0)
-    assert bucket.debt_bytes(5.0) == 0.0
+    bucket = TokenBucket(per_second=1000.0, burst=200.0)
+    assert bucket.debt(5.0) == 0.0
     bucket.spend(700, 5.0)
-    assert bucket.debt_bytes(5.0) == pytest.approx(500.0)
-    assert bucket.debt_bytes(5.4) == pytest.approx(100.0)
-    assert bucket.debt_bytes(9.0) == 0.0
+    assert bucket.debt(5.0) == pytest.approx(500.0)
+    assert bucket.debt(5.4) == pytest.approx(100.0)
+    assert bucket.debt(9.0) == 0.0
 
 
 @given(st.floats(16e3, 1e10))

@@ -1,0 +1,87 @@
+"""What peers that are no members may cost: dials to the places that they name, and links. Nothing here acts.
+
+Anybody can sign records with as many identities as it likes, and write anybody's address into them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.transport.addresses import is_loopback
+from p2p_diloco.transport.rate_limit import TokenBucket
+
+MOST_LINKS = 64
+DIALS_PER_SECOND, DIALS_AT_ONCE = 0.5, 32.0
+"""To all strangers together. They dial us, too, and who becomes a member is dialled without asking here."""
+DIALS_PER_PLACE, PLACE_SECONDS = 4.0, 600.0
+"""So often in such a time to one place, whoever names it."""
+MOST_PLACES = 4096
+_SITE_BITS = {4: 32, 6: 64}
+
+
+def place_of(host: str) -> str:
+    """Return what counts as one place: an IPv4 address, the site of an IPv6 address, a name as it is."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.lower()
+    return str(ipaddress.ip_network((address, _SITE_BITS[address.version]), strict=False))
+
+
+class DialBudget:
+    """Bounds dials to places that strangers name; loopback counts as no place. A state machine."""
+
+    def __init__(self) -> None:
+        self._all = TokenBucket(per_second=DIALS_PER_SECOND, burst=DIALS_AT_ONCE)
+        self._places: dict[str, TokenBucket] = {}
+
+    def admits(self, addresses: Sequence[str], now: float) -> bool:
+        """Tell whether a peer may be dialled at these multiaddrs now, and count it if so."""
+        named = dict.fromkeys(place_of(address.split("/")[2]) for address in addresses if _names_place(address))
+        if len(self._places) + len(named) > MOST_PLACES:
+            self._places = {place: bucket for place, bucket in self._places.items() if not bucket.is_full(now)}
+            if len(self._places) + len(named) > MOST_PLACES:
+                return False
+        rate = DIALS_PER_PLACE / PLACE_SECONDS
+        for place in named.keys() - self._places.keys():
+            self._places[place] = TokenBucket(per_second=rate, burst=DIALS_PER_PLACE)
+        buckets = [self._all, *(self._places[place] for place in named)]
+        if not all(bucket.has_one(now) for bucket in buckets):
+            return False
+        for bucket in buckets:
+            bucket.spend(1.0, now)
+        return True
+
+
+def _names_place(address: str) -> bool:
+    return address.count("/") >= 2 and not is_loopback(address)
+
+
+def surplus_links(strangers: Iterable[PeerId], hosts: Mapping[PeerId, Sequence[str]], most: int) -> list[PeerId]:
+    """Return whose links to close so that `most` are left: each time the newest of the busiest place.
+
+    Args:
+        strangers: that are linked, in the order in which they came.
+        hosts: from which they are seen. Who comes by loopback, or cannot be placed, is not counted.
+    """
+    came: dict[str, list[PeerId]] = {}
+    for peer in strangers:
+        seen = [host for host in hosts.get(peer, ()) if not _is_loopback_host(host)]
+        if seen:
+            came.setdefault(place_of(seen[0]), []).append(peer)
+    left, closed = Counter({place: len(peers) for place, peers in came.items()}), []
+    for _ in range(left.total() - most):
+        busiest = max(left, key=lambda place: (left[place], place))
+        left[busiest] -= 1
+        closed.append(came[busiest].pop())
+    return closed
+
+
+def _is_loopback_host(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,145 @@
+"""What one stranger's messages make a peer do: ask, answer, send, check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import (
+    HeadsReply,
+    HeadsRequest,
+    Introductions,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    Ping,
+    Pong,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    SpanReply,
+    SpanRequest,
+)
+from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.swarm.node import MOST_ROSTER_QUESTIONS
+from p2p_diloco.testing.hostility import Caller
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.run import MANIFEST, RUN, key_named
+from p2p_diloco.testing.simulation import Simulation, play
+from tests.swarm.test_node import RULES, act
+
+SPAN = SpanId(0, 1)
+SECONDS = 20.0
+
+
+def entry(roster: Digest, number: int) -> Entry:
+    return Entry(
+        run=RUN,
+        round=2,
+        span=SPAN,
+        parent=sha256(b"parent %d" % number),
+        height=40 + number,
+        roster=roster,
+        present=b"\x01",
+        included=b"\x01",
+        weights=(1.0,),
+        tokens=1,
+        median_norm=1.0,
+        median_weight=1.0,
+        payload=bytes(48),
+        signature=bytes(64),
+    )
+
+
+def test_a_flood_of_entries_of_unknown_rosters_costs_a_few_questions_and_no_work() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        for number in range(2000):
+            caller.say(founder.peer, entry(sha256(b"roster %d" % number), number))
+            await swarm.run(SECONDS / 2000)
+        beats = SECONDS / swarm.rules.heartbeat_seconds
+        assert 1 <= len(caller.of(RosterRequest)) <= beats + 1, "one and the same question, once a heartbeat"
+
+    act(scene)
+
+
+def test_a_peer_is_asked_a_few_questions_for_rosters_at_once_and_again_when_it_answers() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        refusal = Refusal(round=0, newer_roster=True, reason=b"")
+        for _ in range(50):
+            caller.say(founder.peer, refusal)
+        await swarm.run(0.5)
+        assert len(caller.of(RosterRequest)) == 1 <= MOST_ROSTER_QUESTIONS
+        caller.say(founder.peer, RosterReply(rosters=()))
+        caller.say(founder.peer, refusal)
+        await swarm.run(0.5)
+        assert len(caller.of(RosterRequest)) == 2
+
+    act(scene)
+
+
+def test_a_flood_of_questions_gets_answers_up_to_a_budget_and_one_line() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        for _ in range(2000):
+            caller.say(founder.peer, RosterRequest(known=()))
+            await swarm.run(SECONDS / 2000)
+        await swarm.run(1.0)
+        assert 64 <= len(caller.of(RosterReply)) <= 64 + 4 * SECONDS + 1
+        await swarm.run(80.0)
+        (text,) = founder.texts("flood")
+        name = short_peer_id(caller.peer)
+        assert text.startswith("in the last minute ")
+        assert text.endswith(f" messages of {name} were not handled, for it sends too many")
+        assert founder.peer in caller.transport.linked_peers(), "it has said nothing that no honest peer says"
+
+    act(scene)
+
+
+def test_who_links_again_and_again_is_told_of_others_a_few_times() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        for _ in range(50):
+            caller.transport.hang_up(founder.peer)
+            await swarm.run(0.1)
+            await caller.dial(founder)
+            await swarm.run(0.3)
+        assert 8 <= len(caller.of(Introductions)) <= 8 + 0.2 * 20.0 + 2
+
+    act(scene)
+
+
+# -- runs that list who may take part
+
+QUESTIONS: list[tuple[Message, type[Message]]] = [
+    (RosterRequest(known=()), RosterReply),
+    (HeadsRequest(fragment=0), HeadsReply),
+    (SpanRequest(span=SPAN, version=bytes(32), offset=0, most_bytes=1 << 20), SpanReply),
+    (Ping(nonce=1), Pong),
+]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_an_unlisted_peer_gets_the_manifest_and_one_sentence_and_nothing_else(is_listed: bool) -> None:
+    async def whole() -> None:
+        people = {key_named("founder").peer, *([key_named("caller").peer] if is_listed else ())}
+        rules = replace(RULES, listed=frozenset(people))
+        async with Simulation(seed=3, rules=rules, as_bytes=False) as swarm:
+            founder = swarm.add("founder", founds=True)
+            await swarm.run(1.0)
+            async with Caller(swarm) as caller:
+                await caller.dial(founder)
+                reply = await caller.ask(founder.peer, ManifestRequest(nonce=0), ManifestReply)
+                assert reply == ManifestReply(manifest=MANIFEST)
+                for question, _ in QUESTIONS:
+                    for _ in range(10):
+                        caller.say(founder.peer, question)
+                await swarm.run(10.0)
+                for _, answer in QUESTIONS:
+                    assert bool(caller.of(answer)) == is_listed, answer.__name__
+                told = [refusal.reason.decode() for refusal in caller.of(Refusal)]
+                assert told == ([] if is_listed else [explain_unlisted(caller.peer)])
+                if not is_listed:
+                    assert {type(message) for _, message in caller.heard} == {ManifestReply, Refusal}
+
+    play(whole)
