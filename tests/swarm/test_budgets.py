@@ -34,8 +34,11 @@ LINE = ("refused", "no")
 SPAN = SpanId(0, 0)
 
 
+RULES = run_rules(num_spans=(4, 4), group_size=32, void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+
+
 def budgets() -> PeerBudgets:
-    return PeerBudgets(run_rules())
+    return PeerBudgets(RULES)
 
 
 def num_admitted(budget: PeerBudgets, message: Message, *, count: int, seconds: float, begin: float = 0.0) -> int:
@@ -121,7 +124,7 @@ def test_vectors_are_bounded_elsewhere() -> None:
 @pytest.mark.parametrize("fragments", [1, 8, 1024])
 def test_who_compares_all_fragments_eight_times_a_round_is_never_slowed(round_seconds: float, fragments: int) -> None:
     rules = replace(
-        run_rules(),
+        RULES,
         num_spans=(1,) * fragments,
         clock=RoundClock(start_seconds=0.0, round_seconds=round_seconds, num_fragments=fragments),
     )
