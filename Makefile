@@ -12,6 +12,8 @@
 #                 that can be reached among many that cannot; prints the figures; six minutes
 # make hostility  strangers and lying members against real processes, an attack at a time: half an hour; and with more time
 #                 for each attack: make hostility ATTACK_SECONDS=60
+# make losses     two volunteers and a bootstrap, real processes: any one of the three is killed, or two; prints after how long
+#                 the others go on; five minutes
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make disasters  10,000 simulated swarms: an hour
@@ -45,7 +47,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility rivals footprint disasters learning results bench bench-all bench-figures check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses rivals footprint disasters learning results bench bench-all bench-figures check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -83,6 +85,9 @@ hostility: $(STAMP)
 
 homes: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)
+
+losses: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_losses.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)

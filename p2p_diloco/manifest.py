@@ -196,7 +196,7 @@ class MembershipSection(Section):
     """Who counts, and when the swarm gives up waiting for those who are gone."""
 
     group_size: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="peers that average in one row")
-    void_cycles: Count = Field(8, description="cycles without entries after which fewer members may go on")
+    void_cycles: Count = Field(3, description="cycles without entries after which fewer members may go on")
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(1.0, description="between two signs of life")
 
 

@@ -58,7 +58,7 @@ def test_the_defaults_are_those_of_the_protocol() -> None:
     assert (MANIFEST.outer.merge, MANIFEST.outer.late) == ("keep", "drop")
     assert (MANIFEST.codec.contribution, MANIFEST.codec.entry) == ("int4", "int4")
     assert (MANIFEST.rounds.fragments, MANIFEST.rounds.spans_per_fragment) == (4, 16)
-    assert (MANIFEST.membership.group_size, MANIFEST.membership.void_cycles) == (16, 8)
+    assert (MANIFEST.membership.group_size, MANIFEST.membership.void_cycles) == (16, 3)
     limits = MANIFEST.limits
     assert (limits.clip, limits.kappa, limits.invalid, limits.in_flight, limits.retained_cycles) == (4, 2, 4, 8, 16)
     assert MANIFEST.organiser == format_peer_id(ORGANISER.peer)

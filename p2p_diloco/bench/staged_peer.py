@@ -155,7 +155,7 @@ class StagedPeer:
             make_thread: makes the `IslandThread` from the spans at the founding; it is started here.
         """
         # All make the same roster 0: the run is made for this bench, and all know its organiser's key.
-        member = Member(peer=PeerId(bytes.fromhex(founder)), incarnation=1, can_be_dialled=True)
+        member = Member(peer=PeerId(bytes.fromhex(founder)), incarnation=1)
         founding = found_roster(self.plan, member, self._organiser, genesis_digest(dict(start)), cycle=0)
         self.assemble(founding, genesis_states(dict(start), founding.roster), make_thread)
 
@@ -287,7 +287,8 @@ class StagedPeer:
         book, num_peers = self.engine.book, len(self.transport.linked_peers()) + 1
         governing = book.governing(round_index)
         members = governing[0].members if governing is not None else ()
-        newcomers = newcomers_of(governing[0], book.parent_of(governing[0])) if governing is not None else ()
+        cycle = self.engine.rules.clock.cycle(round_index)
+        newcomers = newcomers_of(governing[0], book.parent_of(governing[0]), cycle) if governing is not None else ()
         if len(members) == num_peers and not newcomers:
             return ""
         return f"the roster lists {len(members)} of {num_peers} peers, {len(newcomers)} for the first time"

@@ -9,7 +9,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import Message
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CertifiedRoster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,6 @@ class KeepBallots:
     """Put `ballots` on disk before any later action of the same list is played."""
 
     ballots: Ballots
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepGoodbye:
-    """Put this peer's own good-bye on disk, before it is said: the incarnation that said it must not vote again."""
-
-    goodbye: Goodbye
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +181,7 @@ class RoundClosed:
         num_spans, num_entries: spans of the fragment, and how many of them got an entry.
         num_included: included contributions, summed over those entries.
         num_ready: ready peers known here, those that could have been included.
-        num_members: members on the roster of the round.
+        num_members: members on the roster of the round that train.
     """
 
     round: int
@@ -208,6 +201,6 @@ class Report:
 
 
 Action = (
-    Send | KeepBallots | KeepGoodbye | KeepRoster | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
+    Send | KeepBallots | KeepRoster | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
     | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan | RoundClosed | Report
 )  # fmt: skip

@@ -1,27 +1,26 @@
-"""Who is here: heartbeats and good-byes as this peer hears them, and what reducers say of their rows.
+"""Who is here: heartbeats and declarations as this peer hears them, and what the entries say of each member.
 
 What follows from it, the next roster, is the business of `membership.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.actions import Action, Send
 from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.member import FULL_SHARE, Member
-from p2p_diloco.protocol.overlay import column_mates
-from p2p_diloco.protocol.presence import Presence, RowReport, RowView, make_report
-from p2p_diloco.protocol.roster import Goodbye, Verify
+from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member
+from p2p_diloco.protocol.roster import Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
 
 MOST_HEARD = 4096
 """Members of the roster in force aside: strangers must keep none of them out."""
-MOST_GOODBYES = 4
-"""Of one peer: the incarnation that a roster lists and the one that is heard matter, older ones do not."""
+CYCLES_SEEN = 8
+COUNTS_AFTER_CYCLES = 4
+"""A member counts when contributions of its were in entries of so many of the last eight cycles since it was listed."""
+NO_SIGNATURE = bytes(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class Self:
     sign: Callable[[bytes], bytes]
 
     def member(self, share: int = FULL_SHARE) -> Member:
-        """Return this incarnation as it would stand on a roster."""
-        return _member(self.peer, self.incarnation, self.can_be_dialled, share)
+        """Return this incarnation as it founds a run."""
+        return Member(peer=self.peer, incarnation=self.incarnation, trains=self.trains, share=share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +47,11 @@ class Heard:
     since: float
 
 
-def _member(peer: PeerId, incarnation: int, can_be_dialled: bool, share: int) -> Member:
-    """Return a member; who cannot be dialled averages nothing, and is listed with a full share."""
-    share = max(share, 1) if can_be_dialled else FULL_SHARE
-    return Member(peer=peer, incarnation=incarnation, can_be_dialled=can_be_dialled, share=share)
-
-
 class Attendance:
     """One peer's view of who is here. A state machine without I/O.
 
-    `took_part` holds the round of the last entry for which each member was there; it is kept by the engine. `share` is
-    what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable; they are kept
-    by the shell.
+    `share` is what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable;
+    both are kept by the shell.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
@@ -67,15 +59,21 @@ class Attendance:
         self.rules = rules
         self.book = book
         self.heard: dict[PeerId, Heard] = {}
-        self.took_part: dict[PeerId, int] = {}
+        self.present_in: dict[PeerId, int] = {}
+        """The round of the last entry for which each member was there."""
         self.share = FULL_SHARE
         self.can_be_dialled = me.can_be_dialled
-        self._latest_part = -1
         self.ready = False
         self.leaving = False
-        self._goodbyes: dict[tuple[PeerId, int], Goodbye] = {}
+        self.declared: dict[PeerId, Declaration] = {}
+        """The newest declaration of each peer."""
         self._verify = verify
-        self._presence = Presence(me=me.peer, keep_seconds=rules.silence_seconds)
+        self._included_in: dict[PeerId, tuple[int, int]] = {}
+        """Per member a cycle, and a bit for it and each of the seven before: whether it was included in entries."""
+        self._entries_of: dict[int, int] = {}
+        """How many entries the last rounds got."""
+
+    # -- heartbeats
 
     def hear(self, heartbeat: Heartbeat, now: float) -> bool:
         """Take a heartbeat; False for one that is old or not signed by its peer."""
@@ -93,123 +91,115 @@ class Attendance:
         self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now, since=since)
         return True
 
-    def note_part(self, peers: frozenset[PeerId], round_index: int) -> None:
-        """Note who was there for an entry of a round."""
-        if round_index >= self._latest_part:
-            self._latest_part = round_index
-            self.took_part.update(dict.fromkeys(peers, round_index))
-        else:
-            before = {peer: max(round_index, self.took_part.get(peer, -1)) for peer in peers}
-            self.took_part.update(before)
-
     def alive(self, now: float) -> dict[PeerId, Heartbeat]:
-        """Return the latest heartbeats of peers that are not silent and have not said good-bye; without this peer."""
+        """Return the latest heartbeats of peers that are not silent and have not said that they leave."""
         earliest = now - self.rules.silence_seconds
         return {
             peer: heard.heartbeat
             for peer, heard in self.heard.items()
-            if heard.at >= earliest and (peer, heard.heartbeat.incarnation) not in self._goodbyes
+            if heard.at >= earliest and not self.has_left(peer, heard.heartbeat.incarnation)
         }
 
     def num_ready(self, now: float) -> int:
         """Return how many peers that train are alive and ready, this one included.
 
-        In a grid of several rows only reducers know; others take it that the members are. Two members that can only
-        dial out never hear each other: of these the entries tell who is there.
+        In a grid of several rows it is taken that the members are. Two members that can only dial out never hear each
+        other: of these the entries tell who is there.
         """
         grid, roster = self.book.grid(), self.book.in_force
-        if grid is not None and roster is not None and len(grid.rows) > 1 and not self._presence.sees_all(grid):
-            return len(roster.members)
-        return len(self.present(now).keys() | self._unheard_in_entries(now))
+        if grid is not None and roster is not None and len(grid.rows) > 1:
+            return sum(member.trains for member in roster.members)
+        here = {peer for peer, beat in self.alive(now).items() if beat.ready and beat.trains}
+        if self.ready and self.me.trains and not self.leaving:
+            here.add(self.me.peer)
+        return len(here | self._unheard_in_entries(now))
 
     def _unheard_in_entries(self, now: float) -> frozenset[PeerId]:
         """Return the members never heard here that were there for an entry of the last cycle."""
-        members = self.book.in_force.peers() if self.book.in_force is not None else frozenset()
-        clock = self.rules.clock
+        roster, clock = self.book.in_force, self.rules.clock
+        members = frozenset(m.peer for m in roster.members if m.trains) if roster is not None else frozenset()
         since = clock.round_at(now) - clock.num_fragments
         unheard = members - self.heard.keys() - {self.me.peer}
-        return frozenset(peer for peer in unheard if self.took_part.get(peer, -1) >= max(since, 0))
+        return frozenset(peer for peer in unheard if self.present_in.get(peer, -1) >= max(since, 0))
 
-    def has_left(self, member: Member) -> bool:
-        """Tell whether that incarnation has said good-bye."""
-        return self.has_said_goodbye(member.peer, member.incarnation)
-
-    def has_said_goodbye(self, peer: PeerId, incarnation: int) -> bool:
-        """Tell whether that incarnation of a peer has said good-bye."""
-        return (peer, incarnation) in self._goodbyes
-
-    def take_goodbye(self, word: Goodbye) -> bool:
-        """Note a good-bye; False when it is not signed by its peer or known already."""
-        key = (word.peer, word.incarnation)
-        is_member = word.peer == self.me.peer or self._is_listed(word.peer)
-        if key in self._goodbyes or word.run != self.rules.run or not (is_member or word.peer in self.heard):
-            return False
-        if not self._verify(word.peer, word.statement(), word.signature):
-            return False
-        said = sorted(old for old in self._goodbyes if old[0] == word.peer)
-        if len(said) >= MOST_GOODBYES:
-            if key < said[0]:
-                return False
-            del self._goodbyes[said[0]]
-        self._goodbyes[key] = word
-        return True
+    def may_be_member(self, peer: PeerId) -> bool:
+        """Tell whether the organiser lets `peer` take part; whoever founded the run may."""
+        return self.rules.may_be_member(peer) or (self.book.in_force is not None and peer == self.book.founder)
 
     def _is_listed(self, peer: PeerId) -> bool:
         roster = self.book.in_force
         return roster is not None and roster.member(peer) is not None
 
-    # -- rows
+    # -- declarations
 
-    def _here(self, now: float) -> dict[PeerId, Member]:
-        """Return whom this peer knows itself to be alive and ready, itself included."""
-        here = {
-            peer: _member(peer, beat.incarnation, beat.can_be_dialled, beat.share)
-            for peer, beat in self.alive(now).items()
-            if beat.ready and beat.trains and self.rules.may_be_member(peer)
-        }
-        if self.ready and self.me.trains and not self.leaving and self.rules.may_be_member(self.me.peer):
-            here[self.me.peer] = _member(self.me.peer, self.me.incarnation, self.can_be_dialled, self.share)
-        return here
-
-    def _row_view(self) -> RowView | None:
-        """Return the grid in force if this peer is one to whom all rows of it report."""
-        roster, grid, digest = self.book.in_force, self.book.grid(), self.book.in_force_digest
-        if roster is None or grid is None or digest is None or not self._presence.sees_all(grid):
-            return None
-        return RowView(
-            grid=grid,
-            roster=digest,
-            members={member.peer: member for member in roster.members},
-            row=grid.row_for(self.me.peer),
-            num_fragments=self.rules.clock.num_fragments,
+    def declare(self, now: float, *, leaving: bool = False) -> Declaration:
+        """Return what this peer declares of itself, signed."""
+        unsigned = Declaration(
+            run=self.rules.run,
+            peer=self.me.peer,
+            incarnation=self.me.incarnation,
+            cycle=max(self.rules.clock.cycle(self.rules.clock.round_at(now)), 0),
+            reachable=self.can_be_dialled,
+            trains=self.me.trains,
+            share=max(self.share, 1),
+            leaving=leaving,
+            signature=NO_SIGNATURE,
         )
+        word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
+        self.declared[self.me.peer] = word
+        return word
 
-    def present(self, now: float) -> dict[PeerId, Member]:
-        """Return all who are alive and ready, as far as it is known here."""
-        here, view = self._here(now), self._row_view()
-        if view is None:
-            return here
-        everybody = self._presence.everybody(here, view, self.took_part, now)
-        return {
-            peer: member
-            for peer, member in everybody.items()
-            if (peer, member.incarnation) not in self._goodbyes and self.rules.may_be_member(peer)
-        }
+    def take_declaration(self, word: Declaration, cycle: int) -> bool:
+        """Note what a peer declares; False where that is not news, of a cycle to come, or not signed by it."""
+        known = self.declared.get(word.peer)
+        is_full = known is None and len(self.declared) >= MOST_HEARD and not self._is_listed(word.peer)
+        if is_full or word.run != self.rules.run or word.peer == self.me.peer or word.cycle > cycle + 1:
+            return False
+        if not self.may_be_member(word.peer):
+            return False
+        if known is not None and known.age() >= word.age():
+            return False
+        if not self._verify(word.peer, word.statement(), word.signature):
+            return False
+        self.declared[word.peer] = word
+        return True
 
-    def row_reports(self, now: float) -> list[Action]:
-        """Tell the own column how the own row is doing."""
-        view = self._row_view()
-        if view is None:
-            return []
-        words = [word for word in self._goodbyes.values() if view.grid.row_of.get(word.peer) == view.row]
-        report = make_report(view, self._here(now), words)
-        deadline = now + self.rules.silence_seconds
-        mates = sorted(column_mates(view.grid, self.me.peer))
-        return [Send(to=peer, message=report, deadline=deadline) for peer in mates]
+    def forget_old_declarations(self, before: int) -> None:
+        """Drop what peers that are no members declared before a cycle."""
+        if any(word.cycle < before and not self._is_listed(peer) for peer, word in self.declared.items()):
+            kept = {p: word for p, word in self.declared.items() if word.cycle >= before or self._is_listed(p)}
+            self.declared = kept
 
-    def take_report(self, sender: PeerId, report: RowReport, now: float) -> None:
-        """Take what a reducer of our column says of its row."""
-        view = self._row_view()
-        if view is not None and self._presence.take(sender, report, view.grid, view.roster, now):
-            for word in report.goodbyes:
-                self.take_goodbye(word)
+    def has_left(self, peer: PeerId, incarnation: int) -> bool:
+        """Tell whether that incarnation of a peer has said that it leaves."""
+        word = self.declared.get(peer)
+        return word is not None and word.leaving and word.incarnation >= incarnation
+
+    # -- what the entries say
+
+    def note_entry(self, present: Iterable[PeerId], included: Iterable[PeerId], round_index: int) -> None:
+        """Note who was there for an entry of a round, and whose contribution is in it."""
+        cycle = self.rules.clock.cycle(round_index)
+        for peer in present:
+            self.present_in[peer] = max(round_index, self.present_in.get(peer, -1))
+        for peer in included:
+            last, bits = self._included_in.get(peer, (cycle, 0))
+            if cycle >= last:
+                bits, last = bits << min(cycle - last, CYCLES_SEEN), cycle
+                bits |= 1
+            elif last - cycle < CYCLES_SEEN:
+                bits |= 1 << (last - cycle)
+            self._included_in[peer] = (last, bits & ((1 << CYCLES_SEEN) - 1))
+        self._entries_of[round_index] = self._entries_of.get(round_index, 0) + 1
+        while len(self._entries_of) > 4 * self.rules.clock.num_fragments + 4:
+            del self._entries_of[min(self._entries_of)]
+
+    def num_entries(self, first: int, last: int) -> int:
+        """Return how many entries the rounds from `first` to `last` got, as far as this peer knows."""
+        return sum(num for index, num in self._entries_of.items() if first <= index <= last)
+
+    def has_come_to_count(self, member: Member, cycle: int) -> bool:
+        """Tell whether a member's contributions have been in entries for long enough since it was listed."""
+        last, bits = self._included_in.get(member.peer, (cycle, 0))
+        cycles = (last - place for place in range(CYCLES_SEEN) if bits >> place & 1)
+        return sum(max(member.since, cycle - CYCLES_SEEN) < each <= cycle for each in cycles) >= COUNTS_AFTER_CYCLES

@@ -95,7 +95,6 @@ class Beacon:
             sequence=self._sequence,
             roster=membership.book.in_force_digest or ZERO_DIGEST,
             roster_k=roster.k if roster is not None else 0,
-            included_total=roster.included_total if roster is not None else 0,
             heads=tuple(heads),
             ready=membership.ready and not membership.leaving,
             can_be_dialled=membership.can_be_dialled,

@@ -207,7 +207,7 @@ class ChainBook:
         if entry.round > latest_round:
             return EntryVerdict(fate=EntryFate.EARLY)
         try:
-            roster, grid = rosters.folded[entry.roster]
+            roster, grid = rosters.folded(entry.roster, entry.round)
             check_entry(entry, self._forks[entry.span][0], roster, grid, self._rules, payload_norm, self._verify)
         except PeerError as error:
             return EntryVerdict(fate=EntryFate.REFUSED, reason=str(error))
@@ -216,7 +216,7 @@ class ChainBook:
     def _wait(
         self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, fate: EntryFate
     ) -> EntryVerdict:
-        if not is_signed_by_owner(entry, rosters.folded[entry.roster][1], self._verify):
+        if not is_signed_by_owner(entry, rosters.folded(entry.roster, entry.round)[1], self._verify):
             reason = f"the entry for {entry.span} in round {entry.round} is not signed by its owner"
             return EntryVerdict(fate=EntryFate.REFUSED, reason=reason)
         is_kept = self._finds_room(entry, rosters, latest_round)
@@ -249,7 +249,7 @@ class ChainBook:
 
     def _absorb(self, entry: Entry, payload_norm: float, rosters: RosterBook) -> None:
         head = self.heads[entry.span]
-        roster, grid = rosters.folded[entry.roster]
+        roster, grid = rosters.folded(entry.roster, entry.round)
         check_entry(entry, head, roster, grid, self._rules, payload_norm, self._verify)
         self.heads[entry.span] = next_head(head, entry)
         self._digests.pop(entry.span.fragment, None)
@@ -290,7 +290,7 @@ class ChainBook:
         twin = self._twin_of(entry)
         if twin is None or entry.roster not in rosters or len(self.evidence) >= MOST_EVIDENCE:
             return None
-        grid = rosters.folded[entry.roster][1]
+        grid = rosters.folded(entry.roster, entry.round)[1]
         owner = grid.owner(entry.span)
         if owner is None or owner in self.evidence or not is_signed_by_owner(entry, grid, self._verify):
             return None
@@ -303,7 +303,7 @@ class ChainBook:
 def _not_governing(entry: Entry, rosters: RosterBook) -> str:
     governing = rosters.governing(entry.round)
     instead = f"roster {governing[0].k} governs that round" if governing is not None else "none governs that round"
-    named = rosters.folded[entry.roster][0].k
+    named = rosters.roster(entry.roster).k
     return f"the entry for {entry.span} in round {entry.round} names roster {named}, but {instead}"
 
 

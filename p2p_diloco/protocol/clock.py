@@ -1,6 +1,6 @@
 """Swarm time cut into rounds and cycles; deadlines are absolute.
 
-`now_seconds` is swarm time: the local clock plus the median offset to the members' clocks, self included.
+`now_seconds` is swarm time: the local clock plus the median offset to the voters' clocks, self included.
 """
 
 from __future__ import annotations

@@ -5,34 +5,32 @@ The asyncio shell in `swarm/` and the lab drive this same object. Times are swar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
-from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepGoodbye, KeepRoster, ReduceSpan, Report, Send
+from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send
 from p2p_diloco.protocol.attendance import Self
-from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Promise, Proposal, Vote
+from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.beacon import Beacon, Progress
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.entry import Entry, EntryRules
 from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.member import Declaration
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import Message, Opening, Refusal, RosterReply, RosterRequest, RowMean, SpanVector
-from p2p_diloco.protocol.overlay import Relay
-from p2p_diloco.protocol.presence import RowReport
 from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Verify
+from p2p_diloco.protocol.roster import CertifiedRoster, Verify
 from p2p_diloco.protocol.roster_book import Governance, RosterBook
-from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.split_watch import SplitWatch
 from p2p_diloco.protocol.turns import Turns
-from p2p_diloco.protocol.wire import MOST_COUNTED
 
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 
@@ -61,7 +59,6 @@ class Recalled:
 
     rosters: tuple[CertifiedRoster, ...] = ()
     ballots: Ballots = NO_BALLOTS
-    goodbye: Goodbye | None = None
     heads: Mapping[SpanId, SpanHead] | None = None
 
 
@@ -78,14 +75,7 @@ class PeerEngine:
         """No contribution to rounds after this one; None: go on."""
         self.only_listens = False
         """Whether the time is not sure here: this peer begins no first round, contributes nothing and does not vote."""
-        self.book = RosterBook(
-            run=rules.run,
-            organiser=rules.organiser,
-            founder=rules.founder,
-            group_size=rules.group_size,
-            verify=verify,
-            rules=rules,
-        )
+        self.book = RosterBook(rules=rules, verify=verify)
         self.last_included: int | None = None
         """The latest round of which an entry holds this peer's contribution."""
         self.membership = Membership(
@@ -110,18 +100,13 @@ class PeerEngine:
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
-        self._old_goodbye = recalled.goodbye
+        self._ticked_at = -math.inf
         self._noted: dict[SpanId, _Noted] = {}
         self._recall(recalled)
 
     def _recall(self, recalled: Recalled) -> None:
         for certified in recalled.rosters:
-            wins = self.membership.is_better(certified.roster, certified.roster.cycle)
-            self.book.add(certified, wins=wins)
-        if self.book.in_force is not None:
-            self.membership.included_total = self.book.in_force.included_total
-        if recalled.goodbye is not None:
-            self.membership.take_goodbye(recalled.goodbye)
+            self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
         if recalled.heads is not None:
             self.hold_state(recalled.heads)
 
@@ -134,7 +119,7 @@ class PeerEngine:
         self._repair.serves_state = True
 
     def holds_needlessly(self, now: float) -> bool:
-        """Tell whether a peer that does not train may drop what it holds: it is no hub, and others can give it."""
+        """Tell whether a peer that does not train may drop what it holds: it is no member, and others can give it."""
         return self._repair.is_needless(now)
 
     def drop_state(self) -> None:
@@ -144,8 +129,8 @@ class PeerEngine:
             self.chains.drop_head(span)
 
     def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
-        """Found the run: this peer holds the start and is, if it trains, ready at once."""
-        self.membership.ready = self.me.trains
+        """Found the run: this peer holds the start and is ready at once."""
+        self.membership.ready = True
         return self.membership.take_rosters((founding,), now)
 
     @property
@@ -190,7 +175,7 @@ class PeerEngine:
         clock = self.rules.clock
         current = clock.round_at(now)
         times = [self._beacon.next_at, *clock.moments(current)]
-        if self.me.trains and not self.ready and self.catch_up.is_complete():
+        if self._repair.follows and not self.ready and self.catch_up.is_complete():
             # It asks others, who may not speak by themselves before it is too late.
             times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)
         return min(time for time in times if time > now)
@@ -198,8 +183,14 @@ class PeerEngine:
     def tick(self, now: float) -> list[Action]:
         """Do what is due: heartbeats, rounds, rosters, requests that were not answered."""
         actions: list[Action] = []
+        if now < self._ticked_at - self.rules.silence_seconds:
+            self.membership.set_back(now)
+            self._repair.set_back(now)
+        self._ticked_at = now
         begun = None if self.only_listens and self.round is None else self._turns.tick(now)
         if begun is not None:
+            self.membership.own_steps = self.progress.steps
+            self.membership.height = sum(head.height for head in self.chains.heads.values())
             actions += self.membership.round_over(begun - 1)
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
             due = self.chains.absorb_due(self.book, begun + 1)
@@ -217,10 +208,10 @@ class PeerEngine:
         actions += self._repair.pump(now)
         if self._beacon.is_due(now):
             actions += self._split_watch.tick(now)
-            actions += self._sign_of_life(self.linked, now) + self.membership.row_reports(now)
+            actions += self._sign_of_life(self.linked, now)
         elif self._to_greet:
             actions += self._sign_of_life(self._to_greet, now)
-        return self._routes.routed(actions)
+        return actions
 
     def wanted_links(self, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return whom this peer needs a link to, of those announced too; None: to all, as far as can be reached."""
@@ -234,12 +225,8 @@ class PeerEngine:
         to, self._to_greet = sorted(to), set()
         heartbeat = self._beacon.heartbeat(self.progress, self.closed_heads(now))
         deadline = now + self.rules.silence_seconds
-        words: list[Message] = [heartbeat]
-        roster, old = self.book.in_force, self._old_goodbye
-        if roster is not None and old is not None and old.incarnation < self.me.incarnation:
-            member = roster.member(self.me.peer)
-            if member is not None and member.incarnation == old.incarnation:
-                words.append(old)  # who did not hear it cannot go on without that incarnation's vote
+        declaration = self.membership.declaration(now)
+        words: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
         return [Send(to=peer, message=word, deadline=deadline) for peer in to for word in words]
 
     # -- messages
@@ -248,12 +235,8 @@ class PeerEngine:
         if sender != beat.peer or not self.membership.hear(beat, now):
             return []
         actions: list[Action] = []
-        mine = self.book.in_force
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
-            ours = (mine.included_total, mine.k) if mine is not None else (-1, -1)
-            # A line that counts less may be the better one where ours went on without a majority.
-            if (beat.included_total, beat.roster_k) >= ours or (mine is not None and mine.epoch > 0):
-                actions.append(self.membership.ask_rosters(sender, now))
+            actions.append(self.membership.ask_rosters(sender, now))
         return actions + self._repair.compare(sender, beat, now)
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
@@ -263,42 +246,25 @@ class PeerEngine:
                 return self._take_heartbeat(sender, message, now)
             case Opening() | SpanVector() | RowMean():
                 return self.exchange.take(sender, message, now)
-            case Promise():
+            case Declaration():
+                return self.membership.pass_on(message, sender, now)
+            case Prepare():
+                return self.membership.take_prepare(sender, message, now)
+            case Promised():
                 return self.membership.take_promise(sender, message, now)
-            case ProposalDelta() | CertifiedDelta():
-                return self._take_delta(sender, message, now)
+            case Proposal():
+                return self.membership.take_proposal(sender, message, now)
             case Vote():
                 return self.membership.take_vote(sender, message, now)
-            case Relay():
-                return self._take_relay(message, now)
-            case RowReport():
-                self.membership.take_report(sender, message, now)
-                return []
             case RosterRequest():
                 reply = RosterReply(rosters=self.book.after(message.known))
                 return [Send(to=sender, message=reply, deadline=self._soon(now))] if reply.rosters else []
             case RosterReply():
                 return self._take_rosters(sender, message, now)
-            case Goodbye():
-                return self._take_goodbye(message)
             case Refusal():
                 return self._take_refusal(sender, message, now)
             case _:
                 return self._repair.take(sender, message, now)
-
-    def _take_relay(self, relay: Relay, now: float) -> list[Action]:
-        if relay.to != self.me.peer:
-            return self._routes.pass_on(relay, self._soon(now))
-        word = self._routes.arrived(relay)
-        return [word] if isinstance(word, Report) else self.receive(relay.source, word, now)
-
-    def _take_delta(self, sender: PeerId, word: ProposalDelta | CertifiedDelta, now: float) -> list[Action]:
-        whole = self.membership.rebuilt(sender, word, now)
-        if isinstance(whole, Proposal):
-            return self._routes.routed(self.membership.take_proposal(sender, whole, now))
-        if isinstance(whole, CertifiedRoster):
-            return self._take_rosters(sender, RosterReply(rosters=(whole,)), now)
-        return [whole]
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
@@ -314,12 +280,6 @@ class PeerEngine:
         if lacking is not None:
             actions.append(self.membership.ask_certificate(sender, lacking.roster.parent, now))
         return actions + self._ask_noted(now)
-
-    def _take_goodbye(self, word: Goodbye) -> list[Action]:
-        from_whom = self.membership.heard.get(word.peer)
-        if not self.membership.take_goodbye(word) or from_whom is None:
-            return []
-        return [Report(topic="good-bye", text=f"a peer left after {from_whom.heartbeat.steps} inner steps")]
 
     def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
         reason = clean_text(refusal.reason.decode("utf-8", "replace"))
@@ -414,10 +374,8 @@ class PeerEngine:
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
             peers = self.book.included_in(entry)
-            self.membership.owners.entry_absorbed(entry.round, entry.span, *self.book.folded[entry.roster])
-            self.membership.note_part(self.book.present_at(entry), entry.round)
-            if entry.round >= self.membership.in_force_since:
-                self.membership.included_total = min(self.membership.included_total + len(peers), MOST_COUNTED)
+            self.membership.owners.entry_absorbed(entry.round, entry.span, *self.book.folded(entry.roster, entry.round))
+            self.membership.note_entry(self.book.present_at(entry), peers, entry.round)
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             own_included = self.me.peer in peers
@@ -484,16 +442,21 @@ class PeerEngine:
         self.catch_up.lose(peer)
 
     def leave(self, now: float) -> list[Action]:
-        """Say good-bye to the others. A peer that is alone just goes: nobody needs to know, and it may come back."""
-        self.membership.ready = False
+        """Say that this peer leaves. One that is alone just goes: nobody needs to know, and it may come back.
+
+        It stays as long as the others need its vote (`may_go`).
+        """
         roster = self.book.in_force
         others = roster.peers() - {self.me.peer} if roster is not None else frozenset()
         if not others or not self.linked:
-            self.membership.leaving = True
+            self.membership.ready, self.membership.leaving = False, True
             return []
-        word = self.membership.say_goodbye()
-        sends = [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
-        return [KeepGoodbye(goodbye=word), *sends]
+        word = self.membership.leave(now)
+        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
+
+    def may_go(self, now: float) -> bool:
+        """Tell whether a peer that leaves is needed no more."""
+        return not self.linked or self.membership.may_go(now)
 
     def _soon(self, now: float) -> float:
         return now + self.rules.clock.round_seconds

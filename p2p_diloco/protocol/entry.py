@@ -44,8 +44,8 @@ class Entry:
         parent: chain digest that the span must have before.
         height: parent's height + 1; lets two peers see who is ahead without the entries between them.
         present: bit i (little-endian bytes) says that member i of the roster was there: it named `parent` for this span
-            in this round, whether its contribution came or not. More than half must have, so that no two children of
-            one parent come about in a round.
+            in this round, whether its contribution came or not. More than half of the electorate must have, so that no
+            two children of one parent come about in a round.
         included: likewise, who of those present is part of the mean.
         weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
@@ -133,11 +133,6 @@ def lies_within(part: bytes, whole: bytes) -> bool:
     return not int.from_bytes(part, "little") & ~int.from_bytes(whole, "little")
 
 
-def are_enough(num_present: int, num_members: int) -> bool:
-    """Tell whether so many members, all of whom name one parent, may give it a child: no others can name another."""
-    return 2 * num_present > num_members
-
-
 def next_head(head: SpanHead, entry: Entry) -> SpanHead:
     """Return where the span's log stands when `entry` has been absorbed."""
     return SpanHead(
@@ -202,7 +197,7 @@ def check_entry(
         PeerError: it may not; the text names the owner and the reason.
     """
     present, places = places_in(entry.present), included_places(entry)
-    num_present, num_members = len(present), len(roster.members)
+    num_members, num_voters = len(roster.members), len(roster.voters)
     bitmap_bytes = (num_members + 7) // 8
     limit = rules.radius_limit * head.radius
     problems = (
@@ -217,8 +212,8 @@ def check_entry(
         (bool(present) and present[-1] >= num_members, "names members that the roster lacks"),
         (not lies_within(entry.included, entry.present), "includes members that were not there"),
         (
-            not are_enough(num_present, num_members),
-            f"says that {num_present} of {num_members} members were there; more than half are needed",
+            not roster.has_majority(present),
+            f"says that {roster.num_voters(present)} of {num_voters} voters were there; more than half are needed",
         ),
         (len(entry.weights) != len(places), f"has {len(entry.weights)} weights for {len(places)} members"),
         (min(entry.weights, default=0.0) < 0 or sum(entry.weights) <= 0, "has weights that do not sum to more than 0"),

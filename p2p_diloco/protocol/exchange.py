@@ -88,20 +88,26 @@ class Exchange:
         fragment = self._rules.clock.fragment(round_index)
         actions: list[Action] = []
         listed = roster.member(me.peer)
-        if contributes and me.trains and listed is not None and listed.incarnation == me.incarnation:
-            if self._membership.may_name_parents(collection.roster_digest, round_index):
+        if contributes and listed is not None and listed.incarnation == me.incarnation:
+            if not self._membership.may_name_parents(collection.roster_digest, round_index):
+                actions += self._keep_silent(collection)
+            elif not me.trains:
+                self._note_named(round_index)
+                actions += self._come_empty_handed(collection, self._rules.clock.begin(round_index))
+            else:
                 deadline = self._rules.clock.contribute_by(round_index)
                 spans = self.ration.choose(collection, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited = True
-                self._membership.named_round = max(self._membership.named_round, round_index)
-                self._has_named = True
-            else:
-                actions += self._keep_silent(collection)
+                self._note_named(round_index)
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
                 actions += self.take(sender, message, self._rules.clock.begin(round_index))
         return actions
+
+    def _note_named(self, round_index: int) -> None:
+        self._membership.named_round = max(self._membership.named_round, round_index)
+        self._has_named = True
 
     def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
         """Begin to collect under `roster`."""
@@ -118,7 +124,7 @@ class Exchange:
             row=row,
             members=row_members(roster, grid, row),
             reduced=grid.reduced(me, fragment, num_spans),
-            newcomers=newcomers_of(roster, book.parent_of(roster)),
+            newcomers=newcomers_of(roster, book.parent_of(roster), self._rules.clock.cycle(round_index)),
         )
         owned = () if collection.is_one_row else grid.owned(me, fragment, num_spans)
         self.finish = Finish(collection=collection, owned=owned)
@@ -297,7 +303,9 @@ class Exchange:
     def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in collection.settled or span not in collection.reduced:
             return []
-        gone = frozenset(m.peer for m in collection.members.values() if self._membership.has_left(m))
+        gone = frozenset(
+            m.peer for m in collection.members.values() if self._membership.has_left(m.peer, m.incarnation)
+        )
         if not at_deadline and still_expected(collection, span, gone):
             return []
         found = gather_contributions(collection, span, self._chains.heads.get(span), self._reduction)
@@ -400,13 +408,12 @@ class Exchange:
         collection, me = self.collection, self._membership.me.peer
         if collection is None:
             return []
-        has_news = me in collection.openings if me in collection.grid.row_of else bool(collection.openings)  # a helper
-        if not has_news:
+        if me not in collection.openings:
             return []
         missing = [
             short_peer_id(member.peer)
             for member in collection.members.values()
-            if collection.reduced and not has_trained(collection.openings.get(member.peer))
+            if collection.reduced and member.trains and not has_trained(collection.openings.get(member.peer))
         ]
         late = [f"{num} from {short_peer_id(peer)}" for peer, num in sorted(collection.overdue.items())]
         said = (

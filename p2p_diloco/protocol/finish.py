@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import are_enough, lies_within, places_in, weight_limit
-from p2p_diloco.protocol.inclusion import Inclusion, as_float32, balanced
+from p2p_diloco.protocol.entry import lies_within, places_in, weight_limit
+from p2p_diloco.protocol.inclusion import Inclusion, as_float32, balanced, too_few
 from p2p_diloco.protocol.messages import RowMean
 from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, rounding_seed
 
@@ -53,20 +53,19 @@ class Finish:
     def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:
         """Return what makes the span's entry, or why it is void this round.
 
-        The parent is the one that more than half of the roster name, all rows together; the owner must stand there. A
-        row from which no contribution came says who was there, and is no part of the mean.
+        The parent is the one that more than half of the electorate name, all rows together; the owner must stand there.
+        A row from which no contribution came says who was there, and is no part of the mean.
         """
         collection = self.collection
         rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
-        behind: dict[Digest, int] = {}
+        named: dict[Digest, list[int]] = {}
         for mean, inclusion in rows:
-            behind[mean.parent] = behind.get(mean.parent, 0) + len(inclusion.present)
-        num_members = len(collection.roster.members)
-        parent = max(behind, key=lambda p: behind[p], default=None)
-        most = behind[parent] if parent is not None else 0
-        if parent is None or not are_enough(most, num_members):
-            there = f"{most} of {num_members} members were there on one parent, in {len(rows)} rows"
-            return f"{there}; more than half are needed"
+            named.setdefault(mean.parent, []).extend(inclusion.present)
+        roster = collection.roster
+        parent = max(named, key=lambda p: (roster.num_voters(named[p]), len(named[p])), default=None)
+        if parent is None or not roster.has_majority(named[parent]):
+            there = named[parent] if parent is not None else []
+            return f"{too_few(roster, there)} on one parent, in {len(rows)} rows; more than half are needed"
         if head is None or head.digest != parent:
             return "the others build on another parent than this owner holds"
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
@@ -79,7 +78,7 @@ class Finish:
             if (sender := senders[row]) is not None and inclusion.places
         )
         if not parts:
-            return f"nobody's contribution came; {most} of {num_members} members were there"
+            return f"nobody's contribution came; {too_few(roster, named[parent])}"
         return Gathered(
             parent=parent,
             reduce=ReduceSpan(

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.protocol.member import FULL_SHARE, Member
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import Roster, reducers
-
-REGRID_ROSTERS = 8
-"""Rosters from one drawing of the grid to the next. A new grid costs connections; an exact mean has nothing to mix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +22,10 @@ class Grid:
     """The folded roster.
 
     Attributes:
-        rows: members of each row in grid order, those that can be dialled first; rows differ by at most one member.
-        columns: for each column its reducer in each row. As many columns as each row has members that can be dialled.
+        rows: members of each row in grid order, those that reduce first; rows differ by at most one member.
+        columns: for each column its reducer in each row. As many columns as each row has members that reduces.
         turns: columns in the order in which spans are dealt to them, each as often as it has shares.
-        rotation: spans move on by one turn and one row with each roster, so that shares are kept over time.
+        rotation: spans move on by one turn and one row with each cycle, so that shares are kept over time.
         row_of: the row of each member.
     """
 
@@ -37,6 +34,10 @@ class Grid:
     turns: tuple[int, ...]
     rotation: int
     row_of: Mapping[PeerId, int]
+
+    def turned(self, cycle: int) -> Grid:
+        """Return the grid with the owners of a cycle."""
+        return replace(self, rotation=cycle)
 
     def column_index(self, span: SpanId) -> int | None:
         """Return the column that reduces `span`; None while nobody can be reached."""
@@ -105,7 +106,7 @@ def num_rows(members: int, reachable: int, group_size: int) -> int:
 
 
 def fold_roster(roster: Roster, group_size: int) -> Grid:
-    """Fold a roster into its grid. Members are dealt in roster order, one to each row in turn."""
+    """Fold a roster into its grid, with the owners of cycle 0. Members are dealt in order, one to each row in turn."""
     peers = tuple(member.peer for member in roster.members)
     reachable = reducers(roster)
     height = num_rows(len(peers), len(reachable), group_size)
@@ -117,7 +118,7 @@ def fold_roster(roster: Roster, group_size: int) -> Grid:
         rows=rows,
         columns=columns,
         turns=deal_turns([_share(roster, column) for column in columns]) if columns else (),
-        rotation=roster.k,
+        rotation=0,
         row_of={peer: row for row, members in enumerate(rows) for peer in members},
     )
 
@@ -144,29 +145,28 @@ def deal_turns(shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def _share(roster: Roster, column: Sequence[PeerId]) -> int:
-    """Return the shares of a column's reducers, one at least for each; a helper, which is no member, has a full one."""
-    listed = (roster.member(peer) for peer in column)
-    return sum(max(member.share, 1) if member is not None else FULL_SHARE for member in listed)
+    """Return the shares of a column's reducers, one at least for each."""
+    return sum(max(member.share, 1) for member in roster.members if member.peer in column)
 
 
-def grid_order(members: Collection[Member], run: Digest, regrid: int) -> tuple[Member, ...]:
-    """Return members in the order of a newly drawn grid: those that can be dialled first, each part drawn by hash."""
-    seed = run + regrid.to_bytes(4, "little")
-    return tuple(sorted(members, key=lambda m: (not m.can_be_dialled, sha256(seed, m.peer))))
+def grid_order(members: Collection[Member], run: Digest, drawing: int) -> tuple[Member, ...]:
+    """Return members in the order of a newly drawn grid: those that reduce first, each part drawn by hash."""
+    seed = run + drawing.to_bytes(8, "little")
+    return tuple(sorted(members, key=lambda m: (not m.reduces, sha256(seed, m.peer))))
 
 
-def keep_places(before: Sequence[Member], members: Collection[Member], run: Digest, regrid: int) -> tuple[Member, ...]:
+def keep_places(before: Sequence[Member], members: Collection[Member], run: Digest, drawing: int) -> tuple[Member, ...]:
     """Return members in the order of the grid before: who stays keeps its place, so that few links change.
 
     Gaps are filled with newcomers, then with the last of their part; who is left over comes at the end of its part.
     """
     now = {member.peer: member for member in members}
     order: list[Member] = []
-    for dialable in (True, False):
-        places = [now.get(m.peer) for m in before if m.can_be_dialled == dialable]
-        kept = [m if m is not None and m.can_be_dialled == dialable else None for m in places]
+    for reduces in (True, False):
+        places = [now.get(m.peer) for m in before if m.reduces == reduces]
+        kept = [m if m is not None and m.reduces == reduces else None for m in places]
         stayed = {m.peer for m in kept if m is not None}
-        here = [m for m in grid_order(members, run, regrid) if m.can_be_dialled == dialable]
+        here = [m for m in grid_order(members, run, drawing) if m.reduces == reduces]
         order += _fill_gaps(kept, [m for m in here if m.peer not in stayed])
     return tuple(order)
 

@@ -43,9 +43,9 @@ class Heartbeat:
 
     Attributes:
         sequence: grows by one; an older one that arrives late changes nothing.
-        roster: digest of the roster in force here; its seniority's sum and k tell who should ask whom.
+        roster: digest of the roster in force here, and its place in the chain.
         heads: one per fragment at its closed boundary; empty for peers that hold no state.
-        ready: holds the state and may be put on a roster.
+        ready: holds the agreed state.
         share: of averaging that its line carries, as on a roster.
         tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
     """
@@ -56,7 +56,6 @@ class Heartbeat:
     sequence: int
     roster: Digest
     roster_k: int
-    included_total: int
     heads: tuple[FragmentHead, ...]
     ready: bool
     can_be_dialled: bool
@@ -92,7 +91,6 @@ HEARTBEAT_LAYOUT: Layout = (
     ("sequence", U64),
     ("roster", DIGEST),
     ("roster_k", U64),
-    ("included_total", U64),
     ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
     ("ready", FLAG),
     ("can_be_dialled", FLAG),

@@ -1,71 +1,53 @@
-"""Which of two lines of rosters to go by, where one went on without a majority or both did.
+"""Which of two lines of rosters to go by, after a swarm was split or stalled.
 
-A line of rosters that a majority certified one after the other, without a long gap to this day, is *sound*. A peer on
-a sound line never leaves it: no other line from the same parting had a majority too. One whose line is not sound takes
-a sound one, whatever is counted on it. Of two that are not, the senior one is in force (`seniority`).
+What is compared is what both sides hold alike: the certified rosters since the one at which the lines part. So both
+sides find the same line better, and cannot swap. See docs/decisions/0030-membership-by-rule.md.
+
+A line is *sound* when a majority certified all of it without a long gap to this day, and it made entries. No other
+line from the same parting can be sound too, unless a leader lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from p2p_diloco.ids import ZERO_DIGEST, PeerId
+from p2p_diloco.ids import ZERO_DIGEST
 from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.roster_book import RosterBook
 
+LONGEST_GAP_CYCLES = REFRESH_CYCLES + 8
+"""A swarm that lives certifies a roster at least so often."""
 
-def is_whole(parting: Roster, line: Sequence[Roster], cycle: int, void_cycles: int) -> bool:
-    """Tell whether a majority certified all rosters of a line since the parting, the last of them lately."""
-    return bool(line) and line[-1].cycle >= cycle - void_cycles and line[-1].epoch == parting.epoch
+Strength = tuple[bool, int, int, bytes]
 
 
-def is_sound(parting: Roster, line: Sequence[Roster], cycle: int, void_cycles: int) -> bool:
-    """Tell whether a line has gone on with a majority since the parting, lately without a gap.
+def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bool:
+    """Tell whether a line went on with a majority since the parting, made entries, and had no long gap to this day.
 
-    Two who meet in the morning have a majority and one roster; that is not worth more than the night that a third one
-    went on alone. Once they have gone on for as long as it takes to go below a majority, it is.
-
-    Args:
-        line: its last rosters are enough, two more than `void_cycles`: there is at most one in a cycle.
-        cycle: the cycle in progress.
-        void_cycles: so many cycles without a roster are a long gap: as many as make a peer go on without a majority.
+    Two of three who meet in the morning have a majority, and a gap of a night: it is not worth more than the night that
+    the third one went on alone. Neither is a bootstrap that was cut off from all who train.
     """
-    cycles = [parting.cycle, *(roster.cycle for roster in line)]
-    has_gap = any(late - early > void_cycles for early, late in pairwise(cycles) if late > cycle - void_cycles)
-    return is_whole(parting, line, cycle, void_cycles) and not has_gap
-
-
-def has_gone_on(parting: Roster, line: Sequence[Roster], void_cycles: int) -> bool:
-    """Tell whether a majority went on from the parting in time, or for long, whatever became of it since.
-
-    All that was certified without a majority from such a parting is of few who were cut off, or of one who made it up:
-    a line that took a night is made in a moment, with the key of a single member of long ago.
-    """
-    if not line or line[-1].epoch != parting.epoch:
+    if not line or any(certified.roster.degraded for certified in line) or line[-1].roster.height <= parting.height:
         return False
-    return len(line) >= void_cycles or line[0].cycle - parting.cycle <= void_cycles
+    cycles = [parting.cycle, *(certified.roster.cycle for certified in line), cycle]
+    return all(late - early <= LONGEST_GAP_CYCLES for early, late in pairwise(cycles))
 
 
-def is_better(
-    parting: Roster, ours: Sequence[Roster], theirs: Sequence[Roster], cycle: int, void_cycles: int
-) -> bool | None:
-    """Tell whether the other line is the one to go by; None where that is told by seniority.
+def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> Strength:
+    """Return the key by which one of two lines from a parting is better: the greater.
 
-    Where ours is whole but young (all have slept), a line without a majority must have gone on for a while: it takes a
-    single liar to begin one.
+    A sound one; then the one with more work behind it: the entries that it absorbed since, as far as its last roster
+    tells, times the members of the parting roster who signed it; then more of these; then the smaller digest.
     """
-    if is_sound(parting, ours, cycle, void_cycles):
-        return False
-    if is_sound(parting, theirs, cycle, void_cycles):
-        return True
-    return False if is_whole(parting, ours, cycle, void_cycles) and len(theirs) < void_cycles else None
-
-
-def has_most_members(roster: Roster, peers: Iterable[PeerId]) -> bool:
-    """Tell whether more than half of all members of a roster are among `peers`."""
-    return 2 * len(roster.peers().intersection(peers)) > len(roster.members)
+    if not line:
+        return (False, 0, 0, b"")
+    signers = {peer for certified in line for peer, _ in certified.votes} & parting.peers()
+    grown = line[-1].roster.height - parting.height
+    complement = bytes(255 - byte for byte in line[0].roster.digest())
+    return (is_sound(parting, line, cycle), grown * len(signers), len(signers), complement)
 
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:

@@ -11,7 +11,6 @@ from p2p_diloco.protocol.entry import (
     RADIUS_BOUNDS,
     WEIGHT_BOUNDS,
     Entry,
-    are_enough,
     pack_included,
     rest_of_row,
     within_reach,
@@ -81,9 +80,8 @@ def build_entry(
         payload: the encoded mean.
     """
     num_members = len(roster.members)
-    num_present = len(inclusion.present)
-    if not are_enough(num_present, num_members):
-        return f"{num_present} of {num_members} members were there; more than half are needed"
+    if not roster.has_majority(inclusion.present):
+        return f"{too_few(roster, inclusion.present)}; more than half are needed"
     positive = [weight for weight in inclusion.weights if weight > 0]
     if not positive:
         return "all contributions have weight 0" if inclusion.places else "no contribution was sound"
@@ -106,6 +104,11 @@ def build_entry(
         payload=payload,
         signature=NO_SIGNATURE,
     )
+
+
+def too_few(roster: Roster, places: Iterable[int]) -> str:
+    """Say how many of those who vote were there."""
+    return f"{roster.num_voters(places)} of {len(roster.voters)} voters were there"
 
 
 def balanced(weights: Sequence[float]) -> tuple[float, ...]:

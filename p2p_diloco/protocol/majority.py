@@ -1,13 +1,13 @@
 """Whose word about the state counts here, and how many of those peers must say the same.
 
 A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
-word is a reason to ask, never the answer. The *voices* of a peer are the other members of the roster in force that it
-ought to hear: all of them, in a grid those of its row and column, and, where it cannot be dialled, those that it can
-dial. Three more rules make the odd cases work:
+word is a reason to ask, never the answer. The *voices* of a peer are the other voters of the roster in force that it
+ought to hear: all of them, in a grid the members of its row and column, and, where it cannot be dialled, those that it
+can dial. Where no other voter that it can hear holds anything, all other members that it can hear are. Three more
+rules make the odd cases work:
 
 - Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
-  the spans at height 0, and in a run in which no member can be dialled: there the founder is the *hub*, owns every
-  span, and is all that most members can hear.
+  the spans at height 0.
 - Who has lost its state does not wait for others that have none either: of those that it hears, only holders count.
 - Who is no member of the roster in force must begin somewhere, and may be unable to reach most members. Once it has
   listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
@@ -38,7 +38,6 @@ class Voices:
         founder_holds: whether the founder is heard, and says so too; a voice or not.
         needed: how many must name the same; may be more than there are.
         founder: the one member of roster 0; its word is enough for spans that have absorbed no entry.
-        hub: the founder while no member can be dialled; its word is enough for all spans.
     """
 
     near: frozenset[PeerId] = frozenset()
@@ -46,7 +45,6 @@ class Voices:
     empty: frozenset[PeerId] = frozenset()
     needed: int = 1
     founder: PeerId | None = None
-    hub: PeerId | None = None
     founder_holds: bool = False
 
     @property
@@ -55,8 +53,8 @@ class Voices:
         return sorted(self.heard | {self.founder} if self.founder is not None and self.founder_holds else self.heard)
 
     def are_enough(self, voters: Collection[PeerId]) -> bool:
-        """Tell whether `voters` are a majority, or one of them is the hub."""
-        return len(self.heard.intersection(voters)) >= self.needed or self.hub in voters
+        """Tell whether `voters` are a majority."""
+        return len(self.heard.intersection(voters)) >= self.needed
 
     def are_most(self, voters: Collection[PeerId]) -> bool:
         """Tell whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
@@ -104,27 +102,30 @@ def voices_for(
         holders: peers that are linked, alive, on our chain of rosters, and say that they hold the state.
         empty: peers that are linked and alive, and say that they hold nothing.
     """
-    members = roster.peers() if len(grid.rows) == 1 else grid.neighbours(me)
-    near = frozenset(
+    others = frozenset(
         member.peer
         for member in roster.members
-        if member.peer in members and member.peer != me and member.peer not in gone
-        if can_be_dialled or member.can_be_dialled
+        if member.peer != me and member.peer not in gone and (can_be_dialled or member.reduces)
     )
+    if len(grid.rows) > 1:
+        near = others & grid.neighbours(me)
+    else:
+        voters = others & roster.voters
+        near = voters if voters.difference(empty) else others
+    if not near.difference(empty) and founder in holders:
+        near = frozenset((founder,))  # no member holds anything that others could fetch
     heard, is_member = near.intersection(holders), roster.member(me) is not None
     needed = len(near) // 2 + 1
     if is_member and is_ready:
         needed = (len(near) + 1) // 2 + 1  # itself is one of all: of four, two against two are no majority
     elif has_listened:
         needed = len(near.difference(empty) if is_member else heard) // 2 + 1
-    hub = founder if roster.k > 0 and roster.hub() == founder != me else None
     return Voices(
         near=near,
         heard=heard,
         empty=near.intersection(empty),
         needed=needed,
         founder=founder,
-        hub=hub,
         founder_holds=founder in holders,
     )
 

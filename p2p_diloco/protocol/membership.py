@@ -1,72 +1,79 @@
-"""Who is here and who is a member: heartbeats in, promises, proposals, votes and certificates out.
+"""Who is a member: promises, proposals, votes and certificates of rosters.
 
-In the last round of each cycle the members of the roster in force agree on its child (`ballot.py`). Each quarter of
-that round is one lead's turn. A founder leads alone until roster 1 is certified, then counts no more.
+In the last round of each cycle the electorate of the roster in force promises to that round's leaders, and says what it
+has seen. Where that changes something a child is agreed on (`ballot.py`); else nothing is certified. A member that
+leaves, and a vote whose certificate is lost, call a ballot at any time.
 
 No round goes under two rosters: who has voted for a child names no parent under the roster before it in later rounds,
-so that once the child can be certified no majority is left there. While no certificate comes, ballots go on in each
-quarter of every round for what has been voted for. See docs/decisions/0026-governing-rosters.md.
+so that once the child can be certified no majority is left there. See docs/decisions/0026-governing-rosters.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
-from p2p_diloco.protocol.attendance import Attendance, Self
+from p2p_diloco.protocol.attendance import NO_SIGNATURE, Attendance, Self
 from p2p_diloco.protocol.ballot import (
+    MOST_DECLARATIONS,
     Ballots,
     Candidacy,
+    Prepare,
     Promise,
+    Promised,
     Proposal,
+    Quorum,
+    Rule,
+    View,
     Vote,
     add_promise,
     add_vote,
     ballot_number,
     ballot_turn,
     certificate,
+    check_proposal,
     promise,
     propose,
     vote,
 )
-from p2p_diloco.protocol.histories import has_gone_on, has_most_members, is_better, is_left_behind, is_sound
-from p2p_diloco.protocol.messages import Message, RosterReply, RosterRequest
-from p2p_diloco.protocol.overlay import column_mates, hands_on_to, row_mates
+from p2p_diloco.protocol.entry import pack_included
+from p2p_diloco.protocol.histories import is_left_behind, strength
+from p2p_diloco.protocol.member import Declaration, Member
+from p2p_diloco.protocol.messages import RosterReply, RosterRequest
+from p2p_diloco.protocol.overlay import column_mates, row_mates
 from p2p_diloco.protocol.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
+from p2p_diloco.protocol.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, next_roster
 from p2p_diloco.protocol.roster import (
-    MOST_LEVELS,
     CertifiedRoster,
-    Goodbye,
     Roster,
     Verify,
     check_child,
+    is_majority,
+    is_quarter,
     lead_order,
-    reducers,
     vote_statement,
 )
 from p2p_diloco.protocol.roster_book import RosterBook
-from p2p_diloco.protocol.roster_delta import (
-    CertifiedDelta,
-    ProposalDelta,
-    certified_delta,
-    proposal_delta,
-    rebuild_certified,
-    rebuild_proposal,
-)
-from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wish import View, wish_roster
 
-NO_SIGNATURE = bytes(64)
+PATIENT_STALLS = 4
+"""After so many times as long as a stall takes, any members go on that are left."""
+LIVELY_CYCLES = 8
+"""A line goes on while it has no longer gap between entries."""
+MOST_APPLICATIONS = MOST_DECLARATIONS // 2
+"""In one promise; applicants keep out no member that leaves or has changed."""
+MOST_REFUSED = 16
+"""Rosters that were refused and reported, so as not to report them again."""
+LEAVE_SECONDS = 5.0
+"""So long a peer that leaves stays to vote for the roster without it."""
 
 
 class Membership(Attendance):
     """One peer's view of the swarm and its part in certifying rosters. A state machine without I/O.
-
-    `included_total`, what rosters publish, is kept by the engine.
 
     Args:
         remembers: whether this peer still knows what its earlier incarnations voted. One whose disk was lost does
@@ -84,51 +91,110 @@ class Membership(Attendance):
         remembers: bool,
     ) -> None:
         super().__init__(me=me, rules=rules, book=book, verify=verify)
-        self.included_total = 0
         self.owners = OwnerLog(clock=rules.clock)
         self.void_cycles = 0
         self.in_force_since = 0
-        self._doubted_since: float | None = None
+        self.height = 0
+        """Entries that all spans here have absorbed together; kept by the engine."""
         self.named_round = -1
         """The last round in which this peer named parents; until it does, the round in which it was started."""
         self._voted_in: tuple[Digest, int] | None = None
         """The roster whose child this peer has last voted for, and the round of its first such vote."""
         self._ballots = ballots
-        self._candidacy: Candidacy | None = None
+        self._candidacies: dict[bool, Candidacy] = {}
+        self._prepared = 0
         self._remembers = remembers
+        self._doubted_since: float | None = None
+        self._ticked_at, self._listens_since = -math.inf, math.inf
+        self._lively: tuple[int, int] | None = None
+        """Cycles of the first and the last entry of the stretch in which the line in force has gone on."""
+        self._leaves_at: float | None = None
+        self._has_refused: list[Digest] = []
+        self._checked: list[Proposal] = []
+        """Proposals that voters showed: all show the same one, and it is checked once."""
+        self.own_steps = 0
+        """Inner steps of this peer so far; kept by the engine."""
+        self._steps: dict[PeerId, int] = {}
 
-    def is_hub(self) -> bool:
-        """Tell whether no member can be dialled, so that all go through this peer, which holds the state for them."""
+    # -- coming and going
+
+    def leave(self, now: float) -> Declaration:
+        """Leave: from now on this peer names no parent, and only votes for a roster without it."""
+        self.ready, self.leaving, self._leaves_at = False, True, now + LEAVE_SECONDS
+        return self.declare(now, leaving=True)
+
+    def may_go(self, now: float) -> bool:
+        """Tell whether the others need no vote of a peer that leaves any more."""
         roster = self.book.in_force
-        return roster is not None and roster.k > 0 and roster.hub() == self.me.peer
+        is_listed = roster is not None and roster.member(self.me.peer) is not None
+        return not is_listed or self._leaves_at is None or now >= self._leaves_at
 
-    def _stands_in(self, parent: Roster) -> bool:
-        """Tell whether this peer is the helper, no member itself, where some member can be dialled, or could once."""
-        return parent.helper == self.me.peer and parent.hub() is None and parent.member(self.me.peer) is None
+    def is_needed(self) -> bool:
+        """Tell whether this peer belongs on the roster although it does not train: it founded the run."""
+        roster = self.book.in_force
+        if roster is None or self.me.trains or self.book.founder != self.me.peer:
+            return False
+        return is_bootstrap_needed(member for member in roster.members if member.trains)
 
-    def say_goodbye(self) -> Goodbye:
-        """Leave: from now on this incarnation neither leads nor votes, and names no parent.
+    def declaration(self, now: float) -> Declaration | None:
+        """Return what the voters must know of this peer and do not yet; None where there is nothing."""
+        roster = self.book.in_force
+        if roster is None or not (self.ready or self.leaving):
+            return None
+        if not self.me.trains and roster.member(self.me.peer) is None and not self.is_needed():
+            return None
+        word = self.declare(now, leaving=self.leaving)
+        return word if self._is_news(word, roster, now) else None
 
-        Its word counts as a promise not to vote in rounds before the last one in which it named parents: whoever quotes
-        it does without its vote, and must not agree on a child that governs such a round.
+    def pass_on(self, word: Declaration, sender: PeerId, now: float) -> list[Action]:
+        """Note what a peer declares, and pass on to the voters what it said to us itself."""
+        roster = self.book.in_force
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+        if roster is None or not self.take_declaration(word, cycle):
+            return []
+        actions: list[Action] = []
+        if sender == word.peer and self._is_news(word, roster, now):
+            to = roster.voters - {self.me.peer, word.peer}
+            actions += [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to)]
+        if word.leaving and roster.member(word.peer) is not None:
+            name = short_peer_id(word.peer)
+            actions.append(Report(topic="good-bye", text=f"{name} leaves"))
+            actions += self._prepare_if_leader(roster, now)
+        return actions
+
+    def _is_news(self, word: Declaration, roster: Roster, now: float) -> bool:
+        """Tell whether a declaration changes something about the roster in force."""
+        member = roster.member(word.peer)
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+        if member is None:
+            return not word.leaving and word.cycle >= cycle - FRESH_CYCLES and self.may_be_member(word.peer)
+        if word.incarnation < member.incarnation:
+            return False
+        if word.leaving or word.incarnation > member.incarnation:
+            return True
+        if member.trains and word.reachable != member.reduces:
+            return True
+        return member.reduces and abs(word.share - member.share) >= SHARE_STEP
+
+    def audible_voters(self) -> frozenset[PeerId]:
+        """Return the other voters that this peer can hear; where there are none, all other members that it can."""
+        others, voters = self._audible()
+        return others & voters or others
+
+    def clocks(self, now: float) -> frozenset[PeerId]:
+        """Return whose clocks count here: the other members that this peer can hear; of a joiner those that it hears.
+
+        Not the voters alone: a run begins with one, and who has slept or was started again must have others to ask.
         """
-        self.leaving = True
-        parent = self.book.in_force
-        digest = parent.digest() if parent is not None else ZERO_DIGEST
-        bond = self._ballots.bond(digest, 0)
-        unsigned = Goodbye(
-            run=self.rules.run,
-            peer=self.me.peer,
-            incarnation=self.me.incarnation,
-            parent=digest,
-            k=parent.k if parent is not None else 0,
-            promised=max(bond.promised, ballot_number(self.named_round, 0)) if self.named_round >= 0 else bond.promised,
-            voted=bond.voted is not None,
-            signature=NO_SIGNATURE,
-        )
-        word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
-        self.take_goodbye(word)
-        return word
+        others, _ = self._audible()
+        return others if self._is_listed(self.me.peer) else (others & self.alive(now).keys() or others)
+
+    def _audible(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
+        roster = self.book.in_force
+        if roster is None:
+            return frozenset(), frozenset()
+        others = (m.peer for m in roster.members if m.peer != self.me.peer and (self.can_be_dialled or m.reduces))
+        return frozenset(others), roster.voters
 
     # -- the chain of rosters
 
@@ -140,67 +206,89 @@ class Membership(Attendance):
         """
         before = self.book.in_force
         actions: list[Action] = []
-        for place, certified in enumerate(rosters):
+        for certified in rosters:
             try:
-                wins = None if is_own else self._weigh(rosters[place:], now)
+                wins = None if is_own else self._weigh(certified, now)
                 if self.book.add(certified, wins=wins):
                     actions.append(KeepRoster(certified=certified))
             except PeerError as error:
-                actions.append(Report(topic="roster-refused", text=str(error)))
+                actions += self._refused(certified, str(error))
                 break
         after = self.book.in_force
         if after is not None and after is not before:
             self._enter(before, after, now, actions)
         return actions
 
-    def is_better(self, roster: Roster, cycle: int) -> bool | None:
-        """Tell whether a roster ends a better line than the one in force; None where that is told by seniority."""
-        parting = self.book.parting(roster.parent, self.rules.void_cycles + 2)
-        if parting is None or not parting[1] or roster.digest() in self.book:
+    def _refused(self, certified: CertifiedRoster, reason: str) -> list[Action]:
+        """Report a roster that is refused, once: whoever goes by it offers it again and again."""
+        digest = certified.roster.digest()
+        if digest in self._has_refused:
+            return []
+        self._has_refused = [*self._has_refused[1 - MOST_REFUSED :], digest]
+        return [Report(topic="roster-refused", text=reason)]
+
+    def is_better(self, certified: CertifiedRoster, cycle: int) -> bool | None:
+        """Tell whether a roster ends a better line than the one in force; None where they do not part."""
+        roster = certified.roster
+        parting = self.book.parting(roster.parent)
+        if parting is None or roster.digest() in self.book or roster.parent == self.book.in_force_digest:
             return None
         begin, ours, theirs = parting
-        return is_better(begin, ours, [*theirs, roster], cycle, self.rules.void_cycles)
+        line = [*theirs, certified]
+        if self._is_lively(ours, line, cycle):
+            return False
+        return strength(begin, line, cycle) > strength(begin, ours, cycle)
 
-    def _weigh(self, line: Sequence[CertifiedRoster], now: float) -> bool | None:
-        """Tell whether the first roster of a line must be in force; raises PeerError for one not even to be kept."""
-        certified = line[0]
-        roster, mine = certified.roster, self.book.in_force
-        current, cycle = self.rules.clock.round_at(now), self.rules.clock.cycle(self.rules.clock.round_at(now))
+    def _is_lively(self, ours: Sequence[CertifiedRoster], theirs: Sequence[CertifiedRoster], cycle: int) -> bool:
+        """Tell whether our line has gone on with a majority since before the other began, as this peer itself has seen.
+
+        One that a majority certified too is of voters of the past, or of a leader that lies; the latter shows at once.
+        """
+        if self._lively is None or any(each.roster.degraded for each in ours):
+            return False
+        first, last = self._lively
+        if last < cycle - LIVELY_CYCLES:
+            return False
+        begun = ours[0].roster.cycle
+        if any(each.roster.degraded for each in theirs):
+            return first <= theirs[0].roster.cycle
+        return begun <= cycle - LIVELY_CYCLES and first <= begun + LIVELY_CYCLES
+
+    def _weigh(self, certified: CertifiedRoster, now: float) -> bool | None:
+        """Tell whether a roster must be in force; raises PeerError for one not even to be kept."""
+        roster, mine, clock = certified.roster, self.book.in_force, self.rules.clock
+        current = clock.round_at(now)
+        cycle = clock.cycle(current)
         ahead = ballot_turn(certified.ballot)[0] - current
         member = mine.member(self.me.peer) if mine is not None else None
         if ahead > 1 and member is not None and member.incarnation == self.me.incarnation:
             raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
-        if mine is not None and roster.parent == self.book.in_force_digest and roster.level > self.level():
-            self._doubt(line, mine, now)
-        parting = self.book.parting(roster.parent, self.rules.void_cycles + 2)
-        is_new = roster.digest() not in self.book
-        if is_new and parting is not None and is_sound(parting[0], parting[1], cycle, self.rules.void_cycles):
-            raise PeerError(f"roster {roster.k} is of another line than the one here, which went on with a majority")
-        went_on = is_new and parting is not None and has_gone_on(parting[0], parting[1], self.rules.void_cycles)
-        if mine is not None and roster.level and went_on:
-            self._doubt(line, mine, now)
-        return self.is_better(roster, cycle)
+        is_child = mine is not None and roster.parent == self.book.in_force_digest
+        if mine is not None and roster.degraded and roster.digest() not in self.book and is_child:
+            self._doubt(certified, mine, now)
+        return self.is_better(certified, cycle)
 
-    def _doubt(self, line: Sequence[CertifiedRoster], mine: Roster, now: float) -> None:
-        """Raise PeerError for a degraded roster, unless this peer has seen no entries and most members have gone on.
+    def _doubt(self, certified: CertifiedRoster, mine: Roster, now: float) -> None:
+        """Raise PeerError for a degraded child of ours, unless this peer is stalled itself or most others have gone on.
 
-        One member's vote is enough for such a roster, so it is in force only where somebody is stalled too, or comes
-        back to a swarm that went on without it. Who comes back looks twice: one liar may be the first to be heard.
-        Where more than half of all members go by the line that it begins, no majority is left under ours.
+        One member's vote can be enough for such a roster. Who comes back to a swarm that went on without it looks
+        twice: one liar may be the first to be heard.
         """
-        roster, clock, here = line[0].roster, self.rules.clock, self.alive(now)
-        digests = {certified.roster.digest() for certified in line}
-        if has_most_members(mine, (peer for peer, beat in here.items() if beat.roster in digests)):
+        roster = certified.roster
+        voters, parent = [peer for peer, _ in certified.votes], self.book.parent_of(roster)
+        if self.is_stalled() and parent is not None and self._quorum(parent, degraded=True)(voters):
             return
-        is_idle = self._latest_part < clock.round_at(now) - 2 * clock.num_fragments
+        clock = self.rules.clock
+        last = max(self.present_in.values(), default=-1)
+        is_idle = last < clock.round_at(now) - 2 * clock.num_fragments
         since = self._doubted_since
         self._doubted_since = (now if since is None else since) if is_idle else None
         has_waited = is_idle and since is not None and now - since >= self.rules.silence_seconds
-        if has_waited and is_left_behind(mine, list(here.values()), self.book):
+        if has_waited and is_left_behind(mine, list(self.alive(now).values()), self.book):
             return
         raise PeerError(
-            f"roster {roster.k} has no majority of roster {mine.k} behind it, only level {roster.level}; it counts for "
-            f"those who have been without entries for so long: this peer is at level {self.level()}"
+            f"roster {roster.k} has no majority of roster {roster.k - 1} behind it; it counts for those who are "
+            f"stalled, after {self.rules.stalled_cycles} cycles without entries: here it was {self.void_cycles}"
         )
 
     def ask_rosters(self, to: PeerId, now: float) -> Send:
@@ -209,51 +297,21 @@ class Membership(Attendance):
 
     def ask_certificate(self, to: PeerId, digest: Digest, now: float) -> Send:
         """Ask a peer for its certificate of a roster that is known here: it may hold an earlier one."""
-        parent = self.book.folded[digest][0].parent
+        parent = self.book.roster(digest).parent
         return Send(to=to, message=RosterRequest(known=(parent,)), deadline=self._soon(now))
-
-    def spread(self, certified: CertifiedRoster, to: Collection[PeerId], deadline: float) -> list[Action]:
-        """Send a certified roster: to members of its parent as a difference, whole to others.
-
-        A member that does not know the parent after all asks for what it lacks (`rebuilt`).
-        """
-        parent, words = self.book.parent_of(certified.roster), dict[PeerId, Message]()
-        if parent is not None and (delta := certified_delta(certified, parent)) is not None:
-            words = dict.fromkeys(parent.peers(), delta)
-        whole = RosterReply(rosters=(certified,))
-        return [Send(to=peer, message=words.get(peer, whole), deadline=deadline) for peer in sorted(to)]
-
-    def rebuilt(
-        self, sender: PeerId, word: ProposalDelta | CertifiedDelta, now: float
-    ) -> Proposal | CertifiedRoster | Action:
-        """Return what a difference stands for; or what is to be done where its parent is not known or it is wrong."""
-        known = self.book.folded.get(word.delta.rest.parent)
-        if known is None:
-            return self.ask_rosters(sender, now)
-        parent, _ = known
-        try:
-            if isinstance(word, ProposalDelta):
-                return rebuild_proposal(word, parent)
-            return rebuild_certified(word, parent)
-        except PeerError as error:
-            name = short_peer_id(sender)
-            return Report(topic="roster-refused", text=f"{name} handed on a difference that does not hold: {error}")
 
     def _enter(self, before: Roster | None, after: Roster, now: float, actions: list[Action]) -> None:
         self.void_cycles = 0
-        self._candidacy = None
+        self._candidacies = {}
         self.in_force_since = self.rules.clock.round_at(now)
-        is_other_branch = before is not None and not self.book.is_on_chain(before.digest())
-        counted = 0 if is_other_branch else self.included_total
-        self.included_total = max(counted, after.included_total)
         self._forget_strangers(after, now)
         names = ", ".join(short_peer_id(member.peer) for member in after.members)
-        degraded = f"; degraded, epoch {after.epoch}" if after.is_degraded() else ""
+        degraded = "; degraded, certified by fewer than a majority" if after.degraded else ""
         text = f"roster {after.k}: {len(after.members)} members ({names}){degraded}"
         actions.append(Report(topic="roster", text=text))
-        if is_other_branch:
-            was = f"epoch {before.epoch}" if before is not None else "nothing"
-            text = f"roster {after.k} of another branch, epoch {after.epoch}, wins over {was}; adopting its state"
+        if before is not None and not self.book.is_on_chain(before.digest()):
+            self._lively = None
+            text = f"roster {after.k} of another branch wins over roster {before.k} here; adopting its state"
             actions.append(Report(topic="branch", text=text))
 
     def _forget_strangers(self, roster: Roster, now: float) -> None:
@@ -261,49 +319,58 @@ class Membership(Attendance):
         long_ago = now - 4 * self.rules.silence_seconds
         members = roster.peers()
         self.heard = {p: heard for p, heard in self.heard.items() if p in members or heard.at > long_ago}
-        self._goodbyes = {key: w for key, w in self._goodbyes.items() if key[0] in members or key[0] in self.heard}
-        self.took_part = {peer: last for peer, last in self.took_part.items() if peer in members}
+        here = members | self.heard.keys() | {self.me.peer}
+        self.declared = {peer: word for peer, word in self.declared.items() if peer in here}
+        self.present_in = {peer: last for peer, last in self.present_in.items() if peer in members}
+        self._included_in = {peer: seen for peer, seen in self._included_in.items() if peer in members}
+
+    def entry_absorbed(self, round_index: int) -> None:
+        """Note that the line in force has gone on."""
+        cycle = self.rules.clock.cycle(round_index)
+        if self._lively is None or cycle - self._lively[1] > LIVELY_CYCLES:
+            self._lively = (cycle, cycle)
+        self._lively = (self._lively[0], max(cycle, self._lively[1]))
 
     # -- certifying the next one
 
     def tick(self, now: float) -> list[Action]:
-        """Promise to the lead whose turn it is, and lead when it is ours."""
+        """Promise to the leader whose turn it is, and lead when it is ours."""
         parent = self.book.in_force
         round_index = self.rules.clock.round_at(now)
+        if now - self._ticked_at > self.rules.silence_seconds:
+            self._listens_since = now  # it was just started, or has slept
+        self._ticked_at = now
         if parent is None or round_index < 0:
             return []
-        if not self._is_voting_round(parent, round_index) and not self._is_overdue(parent, round_index):
-            return []
-        turn = self.rules.clock.lead_turn(round_index, now)
-        ballot = ballot_number(round_index, turn)
-        lead = self._leads(parent, round_index)[turn]
-        actions = self._promise(parent, ballot, lead, now)
-        if lead == self.me.peer and not self.leaving:
-            actions += self._lead(parent, ballot, now)
+        ballot = self._ballot_at(round_index, now)
+        actions: list[Action] = []
+        self.forget_old_declarations(self.rules.clock.cycle(round_index) - FRESH_CYCLES)
+        if self._is_voting_round(parent, round_index) or self._has_voted(parent):
+            actions += self._promise(parent, ballot, now, degraded=False)
+        if self.is_stalled():
+            actions += self._promise(parent, ballot, now, degraded=True)
+        if self._has_voted(parent) or any(self.has_left(m.peer, m.incarnation) for m in parent.members):
+            actions += self._prepare_if_leader(parent, now)
         return actions
 
-    def _leads(self, parent: Roster, round_index: int) -> tuple[PeerId, ...]:
-        """Return who leads in each turn; in a grid of several rows only reducers see all of it."""
-        _, grid = self.book.folded[parent.digest()]
-        return lead_order(parent, round_index, grid.reducers() if len(grid.rows) > 1 else frozenset())
+    def set_back(self, now: float) -> None:
+        """Take nobody for heard at a time to come: the clock was far ahead."""
+        self._ticked_at = self._listens_since = now
+        self.heard = {
+            peer: replace(heard, at=min(heard.at, now), since=min(heard.since, now))
+            for peer, heard in self.heard.items()
+        }
 
-    def _may_lead(self, parent: Roster) -> frozenset[PeerId]:
-        """Return the members that have turns before the helper's."""
-        _, grid = self.book.folded[parent.digest()]
-        return grid.reducers() if len(grid.rows) > 1 else frozenset(reducers(parent))
+    def _ballot_at(self, round_index: int, now: float) -> int:
+        return ballot_number(round_index, self.rules.clock.lead_turn(round_index, now))
 
     def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
         clock = self.rules.clock
         # A founder may certify roster 1 in the very cycle of the founding; who is ready by then begins together.
         return clock.is_last_of_cycle(round_index) and (parent.k == 0 or clock.cycle(round_index) > parent.cycle)
 
-    def _is_overdue(self, parent: Roster, round_index: int) -> bool:
-        """Tell whether members promise on after the voting round, so that a vote whose certificate was lost comes true.
-
-        All do, by their own clocks, whether they have voted or not: those who have may be too few.
-        """
-        has_voted = self._ballots.bond(parent.digest(), self.level()).voted is not None
-        return has_voted or (parent.k > 0 and self.rules.clock.cycle(round_index) > parent.cycle + 1)
+    def _has_voted(self, parent: Roster) -> bool:
+        return self._ballots.bond(parent.digest(), degraded=False).voted is not None
 
     def may_name_parents(self, roster: Digest, round_index: int) -> bool:
         """Tell whether this peer may name parents under a roster: not in the rounds after its vote for a child."""
@@ -316,147 +383,162 @@ class Membership(Attendance):
         promised = max((bond.promised for bond in self._ballots.bonds), default=0)
         return ballot_turn(promised)[0] if promised else -1
 
-    def level(self) -> int:
-        """Return how far this peer is willing to go below a majority, after so many void cycles sat through awake.
+    def is_stalled(self) -> bool:
+        """Tell whether this peer goes on without a majority: it has sat through too many cycles without an entry.
 
         Never where the roster in force has one member: that one is a majority, however long it has waited for others.
+        The bootstrap cannot train, so it waits until somebody applies who can.
         """
         roster = self.book.in_force
-        if roster is not None and len(roster.members) == 1 and not self.has_left(roster.members[0]):
-            return 0
-        level, wait = 0, self.rules.void_cycles
-        left = self.void_cycles
-        while left >= wait and level < MOST_LEVELS:
-            left -= wait
-            level += 1
-            wait = self.rules.void_cycles * 2**level
-        return level
-
-    def _may_vote(self, parent: Roster) -> bool:
-        member = parent.member(self.me.peer)
-        if member is None or self.leaving or not (self._remembers or member.incarnation == self.me.incarnation):
+        if roster is None or self.void_cycles < self.rules.stalled_cycles or len(roster.members) == 1:
             return False
-        return self.level() > 0 or not self.has_left(member)
+        return roster.member(self.me.peer) is not None and (self.me.trains or self._has_application(roster))
 
-    def _promise(self, parent: Roster, ballot: int, lead: PeerId, now: float) -> list[Action]:
-        digest, level = parent.digest(), self.level()
-        if self._ballots.bond(digest, level).promised >= ballot or not self._may_vote(parent):
+    def are_voters_idle(self, now: float) -> bool:
+        """Tell whether more than half of the electorate is here, and none of it made a step since this was last asked.
+
+        First steps compile: nobody need go on without the rest for that.
+        """
+        roster, before = self.book.in_force, self._steps
+        self._steps = {peer: beat.steps for peer, beat in self.alive(now).items()}
+        self._steps[self.me.peer] = self.own_steps
+        if roster is None:
+            return False
+        here = roster.voters & self._steps.keys()
+        have_moved = any(self._steps[peer] != before.get(peer, 0) for peer in here)
+        return 2 * len(here) > len(roster.voters) and not have_moved
+
+    def _has_application(self, roster: Roster) -> bool:
+        """Tell whether somebody who trains wants to be listed, anew or with a later incarnation."""
+        for word in self.declared.values():
+            member = roster.member(word.peer)
+            if word.trains and not word.leaving and (member is None or word.incarnation > member.incarnation):
+                return True
+        return False
+
+    def _may_vote(self, parent: Roster, *, degraded: bool) -> bool:
+        member = parent.member(self.me.peer)
+        if member is None or not (self._remembers or member.incarnation == self.me.incarnation):
+            return False
+        return self.is_stalled() if degraded else self.me.peer in parent.voters
+
+    def _rule(self, parent: Roster, *, degraded: bool) -> Rule:
+        founder = self.book.founder
+        return lambda promises: next_roster(parent, promises, self.rules, founder, degraded=degraded)
+
+    def _quorum(self, parent: Roster, *, degraded: bool) -> Quorum:
+        """Return whom a child of `parent` takes; who has been stalled for long goes on with whoever is there."""
+        if not degraded:
+            return lambda peers: is_majority(parent, peers)
+        is_patient = self.void_cycles >= PATIENT_STALLS * self.rules.stalled_cycles
+        return lambda peers: is_quarter(parent, peers) or (is_patient and not parent.peers().isdisjoint(peers))
+
+    def _promise(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> list[Action]:
+        digest = parent.digest()
+        bond = self._ballots.bond(digest, degraded=degraded)
+        if bond.promised >= ballot or not self._may_vote(parent, degraded=degraded):
             return []
-        bound = promise(self._ballots, digest, level, ballot)
+        bound = promise(self._ballots, digest, ballot, degraded=degraded)
         assert bound is not None, "a higher ballot can be promised"
         self._ballots = bound
-        voted = bound.bond(digest, level).voted
-        unsigned = Promise(parent=digest, level=level, ballot=ballot, voted=voted, signature=NO_SIGNATURE)
-        word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
+        unsigned = Promise(
+            parent=digest,
+            degraded=degraded,
+            ballot=ballot,
+            voted=(bond.voted.ballot, bond.voted.roster.digest()) if bond.voted is not None else None,
+            view=self.view(parent, now),
+            voter=self.me.peer,
+            signature=NO_SIGNATURE,
+        )
+        word = Promised(promise=replace(unsigned, signature=self.me.sign(unsigned.statement())), voted=bond.voted)
+        lead = self._lead_of(parent, ballot, now, degraded=degraded)
         actions: list[Action] = [KeepBallots(ballots=bound)]
         if lead == self.me.peer:
             return actions + self.take_promise(self.me.peer, word, now)
-        return [*actions, Send(to=lead, message=word, deadline=self._soon(now))]
+        return [*actions, Send(to=lead, message=word, deadline=self._soon(now))] if lead is not None else actions
 
-    def _lead(self, parent: Roster, ballot: int, now: float) -> list[Action]:
-        # A helper that stands in counts no void cycles: its candidacy has the level of the first promise that comes.
-        if not self._stands_in(parent) and (self._candidacy is None or self._candidacy.ballot != ballot):
-            self._candidacy = Candidacy(parent=parent, level=self.level(), ballot=ballot, rules=self.rules)
-        return self._propose_when_enough(now)
-
-    def _propose_when_enough(self, now: float) -> list[Action]:
-        candidacy = self._candidacy
-        if candidacy is None or candidacy.proposal is not None:
-            return []
-        view = self._view(candidacy.level, now)
-        is_voting_round = self._is_voting_round(candidacy.parent, ballot_turn(candidacy.ballot)[0])
-        wish = wish_roster(candidacy, view) if is_voting_round else None
-        if self._stands_in(candidacy.parent) and self._is_led(candidacy.parent, now):
-            return []  # whoever can be dialled sees more
-        self._candidacy = propose(candidacy, wish, self.me.sign)
-        proposal = self._candidacy.proposal
-        if proposal is None:
-            return []
-        actions = self._hand_on(proposal, candidacy.parent, self._first_to_hear(candidacy.parent, now), now)
-        return actions + self.take_proposal(self.me.peer, proposal, now)
-
-    def _is_led(self, parent: Roster, now: float) -> bool:
-        """Tell whether a member that has turns before the helper's is ready, and on no other line."""
-        here, may_lead = self.alive(now), self._may_lead(parent)
-        return any(beat.ready and self.book.is_on_chain(beat.roster) for p, beat in here.items() if p in may_lead)
-
-    def _hand_on(self, proposal: Proposal, parent: Roster, to: Collection[PeerId], now: float) -> list[Action]:
-        """Send a proposal to members of the roster in force; whoever could vote for it knows its parent."""
-        word = proposal_delta(proposal, parent)
-        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to)]
-
-    def _lead_of(self, parent: Roster, ballot: int, now: float) -> PeerId | None:
+    def _lead_of(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> PeerId | None:
         """Return whose ballot this is; None for one that is not near the present, which would bind us for long."""
         round_index, turn = ballot_turn(ballot)
         if round_index < 0 or abs(round_index - self.rules.clock.round_at(now)) > 1:
             return None
-        return self._leads(parent, round_index)[turn]
+        return lead_order(parent, round_index, self.book.founder, degraded=degraded)[turn]
 
-    def _first_to_hear(self, parent: Roster, now: float) -> frozenset[PeerId]:
-        """Return whom a word for all members of the roster in force goes to first; in a grid they hand it on.
-
-        In a grid it goes to all members that are heard here, too: the reducers that would hand it on may be dead, and
-        members of other rows, linked because no roster comes about, may be all who can vote.
-        """
-        _, grid = self.book.folded[parent.digest()]
-        if len(grid.rows) == 1 or self._stands_in(parent):
-            return parent.peers() - {self.me.peer}
-        heard = parent.peers() & self.alive(now).keys()
-        return row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer) | heard
-
-    def take_promise(self, sender: PeerId, word: Promise, now: float) -> list[Action]:
-        """Count a promise made to us; propose once they are enough."""
-        parent = self.book.in_force
-        if parent is None or word.parent != parent.digest():
-            return self._tell_child(sender, word.parent, now)
-        if self._lead_of(parent, word.ballot, now) != self.me.peer or self.leaving:
+    def _prepare_if_leader(self, parent: Roster, now: float) -> list[Action]:
+        """Ask the electorate for promises, once in a turn of ours."""
+        ballot = self._ballot_at(self.rules.clock.round_at(now), now)
+        if self._prepared >= ballot or self._lead_of(parent, ballot, now, degraded=False) != self.me.peer:
             return []
-        candidacy, is_stand_in = self._candidacy, self._stands_in(parent)
-        if candidacy is None or candidacy.ballot < word.ballot or (candidacy.level != word.level and not is_stand_in):
-            if word.level != self.level() and not is_stand_in:
-                return []
-            candidacy = Candidacy(parent=parent, level=word.level, ballot=word.ballot, rules=self.rules)
-        candidacy = add_promise(candidacy, sender, word, self._verify)
-        if sender not in candidacy.promises and is_stand_in:
-            return []  # a stranger must not choose the level
-        self._candidacy = candidacy
-        return self._propose_when_enough(now)
+        self._prepared = ballot
+        word = Prepare(parent=parent.digest(), degraded=False, ballot=ballot)
+        to = sorted(parent.voters - {self.me.peer})
+        sends: list[Action] = [Send(to=peer, message=word, deadline=self._soon(now)) for peer in to]
+        return [*sends, *self._promise(parent, ballot, now, degraded=False)]
+
+    def take_prepare(self, sender: PeerId, word: Prepare, now: float) -> list[Action]:
+        """Promise to a leader that asks for it in its turn."""
+        parent = self.book.in_force
+        if parent is None or word.parent != parent.digest() or word.degraded:
+            return []
+        if word.ballot > self._ballot_at(self.rules.clock.round_at(now), now) + 1:
+            return []  # the next turn may have begun by another clock; a later one would shut out those before it
+        if self._lead_of(parent, word.ballot, now, degraded=False) != sender:
+            return []
+        return self._promise(parent, word.ballot, now, degraded=False)
+
+    def take_promise(self, sender: PeerId, word: Promised, now: float) -> list[Action]:
+        """Count a promise made to us; propose once they are enough."""
+        parent, said = self.book.in_force, word.promise
+        if parent is None or said.parent != parent.digest():
+            return self._tell_child(sender, said.parent, now)
+        if self._lead_of(parent, said.ballot, now, degraded=said.degraded) != self.me.peer:
+            return []
+        if said.degraded and not self.is_stalled():
+            return []
+        candidacy = self._candidacies.get(said.degraded)
+        if candidacy is None or candidacy.ballot < said.ballot:
+            candidacy = Candidacy(parent=parent, degraded=said.degraded, ballot=said.ballot)
+        rule, quorum = self._rule(parent, degraded=said.degraded), self._quorum(parent, degraded=said.degraded)
+        try:
+            candidacy = add_promise(candidacy, sender, word, rule, quorum, self._verify, self._checked)
+        except PeerError as error:
+            return [Report(topic="promise-refused", text=str(error))]
+        if word.voted is not None and word.voted not in self._checked:
+            self._checked = [*self._checked[-1:], word.voted]
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+        for one in said.view.declarations:
+            self.take_declaration(one, cycle)
+        had_proposed = candidacy.proposal is not None
+        self._candidacies[said.degraded] = candidacy = propose(candidacy, rule, quorum)
+        actions = self._prepare_if_leader(parent, now) if word.voted is not None and not said.degraded else []
+        if candidacy.proposal is None or had_proposed:
+            return actions
+        to = sorted((parent.peers() if said.degraded else parent.voters) - {self.me.peer})
+        actions += [Send(to=peer, message=candidacy.proposal, deadline=self._soon(now)) for peer in to]
+        return actions + self.take_proposal(self.me.peer, candidacy.proposal, now)
 
     def _tell_child(self, sender: PeerId, parent: Digest, now: float) -> list[Action]:
         """Send what follows a roster to a member of it that promises for it still: the certificate was lost."""
-        if not self.book.is_on_chain(parent) or sender not in self.book.folded[parent][0].peers():
+        if not self.book.is_on_chain(parent) or sender not in self.book.roster(parent).peers():
             return []
         return [Send(to=sender, message=RosterReply(rosters=self.book.after((parent,))), deadline=self._soon(now))]
 
     def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
-        """Vote for a proposal of the lead of its ballot, when what we have promised allows it; hand it on in a grid."""
-        parent = self.book.in_force
-        roster = proposal.roster
+        """Vote for a proposal of the leader of its ballot, when what we have promised allows it."""
+        parent, roster = self.book.in_force, proposal.roster
         if parent is None or roster.parent != parent.digest():
             return []
-        lead = self._lead_of(parent, proposal.ballot, now)
-        if lead is None or not self._verify(lead, proposal.statement(), proposal.signature):
+        if self._lead_of(parent, proposal.ballot, now, degraded=roster.degraded) != sender:
             return []
-        to = hands_on_to(self.book.folded[roster.parent][1], sender, self.me.peer)
-        handed_on = self._hand_on(proposal, parent, to, now) if to else []
-        return [*handed_on, *self._vote(lead, parent, proposal, now)]
-
-    def _vote(self, lead: PeerId, parent: Roster, proposal: Proposal, now: float) -> list[Action]:
-        roster = proposal.roster
         ballot_round, _ = ballot_turn(proposal.ballot)
-        if not self._may_vote(parent) or roster.level > self.level() or ballot_round < self.named_round:
+        if not self._may_vote(parent, degraded=roster.degraded) or ballot_round < self.named_round:
             return []  # were it certified, it would govern a round in which this peer has named parents under another
-        if not self._is_voting_round(parent, ballot_round) and not self._is_overdue(parent, ballot_round):
-            return []  # a vote silences, and nobody would promise on before the voting round
-        if roster.cycle > self.rules.clock.cycle(self.rules.clock.round_at(now) + 1):
-            return []
         try:
-            check_child(roster, parent, proposal.ballot, self._verify, self.rules)
+            check_child(roster, parent, proposal.ballot, self.rules)
+            rule, quorum = self._rule(parent, degraded=roster.degraded), self._quorum(parent, degraded=roster.degraded)
+            check_proposal(proposal, parent, rule, quorum, self._verify)
         except PeerError as error:
-            return [Report(topic="proposal-refused", text=str(error))]
-        if not all(map(self.rules.may_be_member, roster.peers())):
-            text = f"roster {roster.k} names a peer that the manifest does not list"
-            return [Report(topic="proposal-refused", text=text)]
+            return [Report(topic="proposal-refused", text=f"{short_peer_id(sender)}: {error}")]
         bound = vote(self._ballots, proposal)
         if bound is None:
             return []
@@ -467,45 +549,97 @@ class Membership(Attendance):
         signature = self.me.sign(vote_statement(digest, proposal.ballot))
         word = Vote(parent=roster.parent, roster=digest, ballot=proposal.ballot, signature=signature)
         actions: list[Action] = [KeepBallots(ballots=bound)]
-        if lead == self.me.peer:
-            return actions + self.take_vote(lead, word, now)
-        return [*actions, Send(to=lead, message=word, deadline=self._soon(now))]
+        if sender == self.me.peer:
+            return actions + self.take_vote(sender, word, now)
+        return [*actions, Send(to=sender, message=word, deadline=self._soon(now))]
 
     def take_vote(self, sender: PeerId, word: Vote, now: float) -> list[Action]:
         """Count a vote for our proposal; spread the certificate once they are enough."""
-        if self._candidacy is None:
-            return []
-        self._candidacy = add_vote(self._candidacy, sender, word, self._verify)
-        certified = certificate(self._candidacy)
-        if certified is None:
-            return []
-        to = (self._first_to_hear(self._candidacy.parent, now) | self.alive(now).keys()) - {self.me.peer}
-        return [*self.take_rosters((certified,), now, is_own=True), *self.spread(certified, to, self._soon(now))]
+        for degraded, candidacy in list(self._candidacies.items()):
+            counted = add_vote(candidacy, sender, word, self._verify)
+            if counted is candidacy:
+                continue
+            self._candidacies[degraded] = counted
+            certified = certificate(counted, self._quorum(counted.parent, degraded=degraded))
+            if certified is not None:
+                actions = self.take_rosters((certified,), now, is_own=True)
+                return actions + self.spread(certified, counted.parent, now)
+        return []
 
-    def _view(self, level: int, now: float) -> View:
-        """Return what this lead sees; below a majority only whom it hears itself, for all look for links by then.
+    def spread(self, certified: CertifiedRoster, parent: Roster, now: float) -> list[Action]:
+        """Send a certified roster to those who voted, to the own row and column, and to all who are heard."""
+        _, grid = self.book.folded(parent.digest(), self.rules.clock.round_at(now))
+        to = parent.voters | row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer) | self.alive(now).keys()
+        word = RosterReply(rosters=(certified,))
+        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to - {self.me.peer})]
 
-        Were members of silent rows kept then, all reducers of the next grid could be dead, and nobody would lead it.
-        """
-        parent = self.book.in_force
+    # -- what this peer has seen
+
+    def view(self, parent: Roster, now: float) -> View:
+        """Return what this peer has seen of the members of the roster in force."""
+        clock, members = self.rules.clock, parent.members
+        cycle = clock.cycle(clock.round_at(now))
+        lost, here = self.owners.lost(), self.alive(now).keys() | {self.me.peer}
+        absent = self._absent(parent, now)
+
+        def bitmap(named: Iterable[PeerId]) -> bytes:
+            chosen = frozenset(named)
+            return pack_included({n for n, m in enumerate(members) if m.peer in chosen}, len(members))
+
         return View(
-            lead=self.me.peer,
-            present=self._here(now) if level else self.present(now),
-            took_part=self.took_part,
-            newcomers=newcomers_of(parent, self.book.parent_of(parent)) if parent is not None else (),
-            goodbyes=self._goodbyes.values(),
-            clock=self.rules.clock,
-            round=self.rules.clock.round_at(now),
-            in_force_since=self.in_force_since,
-            included_total=self.included_total,
-            lost=self.owners.lost(),
-            is_helper_here=parent is not None and self._is_here(parent.helper, now),
-            heard_since={peer: heard.since for peer, heard in self.heard.items()},
-            now=now,
+            absent=bitmap(absent),
+            heard=bitmap(here),
+            counting=bitmap(m.peer for m in members if m.trains and not m.counts and self.has_come_to_count(m, cycle)),
+            idle=bitmap(m.peer for m in members if (m.peer, m.incarnation) in lost),
+            height=self.height,
+            declarations=self._news(parent, now),
         )
 
-    def _is_here(self, peer: PeerId | None, now: float) -> bool:
-        return peer == self.me.peer or peer in self.alive(now)
+    def _news(self, parent: Roster, now: float) -> tuple[Declaration, ...]:
+        """Return the declarations that change something: of those who leave, who come, and who have changed."""
+        if self.ready or self.leaving:
+            self.declaration(now)
+
+        def rank(word: Declaration) -> tuple[bool, bool, bytes]:
+            return (not word.leaving, not word.reachable, sha256(parent.digest(), word.peer))
+
+        news = sorted((word for word in self.declared.values() if self._is_news(word, parent, now)), key=rank)
+        coming = [word for word in news if parent.member(word.peer) is None]
+        members = [word for word in news if parent.member(word.peer) is not None]
+        return (*coming[:MOST_APPLICATIONS], *members)[:MOST_DECLARATIONS]
+
+    def _absent(self, parent: Roster, now: float) -> frozenset[PeerId]:
+        """Return the members that this peer would drop.
+
+        Where most spans got entries in the last cycle, whoever was there for none of them; else whoever was not heard
+        for a cycle either. A row of which nobody was there has lost its reducers: only these are dropped.
+        """
+        clock = self.rules.clock
+        current = clock.round_at(now)
+        first, cycle = current - clock.num_fragments, clock.cycle(current)
+        quiet = {
+            member.peer: member
+            for member in parent.members
+            if member.peer != self.me.peer
+            and member.since + 2 <= cycle
+            and self.present_in.get(member.peer, -1) < first
+        }
+        if 2 * self.num_entries(first, current - 1) >= self.rules.num_all_spans:
+            _, grid = self.book.folded(parent.digest(), current)
+            silent = [row for row in grid.rows if all(self.present_in.get(peer, -1) < first for peer in row)]
+            spared = frozenset(peer for row in silent for peer in row) if len(grid.rows) > 1 else frozenset()
+            return frozenset(peer for peer, member in quiet.items() if member.reduces or peer not in spared)
+        return frozenset(peer for peer, member in quiet.items() if self._is_unheard(member, now))
+
+    def _is_unheard(self, member: Member, now: float) -> bool:
+        """Tell whether a member that this peer should hear was not heard for a cycle."""
+        grid, me = self.book.grid(), self.me.peer
+        is_near = grid is not None and (len(grid.rows) == 1 or member.peer in grid.neighbours(me))
+        if not is_near or not (self.can_be_dialled or member.reduces):
+            return False
+        long_ago = now - max(self.rules.cycle_seconds, self.rules.silence_seconds)
+        heard = self.heard.get(member.peer)
+        return self._listens_since <= long_ago and (heard is None or heard.at < long_ago)
 
     def round_over(self, round_index: int) -> list[Action]:
         """Draw from a round that is over who of the owners gets no entries; only who follows the logs can tell."""

@@ -11,18 +11,20 @@ from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, SpanHead, SpanId
-from p2p_diloco.protocol.ballot import PROMISE_LAYOUT, VOTE_LAYOUT, Promise, Vote
+from p2p_diloco.protocol.ballot import (
+    PREPARE_LAYOUT,
+    PROMISED_LAYOUT,
+    PROPOSAL_LAYOUT,
+    VOTE_LAYOUT,
+    Prepare,
+    Promised,
+    Proposal,
+    Vote,
+)
 from p2p_diloco.protocol.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, VECTOR, Entry
 from p2p_diloco.protocol.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
-from p2p_diloco.protocol.overlay import RELAY_LAYOUT, Relay
-from p2p_diloco.protocol.presence import ROW_REPORT_LAYOUT, RowReport
-from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, MOST_MEMBERS, CertifiedRoster, Goodbye
-from p2p_diloco.protocol.roster_delta import (
-    CERTIFIED_DELTA_LAYOUT,
-    PROPOSAL_DELTA_LAYOUT,
-    CertifiedDelta,
-    ProposalDelta,
-)
+from p2p_diloco.protocol.member import DECLARATION_LAYOUT, Declaration
+from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, CertifiedRoster
 from p2p_diloco.protocol.wire import (
     DIGEST,
     F32,
@@ -314,10 +316,11 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     1: (Heartbeat, HEARTBEAT_LAYOUT),
     2: (Ping, (("nonce", U64),)),
     3: (Pong, (("nonce", U64), ("clock_seconds", F64), ("is_settled", FLAG))),
-    4: (Goodbye, GOODBYE_LAYOUT),
+    4: (Declaration, DECLARATION_LAYOUT),
     5: (RosterRequest, (("known", many(DIGEST, MOST_ROSTERS_IN_REPLY)),)),
     6: (RosterReply, (("rosters", _CERTIFIED),)),
-    7: (Promise, PROMISE_LAYOUT),
+    7: (Promised, PROMISED_LAYOUT),
+    8: (Proposal, PROPOSAL_LAYOUT),
     9: (Vote, VOTE_LAYOUT),
     10: (HeadsRequest, (("fragment", U16),)),
     11: (HeadsReply, (("fragment", U16), ("heads", many(_HEAD, MOST_SPANS)))),
@@ -330,10 +333,7 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
     19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
     20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
-    21: (Relay, RELAY_LAYOUT),
-    22: (RowReport, ROW_REPORT_LAYOUT),
-    23: (ProposalDelta, PROPOSAL_DELTA_LAYOUT),
-    24: (CertifiedDelta, CERTIFIED_DELTA_LAYOUT),
+    21: (Prepare, PREPARE_LAYOUT),
     25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
     26: (
         ReachReply,
@@ -349,9 +349,9 @@ _FIRST_BULK_KIND = 32
 _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
 
 Message = (
-    Heartbeat | Ping | Pong | Goodbye | RosterRequest | RosterReply | CertifiedDelta | Promise | ProposalDelta | Vote
+    Heartbeat | Ping | Pong | Declaration | RosterRequest | RosterReply | Prepare | Promised | Proposal | Vote
     | HeadsRequest | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
-    | ManifestRequest | ManifestReply | Introductions | Relay | RowReport | Refusal | ReachRequest | ReachReply
+    | ManifestRequest | ManifestReply | Introductions | Refusal | ReachRequest | ReachReply
     | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip
 

@@ -82,16 +82,14 @@ class Repair:
     def donors(self, now: float) -> list[PeerId]:
         """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state.
 
-        Only members, the founder and the hub, and only those that go by the chain of rosters in force here: others hold
-        what may have to be given up. From strangers nothing is learnt.
+        Only members and the founder, and only those that go by the chain of rosters in force here: others hold what may
+        have to be given up. From strangers nothing is learnt.
         """
         roster = self._membership.book.in_force
-        hub = roster.hub() if roster is not None else None
-        has_begun = roster is not None and roster.k > 0
         holders = {
-            peer: beat  # of a founder that is no hub the start is old, once there are members
+            peer: beat  # of a founder that is no member the start is old
             for peer, beat in self._holders(now).items()
-            if beat.trains or peer == hub or not has_begun
+            if roster is not None and roster.member(peer) is not None
         }
         return [peer for peer, beat in holders.items() if beat.ready] or list(holders)
 
@@ -109,7 +107,7 @@ class Repair:
         """Tell whether a peer on our chain that has just sent this is one of the donors."""
         if not self._may_give(sender):
             return False
-        if beat.ready and not self._membership.has_said_goodbye(sender, beat.incarnation):
+        if beat.ready and not self._membership.has_left(sender, beat.incarnation):
             return bool(beat.heads) and sender in self._linked
         return sender in self.donors(now)
 
@@ -155,7 +153,9 @@ class Repair:
             roster=roster,
             grid=grid,
             founder=self._founder(),
-            gone=frozenset(m.peer for m in roster.members if membership.has_left(m) and m.peer not in holders),
+            gone=frozenset(
+                m.peer for m in roster.members if membership.has_left(m.peer, m.incarnation) and m.peer not in holders
+            ),
             holders=holders,
             empty=[p for p, beat in membership.alive(now).items() if p in self._linked and not beat.heads],
         )
@@ -171,16 +171,16 @@ class Repair:
     def _others_serve(self, now: float) -> bool:
         """Tell whether one that can be dialled has room to spare and is ready, or a few are and nobody fetches here."""
         roster = self._membership.book.in_force
-        if not self.serves_state or roster is None or roster.k == 0 or self._membership.is_hub():
+        if not self.serves_state or roster is None or roster.k == 0 or self.follows:
             return False
-        ready = [beat for beat in self._membership.alive(now).values() if beat.ready]
+        ready = [beat for beat in self._membership.alive(now).values() if beat.ready and beat.trains]
         if any(beat.can_be_dialled and beat.share == FULL_SHARE for beat in ready):
             return True
         return len(ready) >= ENOUGH_READY and not self.followers.are_fetching(now)
 
     def drop(self) -> None:
         """Hold no vectors any more, and fetch none."""
-        self.serves_state = False
+        self.serves_state = self._membership.ready = False
         self.catch_up.forget()
 
     # -- finding out
@@ -229,8 +229,10 @@ class Repair:
 
     @property
     def follows(self) -> bool:
-        """Tell whether this peer goes along with the logs: it trains, or is the hub of those who cannot be dialled."""
-        return self._membership.me.trains or self._membership.is_hub()
+        """Tell whether this peer goes along with the logs: it trains, or belongs on the roster all the same."""
+        roster, me = self._membership.book.in_force, self._membership.me
+        is_listed = roster is not None and roster.member(me.peer) is not None
+        return me.trains or is_listed or self._membership.is_needed()
 
     # -- fetching, and being ready
 
@@ -254,7 +256,7 @@ class Repair:
         actions = self.catch_up.pump(donors, now, self.sources(now)) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
-            if self._membership.me.trains and not self._membership.ready and not self._membership.leaving:
+            if not self._membership.ready and not self._membership.leaving:
                 actions += self._become_ready(donors, now)
         return actions
 
@@ -282,6 +284,18 @@ class Repair:
             return []
         self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
         return [Report(topic="majority", text=self.catch_up.voices.sentence())]
+
+    def set_back(self, now: float) -> None:
+        """Ask anew for what is fetched: the clock was far ahead, and all that was asked is of a time to come."""
+        self._alone_since = self._pumped_at = now
+        self._waits_since = self._served_since = self._listens_since = math.inf
+        self._witnesses_asked_until = -math.inf
+        if not self._membership.ready:
+            before, self.catch_up = self.catch_up, CatchUp(rules=_catch_up_rules(self._rules), chains=self._chains)
+            self._damaged = self.catch_up.damaged
+            self._damaged.update(before.damaged)
+            if before.is_adopting:
+                self.catch_up.adopt()
 
     def not_alone(self, now: float) -> None:
         """Note that somebody who can give something is here, or may be."""

@@ -18,14 +18,16 @@ from p2p_diloco.protocol.roster import (
     Verify,
     check_certificate,
     check_founding,
-    seniority,
 )
 from p2p_diloco.protocol.rules import RunRules
 
 _NAMED_KEPT = 2
+_TURNED_KEPT = 8
 _RECENT = 8
 _SPARSE = 40
 _MOST_IN_ONE_REPLY = 24
+MOST_BRANCHES = 16
+"""Lines of rosters that are kept beside the one in force."""
 MOST_REPLY_BYTES = 240 * 1024
 """Of rosters in one reply, or in the only one of it: a control frame holds little more."""
 
@@ -46,30 +48,16 @@ class RosterBook:
     """The chain of rosters, with branches. A state machine without I/O.
 
     Args:
-        founder: see `RunRules`.
-        group_size: members that make one row of the grid.
-        rules: by which the numbers of a roster are checked (`check_child`).
+        rules: of the run.
     """
 
-    def __init__(
-        self,
-        *,
-        run: Digest,
-        organiser: PeerId,
-        founder: PeerId | None = None,
-        group_size: int,
-        verify: Verify,
-        rules: RunRules | None = None,
-    ) -> None:
-        self._run = run
+    def __init__(self, *, rules: RunRules, verify: Verify) -> None:
         self._rules = rules
-        self._group_size = group_size
-        self._organiser = organiser
-        self._founder = founder
         self._verify = verify
         self._certified: dict[Digest, CertifiedRoster] = {}
         self._num_bytes: dict[Digest, int] = {}
-        self.folded: dict[Digest, tuple[Roster, Grid]] = {}
+        self._folded: dict[Digest, tuple[Roster, Grid]] = {}
+        self._turned: dict[tuple[Digest, int], Grid] = {}
         self.in_force: Roster | None = None
         self.in_force_digest: Digest | None = None
         self._chain: list[Digest] = []
@@ -84,13 +72,14 @@ class RosterBook:
         return digest in self._certified
 
     def add(self, certified: CertifiedRoster, *, wins: bool | None = None) -> bool:
-        """Take a certified roster whose parent is known, or a founding one; put the senior one in force.
+        """Take a certified roster whose parent is known, or a founding one; put it in force where it wins.
 
         A roster that is proposed again may be certified twice, in different ballots. It was agreed on by the earlier
         one, so that certificate replaces a later one.
 
         Args:
-            wins: whether to put it in force where that is not told by seniority (`histories.py`).
+            wins: whether to put it in force (`histories.py`); by default where it is the first, or follows the one in
+                force.
         Returns:
             Whether it was new, or an earlier certificate of a known roster.
         Raises:
@@ -102,7 +91,8 @@ class RosterBook:
             self._in_common = digest
             return False
         if certified.roster.k == 0:
-            check_founding(certified, self._run, self._organiser, self._verify, self._founder)
+            rules = self._rules
+            check_founding(certified, rules.run, rules.organiser, self._verify, rules.founder)
         else:
             parent = self._certified.get(certified.roster.parent)
             if parent is None:
@@ -114,6 +104,8 @@ class RosterBook:
                     f"ballot {parent.ballot}"
                 )
             check_certificate(certified, parent.roster, self._verify, self._rules)
+            if not wins and certified.roster.parent not in (*self._tips, self.in_force_digest):
+                self._make_room_for_branch(certified.roster, len(certified.votes))
         num_bytes = certified.num_bytes()
         if num_bytes > MOST_REPLY_BYTES:
             raise PeerError(f"roster {certified.roster.k} takes {num_bytes} bytes; {MOST_REPLY_BYTES} fit one message")
@@ -122,15 +114,26 @@ class RosterBook:
             if digest in self._places:
                 self._agreed_in[self._places[digest]] = _agreed_in(certified)
             return True
-        self.folded[digest] = (certified.roster, fold_roster(certified.roster, self._group_size))
+        self._folded[digest] = (certified.roster, fold_roster(certified.roster, self._rules.group_size))
         self._tips.pop(certified.roster.parent, None)
         self._tips[digest] = certified.roster
         if wins is None:
-            wins = self.in_force is None or seniority(certified.roster) > seniority(self.in_force)
+            wins = self.in_force is None or certified.roster.parent == self.in_force_digest
         if wins:
             self.in_force, self.in_force_digest = certified.roster, digest
             self._extend_chain(certified.roster, digest)
         return True
+
+    def _make_room_for_branch(self, roster: Roster, num_votes: int) -> None:
+        """Forget the branch of fewest votes, or raise PeerError: one vote can make as many branches as it likes."""
+        others = [digest for digest in self._tips if digest not in self._places]
+        if len(others) < MOST_BRANCHES:
+            return
+        weakest = min(others, key=lambda digest: (len(self._certified[digest].votes), digest))
+        if len(self._certified[weakest].votes) >= num_votes:
+            raise PeerError(f"roster {roster.k} begins a branch, and {MOST_BRANCHES} others are kept already")
+        for kept in (self._certified, self._num_bytes, self._folded, self._tips):
+            kept.pop(weakest)
 
     def _extend_chain(self, roster: Roster, digest: Digest) -> None:
         """Let the chain end with the roster now in force; walked again only when another branch took over."""
@@ -153,8 +156,23 @@ class RosterBook:
         return self._certified[self._chain[0]].roster.members[0].peer
 
     def grid(self) -> Grid | None:
-        """Return the grid of the roster in force."""
-        return self.folded[self.in_force_digest][1] if self.in_force_digest is not None else None
+        """Return the grid of the roster in force; who owns which span depends on the cycle, see `folded`."""
+        return self._folded[self.in_force_digest][1] if self.in_force_digest is not None else None
+
+    def folded(self, digest: Digest, round_index: int) -> tuple[Roster, Grid]:
+        """Return a known roster, and its grid with the owners of a round."""
+        roster, grid = self._folded[digest]
+        key = (digest, self._rules.clock.cycle(round_index))
+        turned = self._turned.get(key)
+        if turned is None:
+            if len(self._turned) >= _TURNED_KEPT:
+                self._turned.clear()
+            turned = self._turned[key] = grid.turned(key[1])
+        return roster, turned
+
+    def roster(self, digest: Digest) -> Roster:
+        """Return a known roster."""
+        return self._folded[digest][0]
 
     def governing(self, round_index: int) -> tuple[Roster, Grid] | None:
         """Return the roster, with its grid, that a round goes by: the newest one agreed on before that round.
@@ -163,7 +181,7 @@ class RosterBook:
         of their contributions would name another roster. So it counts from the next round on, by whosever clock.
         """
         place = bisect_left(self._agreed_in, round_index) - 1
-        return self.folded[self._chain[place]] if place >= 0 else None
+        return self.folded(self._chain[place], round_index) if place >= 0 else None
 
     def governance(self, digest: Digest, round_index: int) -> Governance:
         """Tell whether a roster governs a round. No other roster can make an entry of that round."""
@@ -194,7 +212,7 @@ class RosterBook:
         """Return whom a bitmap names; most spans of a round name the same."""
         found = self._last_named.get((digest, bitmap))
         if found is None:
-            roster, _ = self.folded[digest]
+            roster = self.roster(digest)
             found = frozenset(roster.members[place].peer for place in places_in(bitmap))
             if len(self._last_named) >= _NAMED_KEPT:
                 self._last_named.clear()
@@ -210,21 +228,23 @@ class RosterBook:
         """Tell whether a roster is the one in force or on the chain behind it."""
         return digest in self._places
 
-    def parting(self, parent: Digest, most: int) -> tuple[Roster, list[Roster], list[Roster]] | None:
+    def parting(self, parent: Digest) -> tuple[Roster, list[CertifiedRoster], list[CertifiedRoster]] | None:
         """Return where the line that ends in a known roster leaves our chain, ours since then, and its own since then.
 
-        None when the roster is not known here. Of ours only the last `most`: whoever shows a fork of an old roster
-        must not have all that came after it looked through.
+        None when the roster is not known here.
         """
-        theirs: list[Roster] = []
+        theirs: list[CertifiedRoster] = []
         while parent in self._certified and parent not in self._places:
-            theirs.append(self._certified[parent].roster)
-            parent = theirs[-1].parent
+            theirs.append(self._certified[parent])
+            parent = theirs[-1].roster.parent
         if parent not in self._places:
             return None
-        begin = max(self._places[parent] + 1, len(self._chain) - most)
-        ours = [self._certified[digest].roster for digest in self._chain[begin:]]
+        ours = [self._certified[digest] for digest in self._chain[self._places[parent] + 1 :]]
         return self._certified[parent].roster, ours, theirs[::-1]
+
+    def num_degraded(self) -> int:
+        """Return how many rosters of the chain went without a majority."""
+        return sum(self._certified[digest].roster.degraded for digest in self._chain)
 
     def chain(self) -> list[CertifiedRoster]:
         """Return the rosters from the founding one to the one in force."""
@@ -236,7 +256,7 @@ class RosterBook:
         First the ends of other branches: a long one comes in several replies and is not in force before its last ones.
         Then our chain: the latest, then ever sparser ones, and the last one that a reply had in common with it.
         """
-        tips = sorted(self._tips.items(), key=lambda tip: seniority(tip[1]), reverse=True)
+        tips = sorted(self._tips.items(), key=lambda tip: (tip[1].height, tip[1].k, tip[0]), reverse=True)
         branches = [digest for digest, _ in tips if digest != self.in_force_digest][:_RECENT]
         last = len(self._chain) - 1
         places = {last - back for back in (*range(_RECENT), *(_RECENT << n for n in range(_SPARSE))) if back <= last}

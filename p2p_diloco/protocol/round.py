@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import WEIGHT_BOUNDS, are_enough, weight_limit
+from p2p_diloco.protocol.entry import WEIGHT_BOUNDS, weight_limit
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.inclusion import (
     Inclusion,
@@ -23,6 +23,7 @@ from p2p_diloco.protocol.inclusion import (
     join_inclusions,
     lower_median,
     only_present,
+    too_few,
 )
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
@@ -212,19 +213,20 @@ def gather_contributions(
     """Return what makes the mean of this row, or why there is none this round.
 
     The parent is chosen by who named it, whether their contributions came or not; the mean is of those that came. In a
-    run of one row more than half of the roster must name it, and a reducer that follows the entries must stand there
-    itself; a helper, which holds no state (`head` None), goes by the others. In a grid the owner asks for the majority:
-    a row goes by the parent that most of it name, and one from which no contribution came has a mean without parts,
-    which says who was there: a silent row must not keep the others from a majority.
+    run of one row more than half of the electorate must name it, and the reducer must stand there itself. In a grid the
+    owner asks for the majority: a row goes by the parent that most of its voters name, so that nobody else can void it,
+    and one from which no contribution came has a mean without parts, which says who was there: a silent row must not
+    keep the others from a majority.
     """
     offers = _offers(collection, span)
-    parent = _named_parent([offer.parent for _, _, offer in offers.values()], collection, head)
+    parent = _named_parent([(place, offer.parent) for place, _, offer in offers.values()], collection, head)
     if isinstance(parent, str):
         return parent
     agreeing = {peer: offer for peer, offer in offers.items() if offer[2].parent == parent}
     came = {peer: offer for peer, offer in agreeing.items() if (peer, span) in collection.payloads}
     if not came and collection.is_one_row:
-        return f"nobody's contribution came; {len(agreeing)} of {len(collection.roster.members)} members were there"
+        there = too_few(collection.roster, (place for place, _, _ in agreeing.values()))
+        return f"nobody's contribution came; {there}"
     weights = _weights(came, collection.newcomers, head if head is not None and head.digest == parent else None, rules)
     return Gathered(
         parent=parent,
@@ -246,16 +248,22 @@ def gather_contributions(
     )
 
 
-def _named_parent(parents: Sequence[Digest], collection: Collection, head: SpanHead | None) -> Digest | str:
-    """Return the parent that most name, or why none of them can get a child from here."""
-    parent = max(parents, key=lambda p: (parents.count(p), head is not None and p == head.digest), default=None)
-    if parent is None:
+def _named_parent(named: Sequence[tuple[int, Digest]], collection: Collection, head: SpanHead | None) -> Digest | str:
+    """Return the parent that most voters name, then most members, or why none of them can get a child from here."""
+    roster, places = collection.roster, dict[Digest, list[int]]()
+    for place, parent in named:
+        places.setdefault(parent, []).append(place)
+
+    def support(parent: Digest) -> tuple[int, int, bool]:
+        here = places[parent]
+        return roster.num_voters(here), len(here), head is not None and parent == head.digest
+
+    if not places:
         return "nobody was there"
-    num_members = len(collection.roster.members)
-    if collection.is_one_row and not are_enough(parents.count(parent), num_members):
-        there = f"{parents.count(parent)} of {num_members} members were there on one parent"
-        return f"{there}; more than half are needed"
-    if collection.is_one_row and head is not None and head.digest != parent:
+    parent = max(places, key=support)
+    if collection.is_one_row and not roster.has_majority(places[parent]):
+        return f"{too_few(roster, places[parent])} on one parent; more than half are needed"
+    if collection.is_one_row and (head is None or head.digest != parent):
         return "the others build on another parent than this owner holds"
     return parent
 
@@ -319,8 +327,10 @@ def _weights(
     return {peer: weights.get(peer, 0.0) for peer in offers}
 
 
-def newcomers_of(roster: Roster, parent: Roster | None) -> frozenset[PeerId]:
-    """Return the members whose (peer, incarnation) the parent's roster lacks."""
+def newcomers_of(roster: Roster, parent: Roster | None, cycle: int) -> frozenset[PeerId]:
+    """Return the members whose (peer, incarnation) the parent's roster lacks, in the first cycle of a roster."""
+    if cycle > roster.cycle + 1:
+        return frozenset()
     before: Sequence[Member] = parent.members if parent is not None else ()
     known = {(member.peer, member.incarnation) for member in before}
     return frozenset(m.peer for m in roster.members if (m.peer, m.incarnation) not in known)

@@ -1,4 +1,4 @@
-"""Whom this peer is linked with, and the ways of its words in a grid: to a lead, to a row, to everybody.
+"""Whom this peer is linked with, and the ways of rosters and entries in a grid.
 
 In a run of one row everybody talks with everybody and nothing here changes anything.
 """
@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.protocol.actions import Action, KeepRoster, Report, Send
-from p2p_diloco.protocol.ballot import Promise, Vote
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.actions import Action, KeepRoster, Send
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.grid import REGRID_ROSTERS, Grid, fold_roster, grid_order
+from p2p_diloco.protocol.grid import Grid, fold_roster, grid_order
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_message
-from p2p_diloco.protocol.overlay import MOST_HOPS, Relay, hands_on_to, next_hop
+from p2p_diloco.protocol.messages import RosterReply
+from p2p_diloco.protocol.overlay import column_mates, row_mates
+from p2p_diloco.protocol.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.rules import RunRules
 
+DIALLED_AHEAD_CYCLES = 2
 FEW_LINKS = 2
 """With fewer links than these a peer needs one to anybody: those that it should have lead nowhere."""
 
@@ -54,13 +55,21 @@ class Routes:
         governing = book.governing(round_index) if round_index is not None else None
         if governing is not None:
             grids.append(governing[1])
-        if (roster.k + 2) // REGRID_ROSTERS > roster.regrid:  # dialled ahead: a new grid costs connections
-            regrid = roster.regrid + 1
-            drawn = replace(roster, regrid=regrid, members=grid_order(roster.members, roster.run, regrid))
+        cycle = self._rules.clock.cycle(round_index) if round_index is not None else roster.cycle
+        drawing = (cycle + DIALLED_AHEAD_CYCLES) // REFRESH_CYCLES
+        if drawing > roster.cycle // REFRESH_CYCLES:  # dialled ahead: a new grid costs connections
+            drawn = replace(roster, members=grid_order(roster.members, roster.run, drawing))
             grids.append(fold_roster(drawn, self._rules.group_size))
         row = grid.row_of.get(self._me)  # who is no member leaves it to those who are
         strangers = (peer for peer in announced if peer not in grid.row_of and grid.row_for(peer) == row)
-        return frozenset(strangers).union(*(each.neighbours(self._me) for each in grids)) - {self._me}
+        wanted = frozenset(strangers).union(*(each.neighbours(self._me) for each in grids))
+        return (wanted | self._to_vote_with(roster)) - {self._me}
+
+    def _to_vote_with(self, roster: Roster) -> frozenset[PeerId]:
+        """Return whom this peer needs a link to for ballots: voters to leaders, and leaders to voters."""
+        may_lead = roster.leaders | {self._membership.book.founder}
+        voters = roster.voters if self._me in may_lead else frozenset()
+        return voters | may_lead if self._me in roster.voters else voters
 
     def is_cut_off(self) -> bool:
         """Tell whether the links that this peer should have lead nowhere: too few of them, or no roster comes about."""
@@ -73,45 +82,7 @@ class Routes:
         from one to the other.
         """
         void_cycles = self._membership.void_cycles
-        return void_cycles > 0 and 2 * void_cycles >= self._rules.void_cycles
-
-    # -- to one
-
-    def routed(self, actions: list[Action]) -> list[Action]:
-        """Send words to a lead that is not linked by way of the grid."""
-        grid = self._membership.book.grid()
-        if grid is None or len(grid.rows) == 1:
-            return actions
-        return [self._relayed(action, grid) if isinstance(action, Send) else action for action in actions]
-
-    def _relayed(self, send: Send, grid: Grid) -> Send:
-        if not isinstance(send.message, Promise | Vote) or send.to in self._linked:
-            return send
-        hop = next_hop(grid, self._me, send.to, self._linked)
-        if hop is None:
-            return send
-        relay = Relay(to=send.to, source=self._me, hops=1, frame=encode_message(send.message))
-        return Send(to=hop, message=relay, deadline=send.deadline)
-
-    def arrived(self, relay: Relay) -> Promise | Vote | Report:
-        """Return the word of a relay that is for this peer; a report when it is none that is relayed."""
-        try:
-            word = decode_message(relay.frame)
-        except PeerError as error:
-            return Report(topic="frame-refused", text=f"{short_peer_id(relay.source)} had relayed: {error}")
-        if isinstance(word, Promise | Vote):
-            return word
-        return Report(topic="frame-refused", text=f"{short_peer_id(relay.source)} had something relayed that is not")
-
-    def pass_on(self, relay: Relay, deadline: float) -> list[Action]:
-        """Send a relay on its way."""
-        grid = self._membership.book.grid()
-        hop = next_hop(grid, self._me, relay.to, self._linked) if grid is not None else None
-        if hop is None or relay.hops >= MOST_HOPS:
-            return []
-        return [Send(to=hop, message=replace(relay, hops=relay.hops + 1), deadline=deadline)]
-
-    # -- to all
+        return void_cycles > 0 and 2 * void_cycles >= self._rules.stalled_cycles
 
     def hand_on_rosters(
         self, grid: Grid | None, sender: PeerId, actions: Collection[Action], now: float, deadline: float
@@ -123,34 +94,27 @@ class Routes:
             actions: what came of them; those that were new here are passed on.
         """
         learnt = tuple(action.certified for action in actions if isinstance(action, KeepRoster))
-        row = hands_on_to(grid, sender, self._me) if grid is not None else frozenset()
-        if not learnt or not row or grid is None:
+        if not learnt or grid is None or len(grid.rows) == 1 or sender not in column_mates(grid, self._me):
             return []
         listeners = {peer for peer in self._membership.alive(now) if peer not in grid.row_of}
-        if len(learnt) == 1:
-            return self._membership.spread(learnt[0], row | listeners, deadline)
-        # Several are what one asked for that was behind; its row may be too, and would ask for each of them.
         reply = RosterReply(rosters=learnt)
-        return [Send(to=peer, message=reply, deadline=deadline) for peer in sorted(row | listeners)]
+        to = sorted(row_mates(grid, self._me) | listeners)
+        return [Send(to=peer, message=reply, deadline=deadline) for peer in to]
 
     def hand_down(self, entry: Entry, now: float) -> list[Action]:
         """Pass an entry on: its owner to the reducers of the other rows, every reducer to its row and its listeners.
 
         Ready listeners too: they are on the next roster, and would begin it a cycle behind.
         """
-        roster, grid = self._membership.book.folded[entry.roster]
+        _, grid = self._membership.book.folded(entry.roster, entry.round)
         clock = self._rules.clock
-        # A lone member at home reduces by itself, and the hub is all that it sees: listeners are the hub's to serve.
-        if entry.round != clock.round_at(now) or self._me not in {*grid.column(entry.span), roster.hub()}:
+        if entry.round != clock.round_at(now) or self._me not in grid.column(entry.span):
             return []
         alive = self._membership.alive(now).items()
-        ready = {peer for peer, beat in alive if beat.ready and beat.trains and peer not in grid.row_of}
+        ready = {peer for peer, beat in alive if beat.ready and peer not in grid.row_of}
         row = grid.row_for(self._me)
         to = set(grid.rows[row]) | {peer for peer in ready if grid.row_for(peer) == row}
         if grid.owner(entry.span) == self._me:
             to.update(grid.column(entry.span))
-        hub = roster.hub()
-        if hub is not None:
-            to.add(hub)
         deadline = clock.begin(entry.round + 1)
         return [Send(to=peer, message=entry, deadline=deadline) for peer in sorted(to - {self._me})]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.protocol.clock import RoundClock
 
 SHORTEST_PIECE_SECONDS = 15.0
+SHORTEST_STALL_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,7 @@ class RunRules:
         heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
         listed: the only peers that may be members; None: everybody may.
         retained_cycles: cycles whose entries are kept on disk for those who catch up.
+        void_cycles: after so many cycles without entries a quarter of the electorate may go on without the rest.
         scrub_cycles: contents are compared once in so many cycles.
         contribution_limit, entry_limit: norms refused beyond these multiples of the last published radius.
     """
@@ -48,8 +51,23 @@ class RunRules:
     founder: PeerId | None = None
 
     def may_be_member(self, peer: PeerId) -> bool:
-        """Tell whether the organiser lets `peer` take part."""
-        return self.listed is None or peer in self.listed
+        """Tell whether the organiser lets `peer` take part; who founds the run always may."""
+        return self.listed is None or peer in self.listed or peer == self.founder
+
+    @property
+    def num_all_spans(self) -> int:
+        """Spans of all fragments: so many entries are made in a cycle at most."""
+        return sum(self.num_spans)
+
+    @property
+    def cycle_seconds(self) -> float:
+        """How long a cycle takes."""
+        return self.clock.round_seconds * self.clock.num_fragments
+
+    @property
+    def stalled_cycles(self) -> int:
+        """After so many cycles without an entry, sat through awake, the run is stalled."""
+        return max(self.void_cycles, math.ceil(SHORTEST_STALL_SECONDS / self.cycle_seconds))
 
     @property
     def silence_seconds(self) -> float:

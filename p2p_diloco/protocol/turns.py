@@ -38,7 +38,7 @@ class Turns:
     ) -> list[Action]:
         """Close the round in progress and begin `current`."""
         actions = self._close(self.round, now) if self.round is not None else []
-        self._count_void_cycle(current)
+        self._count_void_cycle(current, now)
         self.round = current
         self._included_in_round = 0
         return actions + self._exchange.begin(current, contributes, left_out)
@@ -46,6 +46,7 @@ class Turns:
     def entry_absorbed(self, round_index: int, num_included: int) -> None:
         """Count an entry that was absorbed: the swarm goes on."""
         self._membership.void_cycles = 0
+        self._membership.entry_absorbed(round_index)
         self._entries_in_cycle += 1
         if round_index == self.round:
             self._included_in_round += num_included
@@ -67,14 +68,15 @@ class Turns:
             num_entries=sum(head.round == closing for head in heads),
             num_included=self._included_in_round,
             num_ready=self._membership.num_ready(now),
-            num_members=len(collection.roster.members),
+            num_members=sum(member.trains for member in collection.roster.members),
         )
         return [*actions, closed]
 
-    def _count_void_cycle(self, current: int) -> None:
+    def _count_void_cycle(self, current: int, now: float) -> None:
         """Count a cycle without entries, if this peer has a part in the run and sat through all of it awake.
 
-        A cycle in which another roster governed says nothing of this one, which may have its first round before it.
+        A cycle in which another roster governed says nothing of this one, which may have its first round before it; nor
+        does one in which the voters are here and none of them has made a step.
         """
         cycle = self._rules.clock.cycle(current)
         if self.round is None:
@@ -83,11 +85,12 @@ class Turns:
             sat_through = self._awake_since_cycle is not None and self._awake_since_cycle < cycle
             first = self._rules.clock.cycle(self.round) * self._rules.clock.num_fragments
             was_governed = self._membership.in_force_since < first
-            if self._has_part() and was_governed and sat_through and not self._entries_in_cycle:
+            all_idle = self._membership.are_voters_idle(now)
+            if self._has_part() and was_governed and sat_through and not self._entries_in_cycle and not all_idle:
                 self._membership.void_cycles += 1
             self._entries_in_cycle = 0
 
     def _has_part(self) -> bool:
-        """Tell whether this peer is a member, or the hub, which leads and must know when to go below a majority."""
+        """Tell whether this peer is a member."""
         roster, peer = self._membership.book.in_force, self._membership.me.peer
-        return self._membership.is_hub() or (roster is not None and roster.member(peer) is not None)
+        return roster is not None and roster.member(peer) is not None

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.protocol.ballot import Prepare, Promised, Proposal
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import (
     ContentReply,
@@ -28,7 +29,6 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
     SpanVector,
 )
-from p2p_diloco.protocol.roster_delta import CertifiedDelta
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.transport.rate_limit import TokenBucket
 
@@ -53,7 +53,7 @@ class Allowance:
 
 
 ROSTERS = Allowance(4.0, 64.0)
-"""Questions for rosters, each of which may be answered with a whole frame, and rosters, each with many signatures."""
+"""Questions for rosters, each of which may be answered with a whole frame, and what holds many signatures."""
 ACQUAINTANCE = Allowance(0.2, 8.0)
 """What is said once on a new link."""
 FETCHING = Allowance(1000.0, 2000.0)
@@ -70,7 +70,7 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
     # Whoever looks for witnesses asks about all fragments, up to eight times in a round.
     comparing = Allowance(4.0 + 32.0 * fragments / rules.clock.round_seconds, 64.0 + 32.0 * fragments)
     return {
-        **dict.fromkeys((RosterRequest, RosterReply, CertifiedDelta), ROSTERS),
+        **dict.fromkeys((RosterRequest, RosterReply, Prepare, Promised, Proposal), ROSTERS),
         **dict.fromkeys((ManifestRequest, Introductions), ACQUAINTANCE),
         **dict.fromkeys((HeadsRequest, HeadsReply, ContentRequest, ContentReply), comparing),
         **dict.fromkeys((EntryRequest, EntryAbsent, SpanRequest), FETCHING),
@@ -78,7 +78,7 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
 
 
 def everything_else(rules: RunRules) -> Allowance:
-    """Return what a peer may send of all other kinds together: signs of life, openings, votes, relayed messages."""
+    """Return what a peer may send of all other kinds together: signs of life, openings, votes, declarations."""
     return Allowance(100.0 + 16.0 / min(rules.heartbeat_seconds, rules.clock.round_seconds), 1000.0)
 
 

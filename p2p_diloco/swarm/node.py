@@ -18,7 +18,6 @@ from p2p_diloco.protocol.actions import (
     CompareContent,
     HashSpan,
     KeepBallots,
-    KeepGoodbye,
     KeepRoster,
     RebuildParent,
     RebuildSpan,
@@ -97,7 +96,8 @@ NOTED_PER_ROUND = frozenset({"void", "content-sound"})
 OWN_STATE = frozenset({"ready", "branch", "adoption"})
 """Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
 MOST_ROSTER_QUESTIONS = 4
-"""Different ones that one peer is asked at once; the same one is asked again after a heartbeat."""
+"""Different ones that one peer is asked at once; the same one is asked again after a heartbeat, or this:"""
+ASK_AGAIN_SECONDS = 1.0
 MOST_CHECKED = 4
 """Entries of one peer that is no member whose numbers the worker looks at, or has still to look at."""
 MOST_ENTRIES_WAITING = 16
@@ -142,6 +142,7 @@ class SwarmNode:
         self._wake = asyncio.Event()
         self._lost: NetworkError | None = None
         self._last_ping = float("-inf")
+        self._voices: frozenset[PeerId] = frozenset()
         self._agreed_at = self._loop.time()
         self._has_said_apart = False
         self._notes = RoundNotes()
@@ -201,8 +202,12 @@ class SwarmNode:
         self._play(self.engine.found(founding, self._clock.now()))
 
     def leave(self) -> None:
-        """Say good-bye to the others."""
+        """Tell the others that this peer leaves; it stays until it `may_go`."""
         self._play(self.engine.leave(self._clock.now()))
+
+    def may_go(self) -> bool:
+        """Tell whether the others need no vote of this peer any more."""
+        return self.engine.may_go(self._clock.now())
 
     def span_damaged(self, span: SpanId, reason: str) -> None:
         """Have a span put right that could not follow a valid entry; the replica has left it as it was."""
@@ -212,6 +217,8 @@ class SwarmNode:
         """Ask members for their clocks once a heartbeat, and only listen while the time is not sure."""
         beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
         if moment - self._last_ping >= beat:
+            if self._voices != self.engine.membership.clocks(now):  # it became reachable, or hears others
+                self._choose_clocks()
             self._last_ping = moment
             self._clock.poll()
             for peer in sorted(self._transport.linked_peers()):
@@ -232,13 +239,12 @@ class SwarmNode:
             self._has_said_apart = True
 
     def _choose_clocks(self) -> None:
-        """Let the members' clocks count, and the helper's for joiners and where all members go through it."""
+        """Let the clocks of the members that can be heard count."""
         roster, me = self.engine.book.in_force, self.engine.me
         if roster is None:
             return
         member = roster.member(me.peer)
-        helper = roster.helper if member is None else roster.hub()
-        voices = {*roster.peers(), *((helper,) if helper is not None else ())} - {me.peer}
+        voices = self._voices = self.engine.membership.clocks(self._clock.now())
         takes_part = member is not None and member.incarnation == me.incarnation
         self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part)
         self._last_ping = float("-inf")  # who begins to count is asked at once
@@ -400,8 +406,6 @@ class SwarmNode:
                     self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
                 case KeepBallots():
                     self._memory.keep_ballots(action.ballots)
-                case KeepGoodbye():
-                    self._memory.keep_goodbye(action.goodbye)
                 case KeepRoster():
                     self._memory.keep_roster(action.certified)
                     self._choose_clocks()
@@ -442,7 +446,7 @@ class SwarmNode:
         under_way = sum(peer == to for peer, _ in self._roster_questions)
         if (to, question) in self._roster_questions or under_way >= MOST_ROSTER_QUESTIONS:
             return False
-        self._roster_questions[to, question] = now + self.engine.rules.heartbeat_seconds
+        self._roster_questions[to, question] = now + min(self.engine.rules.heartbeat_seconds, ASK_AGAIN_SECONDS)
         return True
 
     def _note_refusal(self, action: Send) -> None:

@@ -121,8 +121,7 @@ class ReachKeeper:
         roster = self._engine.book.in_force
         if roster is None:
             return frozenset()
-        helper = (roster.helper,) if roster.helper is not None else ()
-        return roster.peers().union(helper) - {self._engine.me.peer}
+        return roster.peers().union((self._engine.book.founder,)) - {self._engine.me.peer}
 
     def _company(self) -> frozenset[PeerId]:
         """Return who must be able to dial this peer: members that it needs links to, and who may soon be one."""
@@ -132,9 +131,9 @@ class ReachKeeper:
         wanted = engine.wanted_links()
         members = roster.peers() if wanted is None else roster.peers() & wanted
         linked = self._transport.linked_peers()
-        helper = {roster.helper} & linked
+        founder = {engine.book.founder} & linked
         coming = {p for p, heard in engine.membership.heard.items() if heard.heartbeat.trains and p in linked}
-        return frozenset(peer for peer in members | helper | coming if peer is not None) - {engine.me.peer}
+        return (members | founder | coming) - {engine.me.peer}
 
     def _judge(self, now: float) -> None:
         standing = self._reach.standing(self._provers(), self._company(), now)

@@ -10,7 +10,7 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import ReachReply, ReachRequest
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CertifiedRoster
 
 
 class PeerMemory(Protocol):
@@ -18,10 +18,6 @@ class PeerMemory(Protocol):
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Keep what this peer is bound to."""
-        ...
-
-    def keep_goodbye(self, goodbye: Goodbye) -> None:
-        """Keep this incarnation's good-bye."""
         ...
 
     def keep_roster(self, certified: CertifiedRoster) -> None:

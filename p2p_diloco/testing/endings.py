@@ -10,7 +10,7 @@ I6  Two whole cycles after troubles have stopped (the cycle in which they stop d
     hold the same heads of all spans at the end of each cycle that they, and the round before it, were ready throughout.
     Where those who are dead for good were the majority, troubles stop for the others when the roster names the dead no
     more: before, rows whose reducers are dead get entries a round late.
-I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one epoch or of several,
+I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one line or of several,
     outlives that time once both sides can hear each other.
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
     peers that hold them and nobody has fetched the wrong ones from it meanwhile: two witnesses are needed against one.
@@ -23,7 +23,8 @@ I9  No table of an engine is larger than the swarm explains.
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.roster import Roster, seniority, votes_needed
+from p2p_diloco.protocol.membership import PATIENT_STALLS
+from p2p_diloco.protocol.roster import Roster, is_majority, is_quarter
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.simulation import Simulation
@@ -33,7 +34,6 @@ ASKED_AGAIN_SECONDS = 60.0
 """A donor that says other things meanwhile may take so long for a piece of a span; a lost question looks the same."""
 REDIAL_SECONDS = 75.0
 """Who has failed to dial somebody for long tries again so late."""
-MOST_LEVELS_WAITED = 2
 CYCLES_TO_GO_ON = 6
 
 
@@ -79,7 +79,7 @@ def check_memory(swarm: Simulation) -> None:
         machine = swarm.machines[name]
         swarm.inspector.checks += 1
         if machine.runs and not machine.trains and not machine.running.serves_state:
-            continue  # a bootstrap that was the hub once and has what it held then, for nobody
+            continue  # a bootstrap that is no member any more and has what it held then, for nobody
         donors = machine.running.donors(machine.swarm_now()) if machine.runs else []
         has_spread = sum(other == span for _, other in differing) > 1
         names = [swarm.by_peer[donor].name for donor in donors if donor in swarm.by_peer]
@@ -130,26 +130,27 @@ def fragment_heights(swarm: Simulation) -> list[int]:
 
 def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
     """Return after how many cycles entries must be made again; None where nothing is promised in a useful time."""
-    roster = senior_roster(swarm)
+    roster = leading_roster(swarm)
     if roster is None or not any(_can_give_state(swarm, machine) for machine in swarm.running()):
         return None
-    voters = [m for m in roster.members if _can_vote(swarm, roster, m.peer)]
-    cycles = CYCLES_TO_GO_ON
-    for level in range(MOST_LEVELS_WAITED + 1):
-        if len(voters) >= votes_needed(len(roster.members), level):
-            return cycles
-        # Below a majority it may be for those whom nobody can dial to lead, and they draw lots for one turn in a cycle.
-        cycles += swarm.rules.void_cycles * 2**level + 1 + 4 * len(roster.members)
-    return None
+    able = [member.peer for member in roster.members if _can_vote(swarm, roster, member.peer)]
+    if is_majority(roster, able):
+        return CYCLES_TO_GO_ON
+    # Below a majority it may be for those whom nobody can dial to lead, and all draw lots for the turns.
+    cycles = CYCLES_TO_GO_ON + swarm.rules.stalled_cycles + 1 + 4 * len(roster.members)
+    if is_quarter(roster, able):
+        return cycles
+    return cycles + PATIENT_STALLS * swarm.rules.stalled_cycles if able else None
 
 
 def still_names_dead(swarm: Simulation) -> bool:
     """Tell whether most members of the roster that all will go by are dead."""
-    roster = senior_roster(swarm)
+    roster = leading_roster(swarm)
     if roster is None:
         return False
-    num_running = sum(swarm.by_peer[m.peer].runs for m in roster.members if m.peer in swarm.by_peer)
-    return num_running < votes_needed(len(roster.members), 0)
+    return not is_majority(
+        roster, [m.peer for m in roster.members if m.peer in swarm.by_peer and swarm.by_peer[m.peer].runs]
+    )
 
 
 def _can_give_state(swarm: Simulation, machine: Machine) -> bool:
@@ -157,10 +158,11 @@ def _can_give_state(swarm: Simulation, machine: Machine) -> bool:
     return len(machine.vectors.states) == len(swarm.spans)
 
 
-def senior_roster(swarm: Simulation) -> Roster | None:
-    """Return the roster that all will go by."""
+def leading_roster(swarm: Simulation) -> Roster | None:
+    """Return the roster that all will go by, as far as can be told: the longest, of the most work."""
     rosters = [m.running.book.in_force for m in swarm.running(trains=False)]
-    return max((roster for roster in rosters if roster is not None), key=seniority, default=None)
+    known = (roster for roster in rosters if roster is not None)
+    return max(known, key=lambda roster: (roster.height, roster.k, roster.digest()), default=None)
 
 
 def _can_vote(swarm: Simulation, roster: Roster, peer: bytes) -> bool:

@@ -222,7 +222,6 @@ class Caller(SilentListener):
             sequence=sequence,
             roster=known.digest() if known is not None else ZERO_DIGEST,
             roster_k=known.k if known is not None else 0,
-            included_total=known.included_total if known is not None else 0,
             heads=(),
             ready=True,
             can_be_dialled=False,

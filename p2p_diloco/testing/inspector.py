@@ -14,11 +14,11 @@ I3  An island absorbs an entry only on top of its parent. A span's height never 
 I4  Whenever a node ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
     after the deadline.
 I5  Structural here: no call of the shell asks an island to wait. Real threads are tested in `tests/trainer`.
-I8  For an absorbed entry more than half of its roster were there: each of them named the entry's parent for that span
-    and round, under that roster. A roster in any book has votes of more than half of its parent's members (less those
-    whose good-bye it quotes), or says its level and has that level's share. A parent has at most one child of level 0.
-    No round goes under two rosters: no entry names a roster in a round after the ballot that certified its child of
-    level 0, by the earliest certificate that anybody holds.
+I8  For an absorbed entry more than half of its roster's electorate were there: each named the entry's parent for that
+    span and round, under that roster. A roster in any book has votes of more than half of its parent's electorate, or
+    says that it is degraded and has a vote. A parent has at most one child that is not degraded. No round goes under
+    two rosters: no entry names a roster in a round after the ballot that certified its child with a majority, by the
+    earliest certificate that anybody holds.
 I9  No process fails, whatever comes; all states are finite.
 
 What holds only a while after the troubles (I6, I7, the mending of I1, the end of forks) is in `endings.py`. A check
@@ -116,7 +116,7 @@ class Inspector:
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
         self._followed_in: dict[Digest, int] = {}
-        """Of each roster that has a child of level 0, the round of the earliest ballot that certified that."""
+        """Of each roster that has a child with a majority, the round of the earliest ballot that certified that."""
         self._last_entry: dict[Digest, int] = {}
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
@@ -268,8 +268,9 @@ class Inspector:
         """Count anew, in the plainest way, who was there; a restarted peer may have said so in an earlier life."""
         present = _places(entry.present, roster)
         self.checks += 1
-        if 2 * len(present) <= len(roster.members):
-            text = f"{where} has {len(present)} of {len(roster.members)} members there"
+        there = {roster.members[place].peer for place in present} & roster.voters
+        if 2 * len(there) <= len(roster.voters):
+            text = f"{where} has {len(there)} of {len(roster.voters)} voters there"
             self._broken("I8", text, machine)
         if not set(_places(entry.included, roster)) <= set(present):
             self._broken("I8", f"{where} includes members that were not there", machine)
@@ -320,7 +321,7 @@ class Inspector:
         """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
         roster = certified.roster
         digest = roster.digest()
-        if roster.k and not roster.level:
+        if roster.k and not roster.degraded:
             agreed_in, _ = ballot_turn(certified.ballot)
             self._followed_in[roster.parent] = min(agreed_in, self._followed_in.get(roster.parent, agreed_in))
             self._check_succession(machine, roster.parent)
@@ -338,7 +339,7 @@ class Inspector:
             self._broken("I8", f"roster {roster.k} has a parent that nobody certified", machine)
             return
         self._count_votes(machine, certified, parent)
-        if roster.level == 0:
+        if not roster.degraded:
             siblings = self._children.setdefault(roster.parent, set())
             siblings.add(digest)
             if len(siblings) > 1:
@@ -353,14 +354,14 @@ class Inspector:
     def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
         roster = certified.roster
         statement = vote_statement(roster.digest(), certified.ballot)
-        gone = {(w.peer, w.incarnation) for w in roster.goodbyes} if roster.level == 0 else set()
-        counted = {m.peer for m in parent.members if (m.peer, m.incarnation) not in gone}
-        votes = {peer for peer, signature in certified.votes if verify(peer, statement, signature)} & counted
-        enough = 2 * len(votes) > len(counted)
-        if roster.level:
-            enough = len(votes) * 2 ** (roster.level + 1) >= len(counted) and len(votes) > 0
+        counted = parent.voters
+        votes = {peer for peer, signature in certified.votes if verify(peer, statement, signature)}
+        enough = 2 * len(votes & counted) > len(counted)
+        if roster.degraded:
+            counted = parent.peers()
+            enough = bool(votes & counted)
         if not enough:
-            text = f"roster {roster.k} (level {roster.level}) has {len(votes)} votes of {len(counted)} members"
+            text = f"roster {roster.k} (degraded: {roster.degraded}) has {len(votes & counted)} votes of {len(counted)}"
             self._broken("I8", text, machine)
 
 

@@ -23,7 +23,7 @@ from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.swarm.clock_sync import SwarmClock
@@ -222,7 +222,7 @@ class Machine:
         keeper = self._make_keeper(folder, transport, engine)
         archive = _KeptArchive(self, folder, process)
         folder.make_room = archive.make_room
-        states = archive.recall() if self.trains else None
+        states = archive.recall()
         saver = Saver(
             archive,
             states=self._all_states,
@@ -272,9 +272,7 @@ class Machine:
             trains=self.trains,
             sign=signer(self.peer),
         )
-        recalled = Recalled(
-            rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
-        )
+        recalled = Recalled(rosters=folder.recall_rosters(), ballots=folder.recall_ballots())
         engine = _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
         engine.exchange.ration.bytes_per_second = self.limits.upload_bytes_per_second
         return engine
@@ -336,8 +334,7 @@ class Machine:
             tasks.create_task(node.run(), name=f"{self.name}: swarm")
             tasks.create_task(keeper.run(), name=f"{self.name}: links")
             tasks.create_task(self._look_after(node, keeper, folder), name=f"{self.name}: status")
-            if self.trains:
-                tasks.create_task(saver.run(), name=f"{self.name}: checkpoints")
+            tasks.create_task(saver.run(), name=f"{self.name}: checkpoints")
 
     async def _look_after(self, node: SwarmNode, keeper: LinkKeeper, folder: RunFolder) -> None:
         """Drop the start once others hold it, and keep addresses, as a session does."""
@@ -460,10 +457,6 @@ class _KeptMemory:
     def keep_ballots(self, ballots: Ballots) -> None:
         if not self._process.is_dying:
             self._memory.keep_ballots(ballots)
-
-    def keep_goodbye(self, goodbye: Goodbye) -> None:
-        if not self._process.is_dying:
-            self._memory.keep_goodbye(goodbye)
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
         if not self._process.is_dying:

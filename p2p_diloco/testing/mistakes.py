@@ -6,22 +6,20 @@ replaces a function or a method there for as long as a seed is played.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from p2p_diloco.ids import Digest
+from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.outer.advance import prepare_contribution, replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.protocol import ballot, exchange, finish, inclusion, membership, roster, roster_book
-from p2p_diloco.protocol import entry as entry_rules
-from p2p_diloco.protocol import round as round_rules
+from p2p_diloco.protocol import exchange, inclusion, membership, roster, roster_book
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
-from p2p_diloco.protocol.ballot import Ballots, Proposal, ballot_number
+from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.engine import PeerEngine
@@ -237,7 +235,7 @@ def _in_flight_left_out() -> list[Patch]:
     return [(island_module, "prepare_contribution", wrong)]
 
 
-@_mistake("replaced-in-flight", "I2")
+@_mistake("replaced-in-flight", "I2 I6")
 def _replaced_in_flight() -> list[Patch]:
     """What was in flight stays there when a span is replaced by a transfer."""
     right = replace_span
@@ -281,20 +279,20 @@ def _out_of_order() -> list[Patch]:
 def _no_majority() -> list[Patch]:
     """A parent gets a child whoever was there."""
 
-    def wrong(num_present: int, num_members: int) -> bool:
-        return num_present > 0
+    def wrong(self: Roster, places: Iterable[int]) -> bool:
+        return any(True for _ in places)
 
-    return [(module, "are_enough", wrong) for module in (entry_rules, inclusion, round_rules, finish)]
+    return [(Roster, "has_majority", wrong)]
 
 
-@_mistake("half-is-enough", "I8")
+@_mistake("half-is-enough", "I6 I8")
 def _half_is_enough() -> list[Patch]:
-    """A parent gets a child when exactly half of the members name it."""
+    """A parent gets a child when exactly half of the electorate name it."""
 
-    def wrong(num_present: int, num_members: int) -> bool:
-        return 2 * num_present >= num_members
+    def wrong(self: Roster, places: Iterable[int]) -> bool:
+        return 2 * self.num_voters(places) >= len(self.voters)
 
-    return [(module, "are_enough", wrong) for module in (entry_rules, inclusion, round_rules, finish)]
+    return [(Roster, "has_majority", wrong)]
 
 
 @_mistake("counts-the-absent", "I8")
@@ -343,7 +341,7 @@ def _newcomer_certifies() -> list[Patch]:
             return actions
         certified_once.add((me.peer, parent.digest()))
         members = (*parent.members, me.member())
-        child = replace(parent, parent=parent.digest(), k=parent.k + 1, level=0, members=members, goodbyes=())
+        child = replace(parent, parent=parent.digest(), k=parent.k + 1, degraded=False, members=members)
         number = ballot_number(self.rules.clock.round_at(now), LEAD_TURNS - 1)
         signature = me.sign(vote_statement(child.digest(), number))
         certified = CertifiedRoster(roster=child, ballot=number, votes=((me.peer, signature),))
@@ -355,47 +353,25 @@ def _newcomer_certifies() -> list[Patch]:
     return [(roster_book, "check_certificate", take_any), (PeerEngine, "tick", wrong)]
 
 
-@_mistake("two-votes", "I8", kinds="lag,delay,partition,kill")
-def _two_votes() -> list[Patch]:
-    """A member votes for anything at any time, bound by nothing and remembering nothing."""
-
-    def wrong(ballots: Ballots, proposal: Proposal) -> Ballots:
-        return ballots
-
-    return [(membership, "vote", wrong)]
-
-
 @_mistake("minority-certifies", "I8")
 def _minority_certifies() -> list[Patch]:
     """A third of the members is enough for a roster."""
 
-    def wrong(num_counted: int, level: int) -> int:
-        return max(1, num_counted // 3)
+    def wrong(parent: Roster, peers: Collection[PeerId]) -> bool:
+        return 3 * len(parent.voters.intersection(peers)) >= len(parent.voters)
 
-    return [(module, "votes_needed", wrong) for module in (roster, ballot)]
+    return [(module, "is_majority", wrong) for module in (roster, membership)]
 
 
 @_mistake("member-not-counted", "I8")
 def _member_not_counted() -> list[Patch]:
-    """One member of a roster is left out when its majority is counted."""
-    right = roster.counted_members
+    """One voter is left out when a majority is counted."""
 
-    def wrong(parent: Roster, *more: Any) -> frozenset[Any]:
-        counted = right(parent, *more)
-        return counted - {max(counted)} if len(counted) > 1 else counted
+    def wrong(parent: Roster, peers: Collection[PeerId]) -> bool:
+        counted = parent.voters - {max(parent.voters)} if len(parent.voters) > 1 else parent.voters
+        return 2 * len(counted.intersection(peers)) > len(counted)
 
-    return [(module, "counted_members", wrong) for module in (roster, ballot)]
-
-
-@_mistake("votes-forgotten", "I8 I9", kinds="lag,delay,partition,kill")
-def _votes_forgotten() -> list[Patch]:
-    """A member never writes down what it is bound to, and forgets it whenever it is asked."""
-    right = Ballots.bond
-
-    def forget(self: Ballots, parent: Digest, level: int) -> Any:
-        return right(replace(self, bonds=()), parent, level)
-
-    return [(RunFolder, "keep_ballots", lambda self, ballots: None), (Ballots, "bond", forget)]
+    return [(module, "is_majority", wrong) for module in (roster, membership)]
 
 
 @_mistake("rosters-not-served", "I6 I7 I8")

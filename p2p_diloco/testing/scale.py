@@ -189,21 +189,17 @@ def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) ->
 def _first_rosters(rules: RunRules, peers: Sequence[tuple[PeerId, bool]]) -> tuple[CertifiedRoster, CertifiedRoster]:
     """Return the founding roster and roster 1, which lists everybody and is certified by the founder."""
     founder = key_named(FOUNDER).peer
-    founding = found_run(rules, Member(peer=founder, incarnation=1, can_be_dialled=True), 0)
-    members = [Member(peer=peer, incarnation=1, can_be_dialled=is_open) for peer, is_open in peers]
+    founding = found_run(rules, Member(peer=founder, incarnation=1, trains=False), 0)
+    members = [Member(peer=peer, incarnation=1, counts=True, reduces=is_open) for peer, is_open in peers]
     roster = Roster(
         run=rules.run,
         genesis=founding.roster.genesis,
         parent=founding.roster.digest(),
         k=1,
-        epoch=0,
-        level=0,
         cycle=0,
-        regrid=0,
+        degraded=False,
         members=grid_order(members, rules.run, 0),
-        helper=founder,
-        goodbyes=(),
-        included_total=0,
+        height=0,
     )
     ballot = ballot_number(0, 0)
     vote = sign_as(founder, vote_statement(roster.digest(), ballot))

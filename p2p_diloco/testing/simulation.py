@@ -420,20 +420,35 @@ class Simulation:
         return [machine for machine in self.running() if not machine.is_hostile]
 
     def all_members(self) -> bool:
-        """Tell whether the roster in force everywhere lists exactly those that run, at their incarnations."""
+        """Tell whether the roster in force everywhere lists exactly those that run and train, at their incarnations."""
         wanted = {(m.peer, m.running.me.incarnation) for m in self.running()}
         rosters = [machine.running.book.in_force for machine in self.running()]
         return all(
-            roster is not None and {(x.peer, x.incarnation) for x in roster.members} == wanted for roster in rosters
+            roster is not None and {(x.peer, x.incarnation) for x in roster.members if x.trains} == wanted
+            for roster in rosters
         )
 
     def all_ready(self) -> bool:
         """Tell whether, besides, all that run and train are ready."""
         return self.all_members() and all(machine.running.ready for machine in self.running())
 
+    async def outlive(self, name: str, within: float = 600.0) -> None:
+        """Kill a machine that the others need no more, and let them go on without it."""
+        self.kill(name)
+        peer = self.machines[name].peer
+        await self.until(lambda: not any(peer in machine.roster.peers() for machine in self.running()), within)
+
+    def all_settled(self) -> bool:
+        """Tell whether, besides, all that train count, and reduce if they can be dialled: nobody needs a bootstrap."""
+        if not self.all_ready():
+            return False
+        can_reduce = {machine.peer: machine.place == OPEN for machine in self.running()}
+        members = [member for machine in self.running() for member in machine.roster.members if member.trains]
+        return all(member.counts and member.reduces == can_reduce[member.peer] for member in members)
+
     def members(self, name: str) -> set[str]:
-        """Return the members of the roster in force at a machine."""
-        return {self.inspected[peer].name for peer in self.machines[name].roster.peers()}
+        """Return the members of the roster in force at a machine that train."""
+        return {self.inspected[member.peer].name for member in self.machines[name].roster.members if member.trains}
 
     def agreed(self, names: Iterable[str] | None = None) -> bool:
         """Tell whether these machines (all that train and run) hold the same bytes of every span."""

@@ -19,7 +19,7 @@ class SplitRow:
     Attributes:
         peers: members before the split; `share` of them on the smaller side.
         cycles: how long the split lasted.
-        epochs: greatest epoch on either side when it ended: 0 means that nobody went on without a majority.
+        degraded: most rosters without a majority on either side when it ended; 0: nobody went on without one.
         branches: certified rosters of the same height that the two sides held when it ended: 1 means no fork.
         reports: peers that said they were cut off.
         healed_cycles: after its end, until all were members of one roster, had a new entry and held the same bytes;
@@ -32,7 +32,7 @@ class SplitRow:
     peers: int
     share: float
     cycles: float
-    epochs: int
+    degraded: int
     branches: int
     reports: int
     healed_cycles: float | None
@@ -85,21 +85,21 @@ async def _played(swarm: Simulation, plan: SplitPlan) -> SplitRow:
     swarm.partition(names[:smaller], names[smaller:])
     await swarm.run(plan.cycles * CYCLE_SECONDS)
     rosters = [machine.roster for machine in swarm.running()]
-    epochs = max(roster.epoch for roster in rosters)
+    degraded = max(machine.running.book.num_degraded() for machine in swarm.running())
     highest = [{r.digest() for r in rosters if r.k == k} for k in {r.k for r in rosters}]
-    branches = max(len(digests) for digests in highest) if epochs == 0 else len({r.digest() for r in rosters})
+    branches = max(len(digests) for digests in highest) if degraded == 0 else len({r.digest() for r in rosters})
     reports = sum("split" in machine.topics for machine in swarm.running())
     swarm.heal()
     healed = await _cycles_until_whole(swarm, 8.0)
     chains = _most_chains(swarm)
-    allowed = 4.0 if epochs else 2.0
+    allowed = 4.0 if degraded else 2.0
     has_healed = healed is not None and healed <= allowed
-    kept = has_healed and chains == 1 and (plan.may_fork or (epochs == 0 and branches == 1)) and reports > 0
+    kept = has_healed and chains == 1 and (plan.may_fork or (degraded == 0 and branches == 1)) and reports > 0
     return SplitRow(
         peers=plan.peers,
         share=plan.share,
         cycles=plan.cycles,
-        epochs=epochs,
+        degraded=degraded,
         branches=branches,
         reports=reports,
         healed_cycles=healed,

@@ -17,7 +17,7 @@ from p2p_diloco.testing.endings import (
     check_tables,
     cycles_until_it_goes_on,
     fragment_heights,
-    senior_roster,
+    leading_roster,
     still_names_dead,
 )
 from p2p_diloco.testing.inspector import Violated
@@ -170,7 +170,7 @@ class Trial:
             return
         for _ in range(cycles_until_it_goes_on(self.swarm) or 0):
             await self._run_to_end_of_cycle(self.swarm.now + self.scenario.cycle_seconds)
-            roster = senior_roster(self.swarm)
+            roster = leading_roster(self.swarm)
             if roster is None or all(
                 self.swarm.by_peer[m.peer].runs for m in roster.members if m.peer in self.swarm.by_peer
             ):

@@ -1,7 +1,6 @@
-"""What a peer holds that does not train: the start until others hold it, or all spans as the hub of those at home.
+"""What a peer holds that does not train: a bootstrap, while it is a member.
 
-A founder serves the start. When no member can be dialled, all go through this peer: it then follows the entries as
-everybody does, in a worker of its own, so that the event loop touches no vector.
+It follows the entries as everybody does, in a worker of its own, so that the event loop touches no vector.
 """
 
 from __future__ import annotations
@@ -59,6 +58,10 @@ class HeldState:
     def span_state(self, span: SpanId) -> SpanState | None:
         """Return the span, while it is held and sound."""
         return self._states.get(span) if span not in self._damaged_spans else None
+
+    def moving_states(self) -> dict[SpanId, SpanState]:
+        """Return all sound spans that are held."""
+        return {span: state for span, state in self._states.items() if span not in self._damaged_spans}
 
     def apply(self, update: SpanUpdate) -> None:
         """Absorb an update of a span that is held, soon."""

@@ -116,7 +116,7 @@ class LineWatch:
         roster, me = engine.book.in_force, engine.me
         assert roster is not None, "asked before"
         alive = engine.membership.alive(now)
-        dialable = {member.peer: member.can_be_dialled for member in roster.members}
+        dialable = {member.peer: member.reduces for member in roster.members}
         dialable |= {peer: beat.can_be_dialled for peer, beat in alive.items()}
         dialable = {peer: can for peer, can in dialable.items() if peer not in alive or alive[peer].trains}
         dialable[me.peer] = can = engine.membership.can_be_dialled

@@ -1,4 +1,4 @@
-"""What a peer must remember across restarts, in `<state>/<run>/`: rosters, votes, good-bye, incarnation, addresses."""
+"""What a peer must remember across restarts, in `<state>/<run>/`: rosters, votes, incarnation, addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.protocol.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
-from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, GOODBYE_LAYOUT, CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, CertifiedRoster
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
 from p2p_diloco.trainer.whole_file import append_to_file, replace_file, write_all
 
@@ -24,7 +24,6 @@ ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"
 """What was behind the last roster that could be read, each time."""
 BALLOTS_FILE = "ballots.bin"
-GOODBYE_FILE = "goodbye.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
 CLOCK_FILE = "clock"
@@ -59,10 +58,6 @@ class RunFolder:
         """Keep what this peer is bound to, before it says so."""
         self.write(BALLOTS_FILE, to_bytes(ballots, BALLOTS_LAYOUT))
 
-    def keep_goodbye(self, goodbye: Goodbye) -> None:
-        """Keep this incarnation's good-bye."""
-        self.write(GOODBYE_FILE, to_bytes(goodbye, GOODBYE_LAYOUT))
-
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Append a certified roster."""
         encoded = to_bytes(certified, CERTIFIED_LAYOUT)
@@ -73,11 +68,6 @@ class RunFolder:
         """Return what this peer was bound to, or nothing."""
         fields = self._recall(BALLOTS_FILE, BALLOTS_LAYOUT)
         return Ballots(**fields) if fields is not None else NO_BALLOTS
-
-    def recall_goodbye(self) -> Goodbye | None:
-        """Return the last good-bye."""
-        fields = self._recall(GOODBYE_FILE, GOODBYE_LAYOUT)
-        return Goodbye(**fields) if fields is not None else None
 
     def recall_rosters(self) -> tuple[CertifiedRoster, ...]:
         """Return all rosters kept, in the order in which they came.

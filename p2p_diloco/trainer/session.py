@@ -54,6 +54,7 @@ from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign
 from p2p_diloco.transport.link import SilentListener, Transport
 from p2p_diloco.transport.reach_probe import is_own_host
 
+LEAVE_PAUSE_SECONDS = 0.05
 STATUS_SECONDS = 1.0
 KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
 """The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
@@ -151,9 +152,7 @@ class PeerSession:
             trains=self._parts.trains,
             sign=key.sign,
         )
-        recalled = Recalled(
-            rosters=folder.recall_rosters(), ballots=folder.recall_ballots(), goodbye=folder.recall_goodbye()
-        )
+        recalled = Recalled(rosters=folder.recall_rosters(), ballots=folder.recall_ballots())
         engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
         engine.exchange.ration.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
         return engine
@@ -254,7 +253,7 @@ class PeerSession:
     async def _take_up_state(self, node: SwarmNode) -> None:
         """Begin from the checkpoint and the entries on disk, found the run, or begin with nothing and fetch."""
         rosters = self._engine.book
-        states = await asyncio.to_thread(self._archive.recall) if self._parts.trains else None
+        states = await asyncio.to_thread(self._archive.recall)
         if states is not None:
             self._hold(states)
         elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
@@ -328,8 +327,7 @@ class PeerSession:
             tasks.create_task(trim_now_and_then(), name="memory")
             if self._watch is not None and isinstance(self._replica, IslandThread):
                 tasks.create_task(self._evaluate(self._watch, self._replica), name="evaluation")
-            if self._parts.trains:
-                tasks.create_task(self._saver.run(), name="checkpoints")
+            tasks.create_task(self._saver.run(), name="checkpoints")
 
     def _addresses(self) -> tuple[str, ...]:
         """Return what to tell others: where this peer was reached first, loopback only when nothing else exists."""
@@ -409,8 +407,8 @@ class PeerSession:
         return True
 
     def _all_states(self) -> Mapping[SpanId, SpanState] | None:
-        """Return the island's spans as they move on, or None while one is missing or there is no island."""
-        states = self._replica.moving_states() if isinstance(self._replica, IslandThread) else {}
+        """Return the spans as they move on, or None while one is missing."""
+        states = self._replica.moving_states()
         return states if len(states) == len(self._plan.places) else None
 
     # -- ending
@@ -446,6 +444,8 @@ class PeerSession:
             node.leave()
             end_of_round = clock.begin(clock.round_at(self._clock.now()) + 1)
             await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
+            while not node.may_go():  # noqa: ASYNC110  # what the others vote has no event of its own
+                await asyncio.sleep(LEAVE_PAUSE_SECONDS)
         if isinstance(self._replica, IslandThread):
             self._replica.stop_training()
             await asyncio.to_thread(self._replica.wait_until_idle)

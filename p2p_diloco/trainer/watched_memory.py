@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.protocol.ballot import Ballots
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.surroundings import PeerMemory
 
 
@@ -28,10 +28,6 @@ class WatchedMemory:
     def keep_ballots(self, ballots: Ballots) -> None:
         """Keep what this peer is bound to."""
         self._watch(lambda: self._memory.keep_ballots(ballots))
-
-    def keep_goodbye(self, goodbye: Goodbye) -> None:
-        """Keep this incarnation's good-bye."""
-        self._watch(lambda: self._memory.keep_goodbye(goodbye))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Keep a certified roster."""

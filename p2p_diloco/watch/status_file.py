@@ -67,8 +67,8 @@ class PeerStatus:
         round: of the swarm clock; negative before the first.
         cycle: all fragments were due once per cycle.
         roster_k: number of the newest certified roster.
-        epoch: counts the new beginnings of the roster chain.
-        num_members: members of that roster.
+        epoch: how many rosters went without a majority.
+        num_members: members of that roster that train.
         grid: members in each row of the grid in force, the averaging groups; one row in a small run.
         row: the row of this peer, counted from 0; None while it is not a member.
         averaging_share: of averaging that this peer's line carries, 1 as much as all have where all have the same; 2 is

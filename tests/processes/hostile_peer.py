@@ -367,13 +367,12 @@ def _child_of(stranger: Stranger, certified: CertifiedRoster) -> CertifiedRoster
     changes: dict[str, Any] = {
         "parent": parent.digest(),
         "k": parent.k + 1,
-        "epoch": parent.epoch + 1,
-        "level": 12,
-        "cycle": parent.cycle + 1,
+        "degraded": True,
+        "cycle": parent.cycle + 16,
         "members": (replace(parent.members[0], peer=stranger.key.peer),),
-        "included_total": (1 << 62) - 1,
+        "height": parent.height + 16,
     }
-    roster = replace(parent, **{name: value for name, value in changes.items() if hasattr(parent, name)})
+    roster = replace(parent, **changes)
     ballot = certified.ballot + 4
     vote = stranger.key.sign(vote_statement(roster.digest(), ballot))
     return CertifiedRoster(roster=roster, ballot=ballot, votes=((stranger.key.peer, vote),))

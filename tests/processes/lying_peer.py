@@ -168,19 +168,16 @@ def self_voted_rosters(node: SwarmNode, behind: int) -> RosterReply | None:
     if len(chain) < behind + 2:
         return None
     parent = chain[-1 - behind]
-    me = node.engine.me.member()
+    me = parent.roster.member(node.engine.me.peer) or node.engine.me.member()
     changes = {
         "parent": parent.roster.digest(),
         "k": parent.roster.k + 1,
-        "epoch": parent.roster.epoch + 1,
-        "level": 2,
-        "cycle": parent.roster.cycle + 1,
+        "degraded": True,
+        "cycle": parent.roster.cycle + node.engine.rules.stalled_cycles,
         "members": (me,),
-        "goodbyes": (),
-        "included_total": (1 << 62) - 1,
+        "height": parent.roster.height + node.engine.rules.num_all_spans,
     }
-    known = type(parent.roster).__dataclass_fields__
-    roster = replace(parent.roster, **{name: value for name, value in changes.items() if name in known})
+    roster = replace(parent.roster, **changes)
     ballot = parent.ballot + 4
     vote = node.engine.me.sign(vote_statement(roster.digest(), ballot))
     return RosterReply(rosters=(CertifiedRoster(roster=roster, ballot=ballot, votes=((me.peer, vote),)),))

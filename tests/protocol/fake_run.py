@@ -12,7 +12,7 @@ from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster, founding_roster, founding_statement
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 
 RUN = sha256(b"a run")
@@ -43,7 +43,7 @@ ALL_SPANS = tuple(SpanId(f, i) for f, count in enumerate(NUM_SPANS) for i in ran
 CYCLE_SECONDS = ROUND_SECONDS * len(NUM_SPANS)
 
 
-def run_rules(*, void_cycles: int = 8, group_size: int = 16) -> RunRules:
+def run_rules(*, void_cycles: int = 3, group_size: int = 16) -> RunRules:
     clock = RoundClock(start_seconds=START_SECONDS, round_seconds=ROUND_SECONDS, num_fragments=len(NUM_SPANS))
     return RunRules(
         run=RUN,
@@ -82,8 +82,8 @@ def genesis_bytes(span: SpanId) -> bytes:
     return sha256(b"bytes", repr(span).encode())
 
 
-def found_run(founder: PeerId, incarnation: int, can_be_dialled: bool) -> CertifiedRoster:
-    member = Member(peer=founder, incarnation=incarnation, can_be_dialled=can_be_dialled)
+def found_run(founder: PeerId, incarnation: int, *, trains: bool = True) -> CertifiedRoster:
+    member = Member(peer=founder, incarnation=incarnation, trains=trains)
     roster = founding_roster(RUN, sha256(b"genesis"), member)
     return CertifiedRoster(
         roster=roster, ballot=0, votes=((ORGANISER, sign_as(ORGANISER, founding_statement(roster.digest()))),)
@@ -97,7 +97,6 @@ class Disk:
     incarnation: int = 0
     rosters: list[CertifiedRoster] = field(default_factory=list)
     ballots: Ballots = NO_BALLOTS
-    goodbye: Goodbye | None = None
     checkpoint: dict[SpanId, tuple[SpanHead, bytes]] = field(default_factory=dict)
     entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
 

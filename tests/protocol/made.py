@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fake_run import ORGANISER, RUN, found_run, peer_id, run_rules, sign_as, verify
+from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.member import Declaration, Member
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye, Roster, vote_statement
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.roster_book import RosterBook
 
 NO_SIGNATURE = bytes(64)
@@ -26,12 +26,15 @@ def ids(num_peers: int) -> list[PeerId]:
     return [peer_id(name) for name in NAMES[:num_peers]]
 
 
-def member(peer: PeerId, *, dialable: bool = True, incarnation: int = 1) -> Member:
-    return Member(peer=peer, incarnation=incarnation, can_be_dialled=dialable)
+def member(peer: PeerId, *, reduces: bool = True, incarnation: int = 1, **changes: object) -> Member:
+    """A member that votes, unless the changes say otherwise."""
+    made = Member(peer=peer, incarnation=incarnation, counts=True, reduces=reduces)
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def founding() -> CertifiedRoster:
-    return found_run(peer_id("boot"), 1, True)
+    """The founding roster of a bootstrap."""
+    return found_run(peer_id("boot"), 1, trains=False)
 
 
 def child_of(parent: Roster, members: Iterable[Member], **changes: object) -> Roster:
@@ -40,14 +43,10 @@ def child_of(parent: Roster, members: Iterable[Member], **changes: object) -> Ro
         genesis=parent.genesis,
         parent=parent.digest(),
         k=parent.k + 1,
-        epoch=parent.epoch,
-        level=0,
         cycle=parent.cycle,
-        regrid=0,
+        degraded=False,
         members=tuple(members),
-        helper=parent.helper,
-        goodbyes=(),
-        included_total=parent.included_total,
+        height=parent.height,
     )
     return replace(child, **changes)  # type: ignore[arg-type]
 
@@ -58,24 +57,25 @@ def certify(roster: Roster, voters: Iterable[PeerId], ballot: int = 0) -> Certif
     return CertifiedRoster(roster=roster, ballot=ballot, votes=votes)
 
 
-def roster_of(num_members: int, *, dialable: bool = True, **changes: object) -> Roster:
-    """Roster 1 with that many members."""
-    return child_of(founding().roster, [member(peer, dialable=dialable) for peer in ids(num_members)], **changes)
+def roster_of(num_members: int, *, reduces: bool = True, **changes: object) -> Roster:
+    """Roster 1 with that many members, all of whom vote, as it would be if rosters could begin so."""
+    return child_of(founding().roster, [member(peer, reduces=reduces) for peer in ids(num_members)], **changes)
 
 
-def roster_1(num_members: int, *, dialable: bool = True, **changes: object) -> CertifiedRoster:
-    return certify(roster_of(num_members, dialable=dialable, **changes), [peer_id("boot")])
+def roster_1(num_members: int, *, reduces: bool = True, **changes: object) -> CertifiedRoster:
+    return certify(roster_of(num_members, reduces=reduces, **changes), [peer_id("boot")])
 
 
-def goodbye(peer: PeerId, *, parent: Roster | None = None, **changes: object) -> Goodbye:
-    word = Goodbye(
+def declaration(peer: PeerId, **changes: object) -> Declaration:
+    word = Declaration(
         run=RUN,
         peer=peer,
         incarnation=1,
-        parent=parent.digest() if parent is not None else Digest(bytes(32)),
-        k=parent.k if parent is not None else 0,
-        promised=0,
-        voted=False,
+        cycle=0,
+        reachable=True,
+        trains=True,
+        share=8,
+        leaving=False,
         signature=NO_SIGNATURE,
     )
     word = replace(word, **changes)  # type: ignore[arg-type]
@@ -90,7 +90,6 @@ def heartbeat(peer: PeerId, **changes: object) -> Heartbeat:
         sequence=1,
         roster=Digest(bytes(32)),
         roster_k=0,
-        included_total=0,
         heads=(),
         ready=True,
         can_be_dialled=True,
@@ -117,7 +116,7 @@ def self_of(peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable
 
 
 def book_with(*rosters: CertifiedRoster, group_size: int = 16) -> RosterBook:
-    book = RosterBook(run=RUN, organiser=ORGANISER, group_size=group_size, verify=verify)
+    book = RosterBook(rules=run_rules(group_size=group_size), verify=verify)
     for certified in rosters:
         book.add(certified)
     return book
@@ -134,7 +133,7 @@ def membership_of(
 ) -> Membership:
     return Membership(
         me=self_of(peer, incarnation=incarnation, trains=trains),
-        rules=run_rules(),
+        rules=run_rules(group_size=group_size),
         book=book_with(*rosters, group_size=group_size),
         ballots=ballots,
         verify=verify,

@@ -23,7 +23,6 @@ from p2p_diloco.protocol.actions import (
     CompareContent,
     HashSpan,
     KeepBallots,
-    KeepGoodbye,
     KeepRoster,
     RebuildParent,
     RebuildSpan,
@@ -87,10 +86,10 @@ class Stage:
         self.islands: dict[str, int] = {}
         self.known_bytes: dict[tuple[SpanId, Digest], bytes] = {}
         self.entries: dict[Digest, Entry] = {}
-        self.children: dict[tuple[Digest, int], set[Digest]] = {}
+        self.children: dict[tuple[Digest, bool], set[Digest]] = {}
         self.rosters: dict[Digest, Roster] = {}
         self.followed_in: dict[Digest, int] = {}
-        """For each roster that has a child of level 0, the round of the earliest ballot that certified that."""
+        """For each roster that has a child with a majority, the round of the earliest ballot that certified that."""
         self.last_entry: dict[Digest, int] = {}
         self.num_messages = 0
         self.check_bytes = True
@@ -212,8 +211,6 @@ class Stage:
                 machine.disk.ballots = action.ballots
             case KeepRoster():
                 self._keep_roster(machine, action.certified)
-            case KeepGoodbye():
-                machine.disk.goodbye = action.goodbye
             case TakeSnapshot():
                 self._later(machine, self.random.uniform(0.0, 0.5), lambda: self._snapshot(machine, action))
             case ReduceSpan():
@@ -378,18 +375,18 @@ class Stage:
         )
 
     def _keep_roster(self, machine: Machine, certified: CertifiedRoster) -> None:
-        if certified.roster.k and not certified.roster.level:
+        if certified.roster.k and not certified.roster.degraded:
             agreed_in, parent = ballot_turn(certified.ballot)[0], certified.roster.parent
             self.followed_in[parent] = min(agreed_in, self.followed_in.get(parent, agreed_in))
             self._check_succession(parent)
         machine.disk.rosters.append(certified)
         roster = certified.roster
         self.rosters[roster.digest()] = roster
-        siblings = self.children.setdefault((roster.parent, roster.level), set())
+        siblings = self.children.setdefault((roster.parent, roster.degraded), set())
         siblings.add(roster.digest())
-        assert roster.level or len(siblings) == 1, "two children of one roster were certified by majorities (I8)"
+        assert roster.degraded or len(siblings) == 1, "two children of one roster were certified by majorities (I8)"
         engine = machine.engine
-        if not machine.trains and roster.k > 0 and engine is not None and not engine.membership.is_hub():
+        if engine is not None and not machine.trains and engine.holds_needlessly(self._local(machine)):
             engine.drop_state()
             machine.vectors.clear()
 

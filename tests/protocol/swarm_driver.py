@@ -66,7 +66,6 @@ class Swarm(Stage):
         recalled = Recalled(
             rosters=tuple(machine.disk.rosters),
             ballots=machine.disk.ballots,
-            goodbye=machine.disk.goodbye,
             heads=heads or None,
         )
         machine.engine = PeerEngine(me=me, rules=self.rules, verify=verify, recalled=recalled)
@@ -74,7 +73,7 @@ class Swarm(Stage):
         machine.paused = False
         machine.backlog.clear()
         if found:
-            founding = found_run(machine.peer, incarnation, machine.dialable)
+            founding = found_run(machine.peer, incarnation, trains=machine.trains)
             heads = genesis_heads(founding.roster)
             machine.vectors = {span: (head, genesis_bytes(span)) for span, head in heads.items()}
             machine.engine.hold_state(heads)
@@ -128,11 +127,12 @@ class Swarm(Stage):
         return {self.by_id[peer].name for peer in self.machines[name].roster.peers()}
 
     def all_members(self) -> bool:
-        """Tell whether the roster in force everywhere lists exactly those that run, at their incarnations."""
+        """Tell whether the roster in force everywhere lists exactly those that train, at their incarnations."""
         running = self.running()
         wanted = {(m.peer, m.rules_engine.me.incarnation) for m in running}
         return all(
-            m.rules_engine.book.in_force is not None and {(x.peer, x.incarnation) for x in m.roster.members} == wanted
+            m.rules_engine.book.in_force is not None
+            and {(x.peer, x.incarnation) for x in m.roster.members if x.trains} == wanted
             for m in running
         )
 
@@ -151,7 +151,7 @@ class Swarm(Stage):
             k = roster.k if roster is not None else None
             lines.append(
                 f"  {machine.name}: k={k} {names} ready={engine.ready} height={self.height(machine.name)} "
-                f"void={engine.membership.void_cycles} level={engine.membership.level()} "
+                f"void={engine.membership.void_cycles} stalled={engine.membership.is_stalled()} "
                 f"last={[f'{t:.0f} {r.topic}: {r.text}' for t, r in machine.reports[-4:]]}"
             )
         return "\n".join(lines)

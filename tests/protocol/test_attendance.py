@@ -1,31 +1,45 @@
-"""Who is here, as one peer hears it."""
+"""Who is here, as one peer hears it, and what the entries say of each member."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from fake_run import ROUND_SECONDS, peer_id
-from made import NO_SIGNATURE, certify, founding, goodbye, heartbeat, ids, member, membership_of, roster_1, roster_of
+from fake_run import ROUND_SECONDS, peer_id, verify
+from hypothesis import given
+from hypothesis import strategies as st
+from made import (
+    NO_SIGNATURE,
+    certify,
+    declaration,
+    founding,
+    heartbeat,
+    ids,
+    member,
+    membership_of,
+    roster_1,
+    roster_of,
+)
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol import attendance as module
-from p2p_diloco.protocol.actions import Send
-from p2p_diloco.protocol.entry import places_in
+from p2p_diloco.protocol.attendance import COUNTS_AFTER_CYCLES, CYCLES_SEEN
 from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.presence import RowReport
 
 A, B, C = ids(3)
-ROSTER = roster_1(3).roster
+STRANGER = peer_id("stranger")
 
 
-def member_of_three(peer: PeerId) -> Membership:
+def member_of_three(peer: PeerId = A) -> Membership:
     return membership_of(peer, founding(), roster_1(3))
 
 
+# -- heartbeats
+
+
 def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
-    here = member_of_three(A)
+    here = member_of_three()
     assert here.hear(heartbeat(B), 0.0)
     assert not here.hear(heartbeat(B), 0.0)
     assert here.hear(heartbeat(B, incarnation=2), 0.0)
@@ -36,131 +50,201 @@ def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
     assert here.alive(100.0) == {}
 
 
-def test_nobody_can_fill_the_memory_with_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_since_when_a_peer_is_heard_begins_anew_after_a_silence() -> None:
+    here = member_of_three()
+    for sequence, now, since in ((1, 0.0, 0.0), (2, 8.0, 0.0), (3, 16.0, 0.0), (4, 25.0, 25.0)):
+        here.hear(heartbeat(B, sequence=sequence), now)
+        assert here.heard[B].since == since
+
+
+def test_nobody_can_fill_the_memory_with_heartbeats_and_strangers_keep_no_member_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 2)
-    here = member_of_three(A)
+    here = member_of_three()
     assert [here.hear(heartbeat(peer_id(str(n))), 0.0) for n in range(4)] == [True, True, False, False]
+    assert here.hear(heartbeat(B), 0.0)
+    assert here.hear(heartbeat(peer_id("0"), sequence=2), 0.0), "one that is known is heard on"
 
 
-def test_a_good_bye_counts_once_when_signed_by_somebody_known() -> None:
-    here = member_of_three(A)
-    assert here.take_goodbye(goodbye(B, parent=ROSTER))
-    assert not here.take_goodbye(goodbye(B, parent=ROSTER))
-    assert not here.take_goodbye(goodbye(peer_id("stranger")))
-    assert not here.take_goodbye(replace(goodbye(C), signature=NO_SIGNATURE))
-    assert not here.take_goodbye(goodbye(C, run=sha256(b"other")))
-    assert here.has_left(member(B))
+def test_of_a_peer_without_a_roster_everybody_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_HEARD", 1)
+    here = membership_of(A)
+    assert [here.hear(heartbeat(peer), 0.0) for peer in (B, C)] == [True, False]
+    assert here.num_ready(0.0) == 1
+
+
+# -- who is ready
+
+
+def test_those_are_ready_who_are_heard_so_and_train() -> None:
+    here = member_of_three()
+    assert here.num_ready(0.0) == 0
     here.hear(heartbeat(B), 0.0)
-    assert here.alive(0.0) == {}
-
-
-def member_of_grid(peer: PeerId) -> Membership:
-    """One of eight in three rows."""
-    here = membership_of(peer, founding(), certify(ROSTER_8, [peer_id("boot")]), group_size=3)
+    here.hear(heartbeat(C, ready=False), 0.0)
+    here.hear(heartbeat(peer_id("boot"), trains=False), 0.0)
+    assert here.num_ready(0.0) == 1
     here.ready = True
-    return here
-
-
-ROSTER_8 = roster_of(8)
-GRID = fold_roster(ROSTER_8, 3)
-FIRST, SECOND, THIRD = GRID.columns[0]
-"""The reducers of one column, in their rows."""
-IDLE = GRID.rows[0][2]
-"""A member of the first row that reduces nothing: three rows share out eight, so two of each row reduce."""
-
-
-def reports(here: Membership, now: float = 0.0) -> dict[PeerId, RowReport]:
-    sends = [action for action in here.row_reports(now) if isinstance(action, Send)]
-    return {send.to: send.message for send in sends if isinstance(send.message, RowReport)}
-
-
-def test_reducers_tell_their_column_how_their_row_is_doing() -> None:
-    here = member_of_grid(FIRST)
-    second_of_row, newcomer = GRID.rows[0][1], peer_id("newcomer 3")
-    assert GRID.row_for(newcomer) == 0
-    here.hear(heartbeat(second_of_row), 0.0)
-    here.hear(heartbeat(newcomer, incarnation=4), 0.0)
-    here.hear(heartbeat(IDLE, incarnation=2), 0.0)
-    here.take_goodbye(goodbye(IDLE))
-    told = reports(here)
-    assert told.keys() == {SECOND, THIRD}
-    report = told[SECOND]
-    assert (report.row, places_in(report.present)) == (0, (0, 1))
-    assert set(report.coming) == {member(newcomer, incarnation=4), member(IDLE, incarnation=2)}
-    assert [word.peer for word in report.goodbyes] == [IDLE]
-
-
-def test_who_reduces_nothing_and_who_is_in_one_row_reports_nothing() -> None:
-    assert reports(member_of_grid(IDLE)) == {}
-    assert member_of_grid(IDLE).num_ready(0.0) == 8, "it can only think that all are"
-    assert reports(member_of_three(A)) == {}
-    member_of_three(A).take_report(B, reports(member_of_grid(FIRST))[SECOND], 0.0)
-
-
-def test_a_reducer_sees_all_rows() -> None:
-    here, other = member_of_grid(FIRST), member_of_grid(SECOND)
-    for peer in GRID.rows[1][:2]:
-        other.hear(heartbeat(peer), 0.0)
-    newcomer = next(p for n in range(9) if GRID.row_for(p := peer_id(f"new {n}")) == 1)
-    other.hear(heartbeat(newcomer), 0.0)
-    here.take_report(SECOND, reports(other)[FIRST], 0.0)
-    here.hear(heartbeat(THIRD), 0.0)
-    # Nothing is known of row 3, and there have been no entries: all of it is kept.
-    assert here.present(0.0).keys() == {FIRST, *GRID.rows[1][:2], newcomer, *GRID.rows[2]}
-    assert here.num_ready(0.0) == 6
-    here.take_goodbye(goodbye(GRID.rows[1][1]))
-    assert GRID.rows[1][1] not in here.present(0.0)
-
-
-def test_of_a_row_without_reports_those_are_kept_that_had_a_part_in_the_last_entries() -> None:
-    here = member_of_grid(FIRST)
-    kept = GRID.rows[1][1]
-    here.took_part = {FIRST: 9, kept: 9, GRID.rows[1][2]: 2}
-    assert here.present(0.0).keys() == {FIRST, kept}, "the silent reducers of the column are not"
-
-
-def test_reports_grow_old_and_count_from_the_reducer_of_that_row_alone() -> None:
-    here, other = member_of_grid(FIRST), member_of_grid(SECOND)
-    report = reports(other)[FIRST]
-    for sender, wrong in (
-        (THIRD, report),
-        (SECOND, replace(report, row=2)),
-        (SECOND, replace(report, row=9)),
-        (SECOND, replace(report, roster=sha256(b"another"))),
-        (GRID.rows[1][1], report),
-    ):
-        here.take_report(sender, wrong, 0.0)
-    here.hear(heartbeat(SECOND), 0.0)
-    assert len(here.present(0.0)) == 1 + 3 + 1, "as if nothing had been reported"
-    here.take_report(SECOND, report, 0.0)
-    assert here.present(0.0).keys() & set(GRID.rows[1]) == {SECOND}
-    assert here.present(5 * ROUND_SECONDS).keys() & set(GRID.rows[1]) != {SECOND}
+    assert here.num_ready(0.0) == 2
+    here.leaving = True
+    assert here.num_ready(0.0) == 1
+    assert membership_of(A).num_ready(0.0) == 0
 
 
 def test_members_that_never_hear_each_other_are_counted_by_the_entries_of_the_last_cycle() -> None:
-    here = member_of_three(A)
+    here = member_of_three()
     clock = here.rules.clock
     here.ready = True
     here.hear(heartbeat(B), 0.0)
     assert here.num_ready(0.0) == 2
-    here.note_part(frozenset({A, B, C}), 0)
+    here.note_entry({A, B, C}, (), 0)
     assert here.num_ready(0.0) == 3
     here.hear(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
     assert here.num_ready(clock.begin(clock.num_fragments + 1)) == 2, "it was there a cycle ago"
-    assert membership_of(A).num_ready(0.0) == 0
 
 
-def test_a_peer_that_says_good_bye_for_ever_fills_no_memory() -> None:
-    here = member_of_three(A)
-    assert all(here.take_goodbye(goodbye(B, incarnation=number)) for number in range(1, 1001))
-    kept = [number for number in range(1, 1001) if here.has_said_goodbye(B, number)]
-    assert kept == [997, 998, 999, 1000]
-    assert not here.take_goodbye(goodbye(B, incarnation=5)), "older than all that are kept"
+def test_in_a_grid_it_is_taken_that_the_members_are_ready() -> None:
+    roster = roster_of(8)
+    assert len(fold_roster(roster, 3).rows) > 1
+    here = membership_of(A, founding(), certify(roster, [peer_id("boot")]), group_size=3)
+    assert here.num_ready(0.0) == 8
 
 
-def test_strangers_that_fill_the_list_of_who_is_heard_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+# -- declarations
+
+
+def test_what_this_peer_declares_is_signed_and_says_how_it_is() -> None:
+    here = membership_of(A, founding(), roster_1(3), incarnation=3)
+    here.share, here.can_be_dialled = 0, False
+    word = here.declare(5 * ROUND_SECONDS)
+    assert verify(A, word.statement(), word.signature)
+    assert (word.cycle, word.incarnation, word.reachable, word.trains) == (2, 3, False, True)
+    assert word.share == 1, "a share of nothing is not declared"
+    assert not word.leaving
+    assert here.declare(-99.0).cycle == 0, "before round 0"
+    assert here.declared == {A: here.declare(-99.0)}
+
+
+def test_a_declaration_counts_when_it_is_news_signed_and_of_this_run() -> None:
+    here = member_of_three()
+    assert here.take_declaration(declaration(B, cycle=4), 5)
+    for old in (
+        declaration(B, cycle=4),
+        declaration(B, cycle=3),
+        declaration(C, run=sha256(b"other")),
+        declaration(C, cycle=7),
+        replace(declaration(C), signature=NO_SIGNATURE),
+        declaration(A, incarnation=9),
+    ):
+        assert not here.take_declaration(old, 5)
+    for newer in (declaration(B, cycle=6), declaration(B, leaving=True), declaration(B, incarnation=2)):
+        assert here.take_declaration(newer, 5)
+        assert here.declared[B] == newer
+
+
+def test_nothing_is_kept_of_whom_the_manifest_does_not_list() -> None:
+    here = member_of_three()
+    here.rules = replace(here.rules, listed=frozenset({B}))
+    assert here.take_declaration(declaration(B), 0)
+    assert not here.take_declaration(declaration(STRANGER), 0)
+
+
+def test_nobody_can_fill_the_memory_with_declarations_and_strangers_keep_no_member_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 2)
-    here = member_of_three(A)
-    strangers = [peer_id(f"stranger {number}") for number in range(3)]
-    assert [here.hear(heartbeat(peer), 0.0) for peer in strangers] == [True, True, False]
-    assert here.hear(heartbeat(B), 0.0)
+    here = member_of_three()
+    strangers = [declaration(peer_id(str(n))) for n in range(4)]
+    assert [here.take_declaration(word, 0) for word in strangers] == [True, True, False, False]
+    assert here.take_declaration(declaration(B), 0)
+    assert here.take_declaration(declaration(peer_id("0"), cycle=1), 0)
+
+
+def test_old_applications_are_forgotten_and_what_members_declared_is_not() -> None:
+    here = member_of_three()
+    for word in (declaration(STRANGER, cycle=4), declaration(peer_id("new"), cycle=5), declaration(B, cycle=1)):
+        here.take_declaration(word, 5)
+    here.forget_old_declarations(4)
+    assert here.declared.keys() == {STRANGER, peer_id("new"), B}
+    here.forget_old_declarations(5)
+    assert here.declared.keys() == {peer_id("new"), B}
+
+
+def test_who_has_said_that_it_leaves_is_gone_until_another_incarnation_comes() -> None:
+    here = member_of_three()
+    assert not here.has_left(B, 1)
+    here.hear(heartbeat(B), 0.0)
+    here.take_declaration(declaration(B), 0)
+    assert here.alive(0.0).keys() == {B}
+    here.take_declaration(declaration(B, leaving=True), 0)
+    assert here.has_left(B, 1)
+    assert here.alive(0.0) == {}
+    here.hear(heartbeat(B, incarnation=2), 0.0)
+    assert here.alive(0.0).keys() == {B}
+
+
+# -- what the entries say
+
+
+def test_the_last_entry_for_which_a_member_was_there_is_known_in_whatever_order_they_come() -> None:
+    here = member_of_three()
+    for round_index, present in ((4, {A, B}), (9, {A}), (6, {A, B, C})):
+        here.note_entry(present, present, round_index)
+    assert here.present_in == {A: 9, B: 6, C: 6}
+
+
+def test_how_many_entries_some_rounds_got_is_known_of_the_last_cycles() -> None:
+    here = member_of_three()
+    for round_index in (0, 3, 3, 4, 4, 4, 6):
+        here.note_entry((), (), round_index)
+    assert [here.num_entries(*span) for span in ((0, 2), (3, 4), (4, 4), (5, 5), (0, 9))] == [1, 5, 3, 0, 7]
+    for round_index in range(1000):
+        here.note_entry((), (), round_index)
+    assert here.num_entries(0, 900) == 0
+    assert here.num_entries(996, 999) == 4
+
+
+COUNTING: list[tuple[str, int, list[int], int, bool]] = [
+    ("never included", 0, [], 20, False),
+    ("three cycles", 0, [18, 19, 20], 20, False),
+    ("four of eight cycles", 0, [13, 15, 18, 20], 20, True),
+    ("four in a row, a while ago", 0, [13, 14, 15, 16], 20, True),
+    ("four, one of them too long ago", 0, [12, 13, 14, 15], 20, False),
+    ("four, one of them in the cycle in which it was listed", 16, [16, 17, 18, 19], 20, False),
+    ("four since it was listed", 15, [16, 17, 18, 19], 20, True),
+    ("many entries in one cycle", 0, [20] * 9, 20, False),
+    ("four, in any order", 0, [19, 17, 20, 18], 20, True),
+    ("four, one of them more than eight before the last", 0, [20, 12, 19, 18], 20, False),
+    ("of a cycle that is still to come", 0, [18, 19, 20, 21], 20, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("since", "cycles", "now", "expected"), [case[1:] for case in COUNTING], ids=[case[0] for case in COUNTING]
+)
+def test_a_member_counts_once_it_was_included_in_four_of_eight_cycles_since_it_was_listed(
+    since: int, cycles: list[int], now: int, expected: bool
+) -> None:
+    here = member_of_three()
+    for cycle in cycles:
+        here.note_entry({A, B}, {B}, 2 * cycle)
+    assert here.has_come_to_count(member(B, counts=False, since=since), now) is expected
+    assert not here.has_come_to_count(member(A, counts=False, since=since), now), "to be there is not enough"
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 40), st.integers(0, 40))
+def test_that_is_so_whatever_the_order_in_which_entries_of_the_last_eight_cycles_come(
+    cycles: list[int], since: int, now: int
+) -> None:
+    recent = [cycle for cycle in cycles if max(cycles) - cycle < CYCLES_SEEN]
+    here = member_of_three()
+    for cycle in recent:
+        here.note_entry((), {B}, 2 * cycle)
+    seen = {cycle for cycle in recent if max(since, now - CYCLES_SEEN) < cycle <= now}
+    assert here.has_come_to_count(member(B, counts=False, since=since), now) is (len(seen) >= COUNTS_AFTER_CYCLES)
+
+
+def test_a_peer_founds_a_run_as_the_incarnation_that_it_is() -> None:
+    assert member_of_three().me.member(3) == member(A, counts=False, share=3)
+    bootstrap = membership_of(A, trains=False, incarnation=4).me.member()
+    assert bootstrap == member(A, counts=False, trains=False, incarnation=4)

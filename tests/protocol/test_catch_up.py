@@ -15,7 +15,6 @@ from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Repo
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
 
 
@@ -472,7 +471,7 @@ def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -
     assert not fetch.is_complete()
     assert fetch.left_out() == frozenset()
     assert heads(fetch, B, NEW)
-    assert fetch.left_out() == {SPAN}
+    assert fetch.left_out() == frozenset({SPAN})
 
 
 def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> None:
@@ -501,10 +500,11 @@ def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_wh
     fetch.voices = voices(A, B, C)
     certified = roster_1(3)
     chains.set_head(SPAN, head_of())
-    owner = fold_roster(certified.roster, 16).owner(SPAN)
+    book = book_with(founding(), certified)
+    owner = book.folded(certified.roster.digest(), 4)[1].owner(SPAN)
     assert owner is not None
     entry = entry_on(head_of(), certified.roster, owner, round=4)
-    chains.offer(entry, 1.0, book_with(founding(), certified), latest_round=1000)
+    chains.offer(entry, 1.0, book, latest_round=1000)
     assert chains.heads[SPAN].height == 1
     for now in (0.0, 3.0, 100.0):
         for peer in (A, B):

@@ -127,7 +127,7 @@ def test_entries_that_wait_are_bounded_by_the_bytes_of_all_their_payloads(monkey
     monkeypatch.setattr("p2p_diloco.protocol.chain.MOST_WAITING_BYTES", 20)
     chains = book()
     spans = [SpanId(0, index) for index in range(3)]
-    grid = BOOK.folded[ROSTER.digest()][1]
+    grid = BOOK.folded(ROSTER.digest(), 0)[1]
     assert {grid.owner(span) for span in spans} == {OWNER}
     for span in spans:
         chains.set_head(span, START)

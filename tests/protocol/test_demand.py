@@ -28,10 +28,10 @@ from p2p_diloco.protocol.grid import Grid, fold_roster, grid_order
 INT4 = Encoded(contribution=4.25, row_mean=8.25, entry=4.25)
 
 
-def grid_of(num_members: int, num_dialable: int, group_size: int) -> tuple[Grid, Sequence[PeerId]]:
-    members = [member(peer_id(f"peer {place}"), dialable=place < num_dialable) for place in range(num_members)]
+def grid_of(num_members: int, num_reducing: int, group_size: int) -> tuple[Grid, Sequence[PeerId]]:
+    members = [member(peer_id(f"peer {place}"), reduces=place < num_reducing) for place in range(num_members)]
     roster = replace(roster_of(1), k=1, members=grid_order(members, RUN, 0))
-    return fold_roster(roster, group_size), [m.peer for m in members[:num_dialable]]
+    return fold_roster(roster, group_size), [m.peer for m in members[:num_reducing]]
 
 
 def counted(grid: Grid, num_spans: int, encoded: Encoded) -> dict[PeerId, dict[str, float]]:
@@ -63,10 +63,10 @@ def counted(grid: Grid, num_spans: int, encoded: Encoded) -> dict[PeerId, dict[s
 def test_the_formula_is_the_mean_of_what_is_counted_message_by_message(
     num_members: int, data: st.DataObject, group_size: int
 ) -> None:
-    num_dialable = data.draw(st.integers(1, num_members))
-    grid, reachable = grid_of(num_members, num_dialable, group_size)
+    num_reducing = data.draw(st.integers(1, num_members))
+    grid, reachable = grid_of(num_members, num_reducing, group_size)
     rows = len(grid.rows)
-    if num_dialable % rows or num_members % rows:
+    if num_reducing % rows or num_members % rows:
         return  # shares differ by one then, and the mean is only nearly that
     moved = counted(grid, 4 * rows * len(grid.columns), INT4)
     for is_reachable in (True, False):
@@ -74,7 +74,7 @@ def test_the_formula_is_the_mean_of_what_is_counted_message_by_message(
         if not peers:
             continue
         flow = exchange_flow(
-            INT4, members=num_members, group_size=group_size, reachable=num_dialable, is_reachable=is_reachable
+            INT4, members=num_members, group_size=group_size, reachable=num_reducing, is_reachable=is_reachable
         )
         for name in Flow.__slots__:
             mean = sum(moved[peer][name] for peer in peers) / len(peers)

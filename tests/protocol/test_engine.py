@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from fake_run import RUN, peer_id, run_rules, verify
+from fake_run import ALL_SPANS, PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
 from founded_swarms import founded, goes_on
 from made import (
     SPAN,
     certify,
     child_of,
+    declaration,
     entry_on,
     founding,
     fragment_head,
-    goodbye,
     head_of,
     heartbeat,
     ids,
@@ -22,13 +22,12 @@ from made import (
 )
 from swarm_driver import Swarm
 
-from p2p_diloco.ids import ZERO_DIGEST, SpanHead, SpanId, sha256
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import (
     Action,
     CompareContent,
     HashSpan,
     KeepBallots,
-    KeepGoodbye,
     KeepRoster,
     RebuildSpan,
     ReduceSpan,
@@ -40,7 +39,7 @@ from p2p_diloco.protocol.actions import (
 )
 from p2p_diloco.protocol.ballot import Ballots, Bond, ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.entry import next_head
+from p2p_diloco.protocol.entry import next_head, places_in
 from p2p_diloco.protocol.messages import (
     ContentReply,
     EntryAbsent,
@@ -50,12 +49,12 @@ from p2p_diloco.protocol.messages import (
     Refusal,
     RosterReply,
     RosterRequest,
+    RowMean,
     SpanReply,
     SpanRequest,
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.roster_delta import certified_delta
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages
 
 
 def engine_of(name: str = "ann", recalled: Recalled | None = None, incarnation: int = 1) -> PeerEngine:
@@ -82,22 +81,43 @@ def test_an_alone_peer_just_goes() -> None:
     assert engine.membership.leaving
 
 
-def test_a_good_bye_is_on_disk_before_it_is_said() -> None:
+def test_who_leaves_declares_it_to_all_it_is_linked_with_and_stays_a_little_to_vote() -> None:
     engine = with_roster(engine_of(), roster_1(3))
     engine.link_up(peer_id("bob"))
-    first, *rest = engine.leave(1.0)
-    assert isinstance(first, KeepGoodbye)
-    assert [action.message for action in rest if isinstance(action, Send)] == [first.goodbye]
+    said = engine.leave(1.0)
+    assert [(action.to, action.message) for action in said if isinstance(action, Send)] == [
+        (peer_id("bob"), declaration(peer_id("ann"), leaving=True))
+    ]
+    assert len(said) == 1
+    assert not engine.ready
+    assert not engine.may_go(5.9)
+    assert engine.may_go(6.0)
 
 
-def test_a_restarted_peer_says_its_old_good_bye_again_while_it_is_still_listed() -> None:
-    certified = roster_1(3)
-    old = goodbye(peer_id("ann"), parent=certified.roster)
-    recalled = Recalled(rosters=(founding(), certified), goodbye=old)
-    engine = engine_of(recalled=recalled, incarnation=2)
+def test_who_leaves_goes_at_once_when_no_link_is_left_or_a_roster_without_it_is_certified() -> None:
+    ann, bob = ids(2)
+    engine = with_roster(engine_of(), roster_1(2))
+    engine.link_up(bob)
+    engine.leave(1.0)
+    assert not engine.may_go(2.0)
+    engine.link_lost(bob)
+    assert engine.may_go(2.0)
+    engine.link_up(bob)
+    child = certify(child_of(roster_1(2).roster, [member(bob)]), [ann, bob], ballot=ballot_number(0, 1))
+    engine.receive(bob, RosterReply(rosters=(child,)), 2.0)
+    assert engine.may_go(2.0)
+
+
+def test_a_heartbeat_comes_with_what_the_voters_must_know_of_a_peer_and_do_not_yet() -> None:
+    engine = with_roster(engine_of("cat"), roster_1(2))
+    engine.membership.ready = True
     engine.link_up(peer_id("bob"))
-    said = [action.message for action in engine.tick(1.0) if isinstance(action, Send)]
-    assert old in said
+    application = declaration(peer_id("cat"))
+    assert application in [action.message for action in engine.tick(1.0) if isinstance(action, Send)]
+    listed = with_roster(engine_of("cat"), roster_1(3))
+    listed.membership.ready = True
+    listed.link_up(peer_id("bob"))
+    assert application not in [action.message for action in listed.tick(1.0) if isinstance(action, Send)]
 
 
 def test_what_is_not_for_the_rules_is_dropped() -> None:
@@ -110,15 +130,16 @@ def test_a_heartbeat_from_another_mouth_is_not_heard() -> None:
     assert not engine.membership.heard
 
 
-def test_an_unknown_roster_is_asked_for_unless_it_is_junior() -> None:
+def test_an_unknown_roster_is_asked_for() -> None:
     engine = engine_of()
     beat = heartbeat(peer_id("bob"), roster=sha256(b"unknown"), roster_k=3)
     (ask,) = engine.receive(peer_id("bob"), beat, 0.0)
     assert isinstance(ask, Send)
     assert isinstance(ask.message, RosterRequest)
-    with_roster(engine, roster_1(2, included_total=5))
-    beat = heartbeat(peer_id("bob"), roster=sha256(b"unknown"), roster_k=3, sequence=2)
-    assert engine.receive(peer_id("bob"), beat, 0.0) == []
+    with_roster(engine, roster_1(2))
+    for sequence, known in enumerate((ZERO_DIGEST, roster_1(2).roster.digest()), 2):
+        beat = heartbeat(peer_id("bob"), roster=known, sequence=sequence)
+        assert engine.receive(peer_id("bob"), beat, 0.0) == []
 
 
 def test_rosters_are_given_to_those_who_lack_them() -> None:
@@ -130,19 +151,32 @@ def test_rosters_are_given_to_those_who_lack_them() -> None:
     assert engine.receive(peer_id("bob"), RosterRequest(known=known), 0.0) == []
 
 
-def test_a_difference_to_a_known_roster_is_taken_and_to_an_unknown_one_asked_about() -> None:
+def test_rosters_are_asked_for_until_those_that_another_goes_by_are_here() -> None:
+    bob, engine = peer_id("bob"), engine_of()
+    engine.receive(bob, heartbeat(bob, roster=roster_1(2).roster.digest(), roster_k=1), 0.0)
+    part = engine.receive(bob, RosterReply(rosters=(founding(),)), 0.1)
+    asked = [action.message for action in part if isinstance(action, Send)]
+    assert asked == [RosterRequest(known=(founding().roster.digest(),))]
+    whole = engine.receive(bob, RosterReply(rosters=(roster_1(2),)), 0.2)
+    assert not any(isinstance(action, Send) and isinstance(action.message, RosterRequest) for action in whole)
+
+
+def test_who_adopts_another_branch_of_rosters_says_nothing_of_its_state_until_it_is_compared() -> None:
+    """A line that was never degraded wins over one that was."""
     ann, bob = ids(2)
-    parent = roster_1(2)
-    child = certify(child_of(parent.roster, [member(ann)], cycle=1), [ann, bob], ballot=ballot_number(3, 0))
-    word = certified_delta(child, parent.roster)
-    assert word is not None
-    engine = engine_of("cat")
-    (ask,) = engine.receive(bob, word, 0.0)
-    assert isinstance(ask, Send)
-    assert isinstance(ask.message, RosterRequest)
-    with_roster(engine, parent)
-    engine.receive(bob, word, 0.0)
-    assert engine.book.in_force == child.roster
+    parent = roster_1(2).roster
+    now, ballot = 56.0, ballot_number(7, 0)
+    ours = certify(child_of(parent, [member(ann)], cycle=3, degraded=True), [ann], ballot)
+    theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot)
+    rosters = (founding(), roster_1(2), ours)
+    engine = engine_of(recalled=Recalled(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, head_of())))
+    engine.membership.ready = True
+    assert engine.book.in_force == ours.roster
+    assert len(engine.closed_heads(now)) == 2
+    engine.receive(bob, RosterReply(rosters=(theirs,)), now)
+    assert engine.book.in_force == theirs.roster
+    assert not engine.ready
+    assert engine.closed_heads(now) == ()
 
 
 @pytest.mark.parametrize("newer", [False, True])
@@ -154,15 +188,15 @@ def test_a_refusal_is_reported_and_a_newer_roster_asked_for(newer: bool) -> None
     assert len(asks) == newer
 
 
-def test_a_good_bye_of_somebody_heard_is_reported_once() -> None:
+def test_a_good_bye_is_reported_once_and_passed_on_to_the_other_voters() -> None:
     engine = with_roster(engine_of(), roster_1(3))
-    bob = peer_id("bob")
-    word = goodbye(bob, parent=roster_1(3).roster)
-    engine.receive(bob, heartbeat(bob, steps=5), 0.0)
-    (report,) = engine.receive(bob, word, 0.0)
-    assert isinstance(report, Report)
-    assert report.topic == "good-bye"
+    _, bob, cat = ids(3)
+    word = declaration(bob, leaving=True)
+    actions = engine.receive(bob, word, 0.0)
+    assert [action.topic for action in actions if isinstance(action, Report)] == ["good-bye"]
+    assert [action.to for action in actions if isinstance(action, Send) and action.message == word] == [cat]
     assert engine.receive(bob, word, 0.0) == []
+    assert engine.receive(cat, word, 0.0) == []
 
 
 def following(engine: PeerEngine, *rosters: CertifiedRoster) -> tuple[SpanId, SpanHead]:
@@ -179,6 +213,10 @@ def following(engine: PeerEngine, *rosters: CertifiedRoster) -> tuple[SpanId, Sp
 
 def asked_entries(actions: list[Action]) -> list[EntryRequest]:
     return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, EntryRequest)]
+
+
+def asked_spans(actions: list[Action]) -> list[SpanRequest]:
+    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, SpanRequest)]
 
 
 def test_an_entry_of_an_unknown_roster_is_asked_for_again_once_the_roster_is_known() -> None:
@@ -200,7 +238,7 @@ def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_and_keeps_no
     span, start = following(engine, roster_1(1))
     engine.entry_checked(ann, entry_on(start, later.roster, ann, span=span), 1.0, 0.1)
     for place in range(200):
-        roster, round_index = roster_1(1, included_total=place + 1).roster, 2 ** (place % 62)
+        roster, round_index = roster_1(1, height=place + 1).roster, 2 ** (place % 62)
         engine.entry_checked(peer_id("stranger"), entry_on(start, roster, ann, span=span, round=round_index), 1.0, 0.1)
         engine.entry_checked(ann, entry_on(start, roster, ann, span=span, round=2**60), 1.0, 0.1)
     assert len(engine._noted) == 1
@@ -300,8 +338,8 @@ def test_two_entries_of_one_owner_are_reported_loudly_and_once() -> None:
 
 def test_an_entry_that_lacks_something_is_nothing_to_who_does_not_follow() -> None:
     engine = PeerEngine(me=self_of(peer_id("boot"), trains=False), rules=run_rules(), verify=verify)
-    span, start = following(engine, roster_1(1))
-    entry = entry_on(start, roster_1(1, included_total=3).roster, peer_id("ann"), span=span)
+    span, start = following(engine, roster_1(3))
+    entry = entry_on(start, roster_1(3, height=3).roster, peer_id("ann"), span=span)
     assert engine.entry_checked(peer_id("ann"), entry, 1.0, 0.1) == []
 
 
@@ -344,7 +382,7 @@ def test_a_peer_with_hardly_a_link_needs_one_to_anybody() -> None:
 
 def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() -> None:
     """Its roster lies on no chain that anybody would tell us of; we asked for it again and again."""
-    certified, given_up = roster_1(1), roster_1(1, included_total=7).roster
+    certified, given_up = roster_1(1), roster_1(1, height=7).roster
     (ann,) = ids(1)
     engine = with_roster(engine_of("cat"), certified)
     span, start = next(iter(engine.rules.span_elements)), head_of()
@@ -364,7 +402,7 @@ def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() ->
 
 
 def test_a_mean_that_does_not_hold_before_its_owner_is_told_to_nobody() -> None:
-    swarm = founded(1)
+    swarm = founded(1, bootstrap=False)
     goes_on(swarm)
     machine = swarm.machines["p0"]
     engine = machine.rules_engine
@@ -381,6 +419,49 @@ def test_a_mean_that_does_not_hold_before_its_owner_is_told_to_nobody() -> None:
     actions = engine.span_reduced(order, frozenset({machine.peer}), b"mean", 1e30, now)
     assert [action.topic for action in actions if isinstance(action, Report)] == ["entry-refused"]
     assert not [action for action in actions if isinstance(action, Send)]
+
+
+def row_means(me: PeerId) -> tuple[dict[SpanId, PeerId], dict[SpanId, PeerId]]:
+    """Let one of six in a grid of two rows average alone for its row; return who gets the mean of each span, and who
+    owns it."""
+    roster = roster_1(6)
+    engine = PeerEngine(me=self_of(me), rules=run_rules(group_size=2), verify=verify)
+    with_roster(engine, roster)
+    engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
+    engine.tick(0.1)
+    collection, finish = engine.exchange.collection, engine.exchange.finish
+    assert collection is not None
+    assert finish is not None
+    spans = tuple(
+        EncodedSpan(span=span, parent=head_of().digest, norm=1.0, payload=bytes(PAYLOAD_BYTES))
+        for span in collection.reduced
+    )
+    given = FragmentContribution(round=0, fragment=0, tokens=10, steps=1, spans=spans)
+    actions = engine.contribution_ready(given, 0.2)
+    empty = contribution_messages(given, (), roster.roster.digest(), 1)[0]
+    for each in collection.members.values():
+        if each.peer != me:
+            actions += engine.receive(each.peer, empty, 0.3)
+    orders = [action for action in actions if isinstance(action, ReduceSpan)]
+    assert [(order.span, order.stage) for order in orders] == [(each.span, Stage.ROW) for each in spans]
+    for order in orders:
+        actions += engine.span_reduced(order, frozenset({me}), bytes(PAYLOAD_BYTES), 1.0, 0.4)
+    means = [(me, mean) for mean, _ in finish.means.values()]
+    means += [(a.to, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, RowMean)]
+    for _, mean in means:
+        assert places_in(mean.included) == (roster.roster.position(me),)
+        assert mean.payload == bytes(PAYLOAD_BYTES)
+    owners = {each.span: collection.grid.owner(each.span) for each in spans}
+    return {mean.span: to for to, mean in means}, {span: owner for span, owner in owners.items() if owner is not None}
+
+
+def test_in_a_grid_the_mean_of_a_row_goes_to_the_owner_of_its_span() -> None:
+    sent_to: set[bool] = set()
+    for me in ids(6):
+        receivers, owners = row_means(me)
+        assert receivers == owners
+        sent_to |= {to == me for to in receivers.values()}
+    assert sent_to == {True, False}, "some to another row, some kept here"
 
 
 def test_a_bad_entry_is_refused_with_a_reason() -> None:
@@ -421,9 +502,9 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
     machine = swarm.add("boot", trains=False, found=True)
     engine = machine.rules_engine
     assert engine.serves_state
-    assert not engine.membership.is_hub()
+    assert engine.ready
     assert len(engine.closed_heads(0.0)) == 2
-    assert not engine.holds_needlessly(0.0)
+    assert not any(engine.holds_needlessly(now) for now in (0.0, 100.0)), "it is the one member"
     engine.drop_state()
     assert engine.closed_heads(0.0) == ()
     assert engine.donors(0.0) == []
@@ -431,7 +512,7 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
 
 def test_incarnation_and_run_are_the_engines_own() -> None:
     engine = engine_of(incarnation=3)
-    assert engine.me.member() == member(peer_id("ann"), incarnation=3)
+    assert engine.me.member() == member(peer_id("ann"), incarnation=3, counts=False)
     assert engine.rules.run == RUN
 
 
@@ -441,7 +522,7 @@ def test_the_latest_round_in_which_a_peer_has_been_is_that_of_its_tips_or_of_its
     certified = roster_1(3)
     rosters = (founding(), certified)
     assert engine_of(recalled=Recalled(rosters=rosters, heads=heads)).latest_round() == 7
-    bond = Bond(level=0, promised=ballot_number(9, 2), voted=None)
+    bond = Bond(degraded=False, promised=ballot_number(9, 2), voted=None)
     ballots = Ballots(parent=certified.roster.digest(), bonds=(bond,))
     assert engine_of(recalled=Recalled(rosters=rosters, heads=heads, ballots=ballots)).latest_round() == 9
 
@@ -461,6 +542,39 @@ def test_a_peer_that_only_listens_begins_no_first_round_contributes_nothing_and_
     fresh.only_listens = True
     fresh.tick(clock.begin(voting))
     assert fresh.round is None
+
+
+def test_once_a_clock_that_was_far_ahead_is_set_right_nothing_waits_for_a_time_to_come() -> None:
+    """What was asked and heard then is years old: it would be neither asked again nor taken for silent."""
+    bob, engine, ahead = peer_id("bob"), with_roster(engine_of(), roster_1(2)), 1e6
+    engine.link_up(bob)
+    roster = roster_1(2).roster.digest()
+    engine.tick(ahead)
+    beat = heartbeat(bob, roster=roster, heads=(fragment_head(),))
+    engine.receive(bob, beat, ahead)
+    assert asked_spans(engine.tick(ahead)), "it lacks the state"
+    assert not asked_spans(engine.tick(ahead + 0.5))
+    assert asked_spans(engine.tick(16.0))
+    assert bob in engine.membership.alive(16.0)
+    assert bob not in engine.membership.alive(17.0 + engine.rules.silence_seconds)
+
+
+def test_a_ready_peer_whose_clock_is_set_back_goes_on_with_what_it_fetches() -> None:
+    engine = with_roster(engine_of(), roster_1(2))
+    engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
+    engine.membership.ready = True
+    engine.tick(1e6)
+    engine.catch_up.want_transfer(SPAN, peer_id("bob"))
+    engine.tick(16.0)
+    assert engine.catch_up.left_out() == frozenset({SPAN})
+
+
+def test_a_clock_that_is_set_back_a_little_changes_nothing() -> None:
+    engine = with_roster(engine_of(), roster_1(2))
+    engine.receive(peer_id("bob"), heartbeat(peer_id("bob")), 100.0)
+    engine.tick(100.0)
+    engine.tick(99.0)
+    assert engine.membership.heard[peer_id("bob")].at == 100.0
 
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])

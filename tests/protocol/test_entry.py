@@ -9,14 +9,13 @@ import pytest
 from fake_run import RUN, run_rules, verify
 from hypothesis import given
 from hypothesis import strategies as st
-from made import SPAN, entry_on, head_of, ids, roster_of
+from made import SPAN, entry_on, head_of, ids, member, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.protocol.entry import (
     Entry,
     EntryRules,
-    are_enough,
     check_entry,
     included_places,
     lies_within,
@@ -48,23 +47,39 @@ def test_one_contribution_is_enough_where_a_majority_was_there() -> None:
     check(entry_on(HEAD, ROSTER, OWNER, places=(2,), present=(0, 1, 2)))
 
 
-@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
-def test_the_predicate_takes_those_included_from_those_there_and_needs_more_than_half_of_the_roster(
-    present: set[int], included: set[int]
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
+def test_the_predicate_takes_those_included_from_those_there_and_needs_more_than_half_of_the_voters(
+    present: set[int], included: set[int], counting: set[int]
 ) -> None:
-    roster = roster_of(8)
+    whole = roster_of(8)
+    listed = enumerate(whole.members)
+    roster = replace(whole, members=tuple(replace(each, counts=place in counting) for place, each in listed))
     grid = fold_roster(roster, 16)
     owner = grid.owner(SPAN)
     assert owner is not None
     entry = entry_on(HEAD, roster, owner, places=sorted(included), present=sorted(present))
+    is_majority = 2 * len(present & roster.voter_places) > len(roster.voters)
     try:
         check_entry(entry, HEAD, roster, grid, RULES, 1.0, verify)
     except PeerError:
-        assert not (included and included <= present and len(present) > 4)
+        assert not (included and included <= present and is_majority)
     else:
         assert included
         assert included <= present
-        assert len(present) > 4
+        assert is_majority
+
+
+def test_members_without_a_vote_make_no_majority_and_break_none() -> None:
+    """However many fresh identities are listed: two of three voters are enough, and nobody else is."""
+    roster = replace(roster_of(8), members=tuple(member(peer, counts=place < 3) for place, peer in enumerate(ids(8))))
+    grid = fold_roster(roster, 16)
+    owner = grid.owner(SPAN)
+    assert owner is not None
+    check_entry(entry_on(HEAD, roster, owner, places=(0, 2)), HEAD, roster, grid, RULES, 1.0, verify)
+    check_entry(entry_on(HEAD, roster, owner, places=(7,), present=(0, 2, 7)), HEAD, roster, grid, RULES, 1.0, verify)
+    crowd = entry_on(HEAD, roster, owner, places=(0, 3, 4, 5, 6, 7))
+    with pytest.raises(PeerError, match="says that 1 of 3 voters were there; more than half are needed"):
+        check_entry(crowd, HEAD, roster, grid, RULES, 1.0, verify)
 
 
 @given(st.sets(st.integers(0, 63)), st.sets(st.integers(0, 63)))
@@ -72,10 +87,14 @@ def test_a_bitmap_lies_within_another_as_its_places_do(part: set[int], whole: se
     assert lies_within(pack_included(part, 64), pack_included(whole, 64)) is (part <= whole)
 
 
-@given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 4096))
-def test_two_groups_that_share_nobody_are_never_both_enough(num_members: int, one: int, other: int) -> None:
-    assert not (are_enough(one, num_members) and are_enough(other, num_members) and one + other <= num_members)
-    assert are_enough(num_members, num_members)
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_two_groups_that_share_nobody_are_never_both_enough(counting: list[bool], sides: list[int]) -> None:
+    num_members = len(counting)
+    listed = zip(ids(num_members), counting, strict=True)
+    roster = replace(roster_of(1), members=tuple(member(peer, counts=counts) for peer, counts in listed))
+    groups = [{place for place in range(num_members) if sides[place] == side} for side in range(3)]
+    assert sum(map(roster.has_majority, groups)) <= 1
+    assert roster.has_majority(range(num_members))
 
 
 @pytest.mark.parametrize(
@@ -95,9 +114,9 @@ def test_two_groups_that_share_nobody_are_never_both_enough(num_members: int, on
         ({"present": b"\3"}, "includes members that were not there"),
         (
             {"present": b"\1", "included": b"\1", "weights": (1.0,)},
-            "says that 1 of 3 members were there; more than half are needed",
+            "says that 1 of 3 voters were there; more than half are needed",
         ),
-        ({"present": b"\0", "included": b"\0", "weights": ()}, "says that 0 of 3 members were there"),
+        ({"present": b"\0", "included": b"\0", "weights": ()}, "says that 0 of 3 voters were there"),
         ({"included": b"\0", "weights": ()}, "do not sum to more than 0"),
         ({"weights": (1.0,)}, "has 1 weights for 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "do not sum to more than 0"),
@@ -124,9 +143,9 @@ def test_only_the_owner_signs() -> None:
     other = next(peer for peer in ids(3) if peer != OWNER)
     with pytest.raises(PeerError, match="not signed by its owner 12D3"):
         check(entry_on(HEAD, ROSTER, other))
-    orphans = roster_of(2, dialable=False, helper=None)
+    nobody = replace(GRID, columns=())
     with pytest.raises(PeerError, match="not signed by its owner nobody"):
-        check_entry(entry_on(HEAD, orphans, OWNER), HEAD, orphans, fold_roster(orphans, 16), RULES, 1.0, verify)
+        check_entry(entry_on(HEAD, ROSTER, OWNER), HEAD, ROSTER, nobody, RULES, 1.0, verify)
 
 
 @given(st.sets(st.integers(0, 63)))

@@ -204,7 +204,7 @@ def test_what_is_published_moves_by_a_factor_of_four_at_most(published: float, i
         {"median_norm": published, "median_weight": 1000.0},
         {"median_weight": min(1000.0 * published, 3e38)},
     ):
-        entry = entry_on(head, ROSTER, owner_of(GRID), **changes)
+        entry = entry_on(head, ROSTER, owner_of(GRID), **changes)  # type: ignore[arg-type]
         if is_taken:
             check(entry, head)
             continue
@@ -235,22 +235,27 @@ def test_a_liar_of_tokens_weighs_at_most_four_times_the_founding_weight_at_first
     assert [part.weight for part in gathered.reduce.parts] == [CLIP * FOUNDING_WEIGHT] * 5
 
 
+def in_a_row(told: list[tuple[int, int, float]], num_members: int) -> Collection:
+    """Return what the reducer of the last of two rows holds."""
+    roster = roster_of(num_members)
+    return collected(told, head_of(radius=1.0), roster=roster, grid=fold_roster(roster, 2), row=1)
+
+
 def test_a_reducer_that_does_not_know_the_radius_weighs_all_the_same() -> None:
-    told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 4]
-    head = head_of(radius=1.0)
-    gathered = gather_contributions(collected(told, head), SPAN, None, REDUCTION)
+    """In a grid it may average for its row what it does not hold itself."""
+    told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 2]
+    gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
     assert isinstance(gathered, Gathered)
     assert len({part.weight for part in gathered.reduce.parts}) == 1
 
 
 @pytest.mark.parametrize("norm", [1e30, 1e-30, 0.0])
 def test_where_no_radius_is_known_one_liar_of_norms_neither_drowns_the_others_nor_keeps_them_out(norm: float) -> None:
-    told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 4]
-    gathered = gather_contributions(collected(told, head_of()), SPAN, None, REDUCTION)
+    told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 2]
+    gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
     assert isinstance(gathered, Gathered)
     assert gathered.reduce.norm_limit == UNKNOWN_NORM_RATIO
-    two = gather_contributions(collected(told[:2], head_of(), roster=roster_of(2), grid=fold_roster(roster_of(2), 16)),
-                               SPAN, None, REDUCTION)  # fmt: skip
+    two = gather_contributions(in_a_row(told[:2], 5), SPAN, None, REDUCTION)
     assert isinstance(two, Gathered)
     assert two.reduce.norm_limit == float("inf"), "of two nobody knows who lies"
 

@@ -13,7 +13,7 @@ from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, Stage, TakeSna
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry, EntryRules, next_head, places_in
 from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
-from p2p_diloco.protocol.messages import Opening, Refusal, RowMean
+from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
 from p2p_diloco.protocol.round import contribution_messages
 
 DIGEST_6 = roster_of(6).digest()
@@ -55,6 +55,10 @@ def test_nobody_contributes_before_round_0_nor_without_state_nor_late() -> None:
 def test_a_peer_that_does_not_train_takes_no_snapshot() -> None:
     rounds, _ = exchange(trains=False)
     assert rounds.begin(0, True) == []
+    assert rounds.collection is not None
+    assert not any(offer.sends for offer in rounds.collection.openings[ANN].spans), "but it is there"
+    rounds.begin(0, False)
+    assert rounds.collection.openings == {}, "unless it lacks the state"
 
 
 def test_a_contribution_goes_to_the_owners() -> None:
@@ -117,14 +121,18 @@ def test_what_comes_early_waits_for_its_round() -> None:
     assert refusals(actions)
 
 
+def in_order(opening: Opening, vectors: tuple[SpanVector, ...]) -> tuple[Opening | SpanVector, ...]:
+    return opening, *vectors
+
+
 def test_of_what_comes_early_only_members_have_vectors_kept_and_strangers_displace_none() -> None:
     rounds, _ = exchange(2)
     rounds.begin(1, False)
     opening, vectors = words(contribution(2))
     for place in range(MOST_EARLY_SENDERS + 9):
-        for message in (opening, *vectors):
+        for message in in_order(opening, vectors):
             rounds.take(peer_id(str(place)), message, 15.0)
-    for message in (opening, *vectors):
+    for message in in_order(opening, vectors):
         rounds.take(BOB, message, 15.0)
     for far in (3, 2**60, -(2**60)):
         assert refusals(rounds.take(BOB, replace(opening, round=far), 15.0)) == ["late or far too early"]
@@ -227,7 +235,7 @@ def test_an_owner_finishes_at_its_deadline_without_the_rows_that_are_missing() -
     assert all(mean.payload == b"" for mean in means)
     reports = rounds.tick(6.0)
     assert len(reports) == len(rounds.finish.owned)
-    assert all(isinstance(r, Report) and "1 of 6 members were there" in r.text for r in reports), "the others' row"
+    assert all(isinstance(r, Report) and "1 of 6 voters were there" in r.text for r in reports), "the others' row"
     assert rounds.tick(6.1) == []
 
 

@@ -13,6 +13,7 @@ from p2p_diloco.protocol.entry import pack_included
 from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
 from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.messages import RowMean
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, row_members
 
 ROSTER = roster_of(6)
@@ -22,15 +23,15 @@ RULES = ReductionRules(weight_clip=4.0, radius_limit=2.0)
 ROWS = range(len(GRID.rows))
 
 
-def finish(*newcomers: PeerId) -> Finish:
+def finish(*newcomers: PeerId, roster: Roster = ROSTER) -> Finish:
     collection = Collection(
         round=0,
         fragment=0,
-        roster=ROSTER,
-        roster_digest=ROSTER.digest(),
+        roster=roster,
+        roster_digest=roster.digest(),
         grid=GRID,
         row=0,
-        members=row_members(ROSTER, GRID, 0),
+        members=row_members(roster, GRID, 0),
         reduced=(SPAN,),
         newcomers=frozenset(newcomers),
     )
@@ -85,10 +86,10 @@ def test_an_owner_waits_for_all_rows_and_averages_their_means() -> None:
 
 def test_without_a_majority_on_the_parent_that_the_owner_holds_there_is_no_entry() -> None:
     owner = finish()
-    nobody = "0 of 6 members were there on one parent, in 0 rows; more than half are needed"
+    nobody = "0 of 6 voters were there on one parent, in 0 rows; more than half are needed"
     assert owner.gather(SPAN, HEAD, RULES) == nobody
     owner.add(row_mean(0))
-    assert "3 of 6 members were there on one parent, in 1 rows" in str(owner.gather(SPAN, HEAD, RULES))
+    assert "3 of 6 voters were there on one parent, in 1 rows" in str(owner.gather(SPAN, HEAD, RULES))
     owner.add(row_mean(1))
     for head in (None, head_of(digest=b"behind")):
         assert owner.gather(SPAN, head, RULES) == "the others build on another parent than this owner holds"
@@ -98,7 +99,7 @@ def test_a_row_on_another_parent_is_left_out() -> None:
     owner = finish()
     owner.add(row_mean(0, included=pack_included(set(row_members(ROSTER, GRID, 0)), 6)))
     owner.add(row_mean(1, parent=sha256(b"other")))
-    assert "3 of 6 members were there on one parent, in 2 rows" in str(owner.gather(SPAN, HEAD, RULES))
+    assert "3 of 6 voters were there on one parent, in 2 rows" in str(owner.gather(SPAN, HEAD, RULES))
 
 
 def test_all_who_were_there_count_whoever_is_in_the_means() -> None:
@@ -173,7 +174,7 @@ def test_a_settled_span_takes_no_more_means() -> None:
     ],
 )
 def test_means_that_do_not_fit_are_refused(changes: dict[str, object], text: str) -> None:
-    reason = refuse_row_mean(row_mean(0, **changes), sender(0), finish(), 6)
+    reason = refuse_row_mean(row_mean(0, **changes), sender(0), finish(), 6)  # type: ignore[arg-type]
     assert reason is not None
     assert text in reason
 
@@ -181,6 +182,51 @@ def test_means_that_do_not_fit_are_refused(changes: dict[str, object], text: str
 def test_a_mean_that_fits_is_taken_from_the_reducer_of_its_row_alone() -> None:
     assert refuse_row_mean(row_mean(0), sender(0), finish(), 6) is None
     assert refuse_row_mean(row_mean(0), sender(1), finish(), 6) is not None
+
+
+def with_voters(*voters: PeerId) -> Roster:
+    return replace(ROSTER, members=tuple(replace(each, counts=each.peer in voters) for each in ROSTER.members))
+
+
+def test_a_row_without_voters_voids_nothing_and_makes_no_majority() -> None:
+    """Silent, or on a parent of its own, however many they are."""
+    roster = with_voters(*GRID.rows[0])
+    for other in (None, row_mean(1, parent=sha256(b"other"))):
+        owner = finish(roster=roster)
+        owner.add(row_mean(0))
+        if other is not None:
+            owner.add(other)
+        found = owner.gather(SPAN, HEAD, RULES)
+        assert isinstance(found, Gathered)
+        assert found.parent == HEAD.digest
+        assert [part.peer for part in found.reduce.parts] == [sender(0)]
+    crowd = finish(roster=roster)
+    crowd.add(row_mean(1))
+    assert crowd.gather(SPAN, HEAD, RULES) == (
+        "0 of 3 voters were there on one parent, in 1 rows; more than half are needed"
+    )
+
+
+def test_the_voters_of_all_rows_together_choose_the_parent() -> None:
+    """Not the larger number of members: here one voter brings three of them, two voters bring two."""
+    first, second = (sorted(row_members(ROSTER, GRID, row)) for row in ROWS)
+    peers = [each.peer for each in ROSTER.members]
+    owner = finish(roster=with_voters(peers[first[0]], *(peers[place] for place in second[:2])))
+    two = pack_included(set(second[:2]), 6)
+    owner.add(row_mean(0, parent=sha256(b"other")))
+    owner.add(row_mean(1, present=two, included=two, weights=(2.0, 2.0), norms=(1.0, 1.0)))
+    found = owner.gather(SPAN, HEAD, RULES)
+    assert isinstance(found, Gathered)
+    assert found.inclusion_of(frozenset({sender(1)})).present == tuple(second[:2])
+
+
+def test_members_without_a_vote_that_contributed_are_in_the_mean() -> None:
+    owner = finish(roster=with_voters(*GRID.rows[0]))
+    for row in ROWS:
+        owner.add(row_mean(row))
+    found = owner.gather(SPAN, HEAD, RULES)
+    assert isinstance(found, Gathered)
+    assert found.inclusion_of(frozenset(map(sender, ROWS))).places == tuple(range(6))
 
 
 def only_there(row: int) -> RowMean:
@@ -206,4 +252,4 @@ def test_where_no_row_has_a_contribution_there_is_no_entry() -> None:
     owner = finish()
     for row in ROWS:
         owner.add(only_there(row))
-    assert owner.gather(SPAN, HEAD, RULES) == "nobody's contribution came; 6 of 6 members were there"
+    assert owner.gather(SPAN, HEAD, RULES) == "nobody's contribution came; 6 of 6 voters were there"

@@ -1,29 +1,51 @@
-"""Identities that only send heartbeats: they are voted in a few at a time, and out again before they void a round."""
+"""Identities that only send heartbeats, or apply and do no work: they never vote, and void no round."""
 
 from __future__ import annotations
 
 from fake_run import MINUTE, peer_id
 from founded_swarms import founded, goes_on
-from made import heartbeat
+from made import declaration, heartbeat
+from swarm_driver import Swarm
+
+from p2p_diloco.ids import PeerId
 
 GHOSTS = [peer_id(f"ghost {number}") for number in range(8)]
 
 
-def test_eight_identities_that_only_send_heartbeats_do_not_void_the_rounds_of_six() -> None:
-    swarm = founded(6)
-    most = 0
-    begin, height = swarm.now, swarm.height("p0")
-    for second in range(180):
+def haunt(swarm: Swarm, seconds: int, *, apply: bool) -> set[PeerId]:
+    """Let ghosts send heartbeats to everybody, and applications where they apply; return which were ever listed."""
+    listed: set[PeerId] = set()
+    clock = swarm.rules.clock
+    for second in range(seconds):
         for machine in swarm.running():
+            cycle = clock.cycle(clock.round_at(swarm.now))
             for ghost in GHOSTS:
-                beat = heartbeat(ghost, sequence=second + 1, can_be_dialled=False)
-                swarm.perform(machine, machine.rules_engine.receive(ghost, beat, swarm.now))
+                engine, beat = machine.rules_engine, heartbeat(ghost, sequence=second + 1, can_be_dialled=False)
+                swarm.perform(machine, engine.receive(ghost, beat, swarm.now))
+                if apply:
+                    word = declaration(ghost, cycle=cycle, reachable=False)
+                    swarm.perform(machine, engine.receive(ghost, word, swarm.now))
         swarm.run(1.0)
-        most = max(most, sum(ghost in swarm.machines["p0"].roster.peers() for ghost in GHOSTS))
-    assert 0 < most <= 5, "more would leave the six without a majority"
-    assert swarm.machines["p0"].roster.epoch == 0
+        for machine in swarm.running():
+            roster = machine.roster
+            listed |= roster.peers() & set(GHOSTS)
+            assert roster.voters.isdisjoint(GHOSTS), "nobody votes whose contributions were never in an entry"
+            assert not roster.degraded
+    return listed
+
+
+def test_identities_that_only_send_heartbeats_are_never_listed() -> None:
+    swarm = founded(6)
+    assert haunt(swarm, 90, apply=False) == set()
+    goes_on(swarm)
+
+
+def test_eight_identities_that_apply_and_do_no_work_do_not_void_the_rounds_of_six() -> None:
+    swarm = founded(6)
+    begin, height = swarm.now, swarm.height("p0")
+    assert haunt(swarm, 180, apply=True), "whoever applies is listed"
     spans_in_all = 2.5 * (swarm.now - begin) / 8.0
     assert swarm.height("p0") - height > 0.9 * spans_in_all
-    swarm.run(MINUTE)
-    assert not any(ghost in swarm.machines["p0"].roster.peers() for ghost in GHOSTS), "who is silent goes"
+    swarm.run(2 * MINUTE)
+    assert not any(ghost in swarm.machines["p0"].roster.peers() for ghost in GHOSTS), "who is never there goes"
     goes_on(swarm)

@@ -2,56 +2,376 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from fake_run import ALL_SPANS, MINUTE, ROUND_SECONDS, peer_id
 from founded_swarms import founded, goes_on, recovers
-from made import certify, child_of, heartbeat, member, membership_of, roster_1
+from hypothesis import given
+from hypothesis import strategies as st
+from made import certify, child_of, heartbeat, ids, member, membership_of, roster_1, roster_of
 from made import founding as founding_of
 from swarm_driver import Swarm
 
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.actions import Report
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.histories import has_gone_on, is_better, is_left_behind, is_sound
+from p2p_diloco.protocol.histories import LONGEST_GAP_CYCLES, is_left_behind, is_sound, strength
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import RosterReply
-from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, Roster
+from p2p_diloco.protocol.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 
 CYCLE_SECONDS = 2 * ROUND_SECONDS
+A, B, C, D, E, F, *_ = ids(8)
+BOOT = peer_id("boot")
+
+# -- the rule
+
+HOUR, NIGHT, WEEK = 225, 1_800, 37_800
+"""In cycles of sixteen seconds."""
+BEGIN = 1_000
+PER_CYCLE = len(ALL_SPANS)
 
 
-def self_voted(swarm: Swarm, parent: Roster, voter: str, *, level: int = MOST_LEVELS) -> CertifiedRoster:
-    """Return a child of `parent` that one of its members alone has certified, as senior as it may be."""
-    cycle = swarm.rules.clock.cycle(swarm.rules.clock.round_at(swarm.now))
-    more = len(parent.members) * len(ALL_SPANS) * (cycle - parent.cycle)
-    child = child_of(
-        parent,
-        [member(peer_id(voter))],
-        level=level,
-        epoch=parent.epoch + 1,
-        cycle=cycle,
-        included_total=parent.included_total + more,
-    )
-    return certify(child, [peer_id(voter)], ballot=ballot_number(swarm.rules.clock.round_at(swarm.now), 3))
+def parting_of(*members: Member) -> Roster:
+    """The roster at which two lines part, in cycle 1,000."""
+    return child_of(founding_of().roster, members, cycle=BEGIN, height=BEGIN * PER_CYCLE)
 
 
-def tell(swarm: Swarm, names: Iterable[str], lie: CertifiedRoster, liar: str) -> None:
+def line(
+    parting: Roster,
+    voters: Iterable[PeerId],
+    first: int,
+    last: int,
+    *,
+    entries: int = PER_CYCLE,
+    degraded: bool = False,
+    signers: Iterable[PeerId] = (),
+) -> list[CertifiedRoster]:
+    """What these voters went on with: a roster in cycle `first`, one in each 64 cycles, one in cycle `last`.
+
+    Args:
+        entries: made in each of the cycles.
+        degraded: the first roster went without a majority.
+        signers: sign the first roster too.
+    """
+    found: list[CertifiedRoster] = []
+    parent, voters = parting, list(voters)
+    for cycle in dict.fromkeys((*range(first, last, REFRESH_CYCLES), last)):
+        height = parting.height + entries * (cycle - first)
+        is_first = not found
+        roster = child_of(parent, map(member, voters), cycle=cycle, height=height, degraded=degraded and is_first)
+        found.append(certify(roster, {*voters, *(signers if is_first else ())}, ballot_number(2 * cycle, 0)))
+        parent = roster
+    return found
+
+
+THREE, TWO = parting_of(*map(member, (A, B, C))), parting_of(member(A), member(B))
+FOUR = parting_of(*map(member, (A, B, C, D)))
+WITH_BOOT = parting_of(member(BOOT, trains=False, counts=False), member(A, counts=False), member(B, counts=False))
+MORNING = BEGIN + NIGHT
+
+Scene = tuple[str, Roster, list[CertifiedRoster], list[CertifiedRoster], int]
+SCENES: list[Scene] = [
+    (
+        "a living majority, and one of three that is cut off",
+        THREE,
+        line(THREE, (B, C), BEGIN + 1, BEGIN + 50),
+        line(THREE, (A,), BEGIN + 3, BEGIN + 50, degraded=True),
+        BEGIN + 50,
+    ),
+    (
+        "a living majority, and a key of the past that says what it likes",
+        THREE,
+        line(THREE, (A, B, C), BEGIN + 1, BEGIN + 3 * WEEK, entries=1),
+        line(THREE, (A,), BEGIN + 3, BEGIN + 3 * WEEK, entries=10**6, degraded=True),
+        BEGIN + 3 * WEEK,
+    ),
+    (
+        "three weeks of the living, and the old disk of a dead provider",
+        THREE,
+        line(THREE, (A, B, D, E, F), BEGIN + 1, BEGIN + 3 * WEEK),
+        line(THREE, (C,), BEGIN + 3 * WEEK - 5, BEGIN + 3 * WEEK, degraded=True),
+        BEGIN + 3 * WEEK,
+    ),
+    (
+        "three weeks of one that was left, and the old disks of two who meet",
+        THREE,
+        line(THREE, (A,), BEGIN + 3, BEGIN + 3 * WEEK, degraded=True),
+        line(THREE, (B, C), BEGIN + 3 * WEEK - 5, BEGIN + 3 * WEEK),
+        BEGIN + 3 * WEEK,
+    ),
+    (
+        "a week alone, and thirty seconds alone",
+        TWO,
+        line(TWO, (A,), BEGIN + 3, BEGIN + WEEK, degraded=True),
+        line(TWO, (B,), BEGIN + WEEK - 2, BEGIN + WEEK, degraded=True),
+        BEGIN + WEEK,
+    ),
+    (
+        "a night alone at N = 3, and two who meet in the morning",
+        THREE,
+        line(THREE, (A,), BEGIN + 3, MORNING, degraded=True),
+        line(THREE, (B, C), MORNING - 3, MORNING),
+        MORNING,
+    ),
+    (
+        "a night alone, and two who met in the morning of one that was counted already",
+        THREE,
+        line(THREE, (A,), BEGIN + 3, MORNING, degraded=True),
+        line(THREE, (B, C), MORNING - 3, MORNING, signers=(A,)),
+        MORNING,
+    ),
+    (
+        "half of four that made entries, and half that made fewer",
+        FOUR,
+        line(FOUR, (A, C), BEGIN + 3, BEGIN + 200, degraded=True),
+        line(FOUR, (B, D), BEGIN + 3, BEGIN + 200, entries=4, degraded=True),
+        BEGIN + 200,
+    ),
+    (
+        "three of four without a majority since, and one",
+        FOUR,
+        line(FOUR, (B, C, D), BEGIN + 3, BEGIN + 200, entries=2, degraded=True),
+        line(FOUR, (A,), BEGIN + 3, BEGIN + 200, degraded=True),
+        BEGIN + 200,
+    ),
+    (
+        "members alone with entries, and a bootstrap alone without any",
+        WITH_BOOT,
+        line(WITH_BOOT, (A, B), BEGIN + 3, BEGIN + 50, degraded=True),
+        line(WITH_BOOT, (BOOT,), BEGIN + 1, BEGIN + 50, entries=0),
+        BEGIN + 50,
+    ),
+    (
+        "somebody who went on, and somebody who did not",
+        TWO,
+        line(TWO, (A,), BEGIN + 3, BEGIN + 4, degraded=True),
+        [],
+        BEGIN + 50,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("parting", "better", "worse", "cycle"), [scene[1:] for scene in SCENES], ids=[scene[0] for scene in SCENES]
+)
+def test_of_two_lines_the_first_is_better(
+    parting: Roster, better: list[CertifiedRoster], worse: list[CertifiedRoster], cycle: int
+) -> None:
+    assert strength(parting, better, cycle) > strength(parting, worse, cycle)
+
+
+DAY = 24 * HOUR
+
+
+def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster]]:
+    """One of three that went on for a day, and another child of the founding roster of its only voter, as if in time.
+
+    Args:
+        every: cycles from one forged roster to the next; each claims all entries that can be.
+    """
+    start = founding_of()
+    first = child_of(start.roster, [*start.roster.members, *(member(peer, counts=False) for peer in (A, B, C))])
+    ours, parent = [certify(first, [BOOT])], first
+    for cycle in range(8, DAY, REFRESH_CYCLES):
+        parent = child_of(parent, map(member, (A, B, C)), cycle=cycle, height=cycle * PER_CYCLE)
+        ours.append(certify(parent, [BOOT, A, B, C] if cycle == 8 else [A, B, C], ballot_number(2 * cycle, 0)))
+    here = membership_of(A, start, *ours)
+    forged, parent = [], start.roster
+    for cycle in range(1, DAY, every):
+        height = parent.height + PER_CYCLE * (cycle - parent.cycle + 2)
+        parent = child_of(parent, start.roster.members, cycle=cycle, height=height)
+        forged.append(certify(parent, [BOOT], ballot_number(2 * cycle, 0)))
+    for certified in forged[:-1]:
+        here.book.add(certified, wins=False)
+    return here, forged
+
+
+@pytest.mark.parametrize("every", [1, REFRESH_CYCLES])
+def test_no_key_of_the_past_displaces_a_living_majority(every: int) -> None:
+    """Whose key was the only vote can certify a line afterwards that has no gap and says what it likes."""
+    here, forged = hears_of_a_forged_line(every)
+    for cycle in range(DAY):
+        here.entry_absorbed(2 * cycle)
+    assert here.is_better(forged[-1], DAY) is False
+
+
+@pytest.mark.parametrize(
+    ("cycles", "now", "expected"),
+    [
+        ([1, 2, 3], 4, True),
+        ([], 1, False),
+        ([1, 2, 3], 3 + LONGEST_GAP_CYCLES, True),
+        ([1, 2, 3], 4 + LONGEST_GAP_CYCLES, False),  # it ended, as far as is known
+        ([LONGEST_GAP_CYCLES], 80, True),
+        ([LONGEST_GAP_CYCLES + 1], 80, False),  # the night is somebody else's
+        ([1, 2 + LONGEST_GAP_CYCLES, 80], 80, False),
+        ([1, 60, 120, 180], 200, True),
+    ],
+)
+def test_a_line_is_sound_when_a_majority_went_on_with_it_without_a_long_gap(
+    cycles: list[int], now: int, expected: bool
+) -> None:
+    rosters = [certify(child_of(THREE, THREE.members, cycle=BEGIN + n, height=THREE.height + n), [B]) for n in cycles]
+    assert is_sound(THREE, rosters, BEGIN + now) is expected
+
+
+def test_a_line_is_sound_only_where_all_of_it_has_a_majority_and_it_made_entries() -> None:
+    assert is_sound(THREE, line(THREE, (B, C), BEGIN + 1, BEGIN + 9), BEGIN + 9)
+    assert not is_sound(THREE, line(THREE, (B, C), BEGIN + 1, BEGIN + 9, degraded=True), BEGIN + 9)
+    assert not is_sound(THREE, line(THREE, (B, C), BEGIN + 1, BEGIN + 9, entries=0), BEGIN + 9)
+
+
+def test_signers_that_were_no_members_at_the_parting_add_nothing() -> None:
+    alone = line(THREE, (A,), BEGIN + 3, BEGIN + 90, degraded=True)
+    crowd = line(THREE, (A, *(peer_id(f"new {n}") for n in range(20))), BEGIN + 3, BEGIN + 90, degraded=True)
+    assert strength(THREE, alone, BEGIN + 90)[:3] == strength(THREE, crowd, BEGIN + 90)[:3]
+
+
+def test_where_all_else_is_equal_the_smaller_digest_wins() -> None:
+    lines = [line(TWO, (peer,), BEGIN + 3, BEGIN + 9, degraded=True) for peer in (A, B)]
+    better = max(lines, key=lambda each: strength(TWO, each, BEGIN + 9))
+    assert better[0].roster.digest() == min(each[0].roster.digest() for each in lines)
+
+
+SIDES = st.tuples(
+    st.sets(st.sampled_from([A, B, C, D]), min_size=1),
+    st.integers(1, 20),
+    st.integers(0, 200),
+    st.integers(0, PER_CYCLE),
+    st.booleans(),
+)
+
+
+@given(SIDES, SIDES, st.integers(0, 100))
+def test_both_sides_find_the_same_line_better(
+    one: tuple[set[PeerId], int, int, int, bool], other: tuple[set[PeerId], int, int, int, bool], later: int
+) -> None:
+    lines = [
+        line(FOUR, voters, BEGIN + first, BEGIN + first + length, entries=entries, degraded=degraded)
+        for voters, first, length, entries, degraded in (one, other)
+    ]
+    now = lines[0][-1].roster.cycle + lines[1][-1].roster.cycle - BEGIN + later
+    ours, theirs = (strength(FOUR, each, now) for each in lines)
+    if lines[0][0].roster == lines[1][0].roster:
+        return  # no two lines: they part later
+    assert (ours > theirs) is not (theirs > ours)
+
+
+def test_whom_most_have_left_behind_is_told_by_heartbeats() -> None:
+    book = membership_of(A, founding_of(), roster_1(4)).book
+    mine = roster_1(4).roster
+    here = [heartbeat(peer, roster=mine.digest()) for peer in (B, C)]
+    gone = [heartbeat(peer, roster=sha256(b"elsewhere")) for peer in (D, A, peer_id("stranger"))]
+    assert is_left_behind(mine, [], book)
+    assert is_left_behind(mine, gone, book)
+    assert not is_left_behind(mine, [*here, gone[0], gone[2]], book), "one of three members, and strangers say nothing"
+    assert not is_left_behind(mine, here, book)
+    assert is_left_behind(mine, [*here, *gone, heartbeat(E, roster=sha256(b"x"))], book) is False, "half is not most"
+
+
+# -- one peer that hears of two lines
+
+
+def after(parent: Roster, voters: Sequence[PeerId], cycle: int, **changes: object) -> CertifiedRoster:
+    members = [m for m in parent.members if m.peer in voters]
+    return certify(child_of(parent, members, cycle=cycle, **changes), voters, ballot_number(2 * cycle, 0))
+
+
+def test_a_degraded_child_that_most_members_go_by_is_followed_by_who_looks_twice() -> None:
+    parent = roster_of(5)
+    child = after(parent, (B, C), 10, degraded=True)
+    for num_gone, wins in ((2, False), (3, True)):
+        here = membership_of(A, founding_of(), roster_1(5))
+        for peer in (B, C, D, E)[:num_gone]:
+            here.hear(heartbeat(peer, roster=child.roster.digest()), 400.0)
+        for peer in (B, C, D, E)[num_gone:]:
+            here.hear(heartbeat(peer, roster=parent.digest()), 400.0)
+        (report,) = here.take_rosters((child,), 400.0)
+        assert isinstance(report, Report)
+        assert report.topic == "roster-refused"
+        assert here.book.in_force == parent
+        here.take_rosters((child,), 408.0)
+        assert (here.book.in_force == child.roster) is wins
+
+
+def test_a_degraded_child_is_not_followed_while_entries_come_here() -> None:
+    here = membership_of(A, founding_of(), roster_1(5))
+    child = after(roster_of(5), (B, C), 10, degraded=True)
+    here.present_in = {B: 49}
+    for now in (400.0, 408.0, 416.0):
+        here.take_rosters((child,), now)
+    assert here.book.in_force == roster_of(5)
+
+
+@pytest.mark.parametrize(
+    ("voters", "void_cycles", "is_followed"), [((B, C), 3, True), ((B,), 3, False), ((B,), 12, True)]
+)
+def test_who_is_stalled_itself_follows_a_degraded_child_of_a_quarter_and_after_long_of_anybody(
+    voters: tuple[PeerId, ...], void_cycles: int, is_followed: bool
+) -> None:
+    here = membership_of(A, founding_of(), roster_1(5))
+    here.void_cycles = void_cycles
+    child = after(roster_of(5), voters, 10, degraded=True)
+    here.take_rosters((child,), 320.0)
+    assert (here.book.in_force == child.roster) is is_followed
+
+
+def test_who_has_absorbed_entries_on_its_line_leaves_it_for_no_degraded_one_that_began_later() -> None:
+    parent = roster_of(3)
+    mine = after(parent, (A, B), 1)
+    other = after(parent, (C,), 5, degraded=True, height=10)
+    for absorbed, stays in (((4, 18), True), ((12, 18), False), ((4,), False), ((), False)):
+        here = membership_of(A, founding_of(), roster_1(3), mine)
+        for round_index in absorbed:
+            here.entry_absorbed(round_index)
+        actions = here.take_rosters((other,), 2 * 11 * ROUND_SECONDS)
+        assert (here.book.in_force == mine.roster) is stays
+        assert any(isinstance(action, Report) and action.topic == "branch" for action in actions) is not stays
+
+
+def test_a_certificate_from_the_far_future_is_refused_by_a_member() -> None:
+    here = membership_of(A, founding_of(), roster_1(1))
+    far = certify(child_of(roster_1(1).roster, [member(A)]), [A], ballot=1 << 60)
+    (report,) = here.take_rosters((far,), 20.0)
+    assert isinstance(report, Report)
+    assert "rounds from now" in report.text
+
+
+# -- whole swarms
+
+
+def num_degraded(swarm: Swarm, names: Iterable[str]) -> set[int]:
+    """How many rosters of their chains went without a majority."""
+    return {swarm.machines[name].rules_engine.book.num_degraded() for name in names}
+
+
+def self_voted(swarm: Swarm, parent: Roster, voter: str) -> CertifiedRoster:
+    """Return a degraded child of `parent` that one of its members alone has certified, as good as it may be."""
+    current = swarm.rules.clock.round_at(swarm.now)
+    cycle = max(swarm.rules.clock.cycle(current), parent.cycle + swarm.rules.stalled_cycles)
+    height = parent.height + len(ALL_SPANS) * (cycle - parent.cycle + 2)
+    listed = parent.member(peer_id(voter))
+    assert listed is not None
+    child = child_of(parent, [listed], degraded=True, cycle=cycle, height=height)
+    return certify(child, [peer_id(voter)], ballot=ballot_number(max(current, 2 * cycle), 3))
+
+
+def tell(swarm: Swarm, names: Iterable[str], lies: Sequence[CertifiedRoster], liar: str) -> None:
     for name in names:
         machine = swarm.machines[name]
-        word = RosterReply(rosters=(lie,))
+        word = RosterReply(rosters=tuple(lies))
         swarm.perform(machine, machine.rules_engine.receive(peer_id(liar), word, swarm.now))
 
 
-def insist(swarm: Swarm, names: list[str], lie: CertifiedRoster, liar: str, seconds: float = MINUTE) -> None:
-    """Tell some of a roster again and again, as whoever is heard at each sign of life."""
+def insist(swarm: Swarm, names: list[str], lies: Sequence[CertifiedRoster], liar: str, seconds: float = MINUTE) -> None:
+    """Tell some of rosters again and again, as whoever is heard at each heartbeat."""
     for _ in range(int(seconds)):
-        tell(swarm, names, lie, liar)
+        tell(swarm, names, lies, liar)
         swarm.run(1.0)
-
-
-def roster_numbered(swarm: Swarm, k: int) -> Roster:
-    return swarm.machines["p0"].rules_engine.book.chain()[k].roster
 
 
 HONEST = ["p0", "p1", "p2"]
@@ -59,10 +379,11 @@ HONEST = ["p0", "p1", "p2"]
 
 def test_a_degraded_roster_that_a_member_voted_for_itself_is_not_in_force_while_entries_go_on() -> None:
     swarm = founded(4)
+    swarm.run(4 * CYCLE_SECONDS)
     lie = self_voted(swarm, swarm.machines["p0"].roster, "p3")
-    insist(swarm, HONEST, lie, "p3")
+    insist(swarm, HONEST, [lie], "p3")
     goes_on(swarm)
-    assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
+    assert num_degraded(swarm, HONEST) == {0}
     assert "roster-refused" in swarm.machines["p0"].topics()
 
 
@@ -73,204 +394,58 @@ def test_a_degraded_roster_that_an_ex_member_voted_for_is_not_in_force() -> None
     swarm.kill("p3")
     swarm.run_until(swarm.all_members, MINUTE)
     goes_on(swarm)
-    insist(swarm, HONEST, self_voted(swarm, with_p3, "p3"), "p3")
+    insist(swarm, HONEST, [self_voted(swarm, with_p3, "p3")], "p3")
     goes_on(swarm)
-    assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
+    assert num_degraded(swarm, HONEST) == {0}
     assert all("branch" not in swarm.machines[name].topics() for name in HONEST)
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 2])
 def test_a_degraded_child_of_an_old_roster_is_not_in_force(k: int) -> None:
     swarm = founded(4)
     swarm.run(2 * MINUTE)
-    old = roster_numbered(swarm, k)
+    old = swarm.machines["p0"].rules_engine.book.chain()[k].roster
     lie = self_voted(swarm, old, swarm.by_id[old.members[0].peer].name)
-    insist(swarm, HONEST, lie, "p3")
+    insist(swarm, HONEST, [lie], "p3")
     goes_on(swarm)
-    assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
+    assert num_degraded(swarm, HONEST) == {0}
     assert all("branch" not in swarm.machines[name].topics() for name in HONEST)
 
 
 def test_of_four_that_were_all_restarted_one_that_lies_first_takes_nobody_with_it() -> None:
     swarm = founded(4)
-    swarm.run(30.0)
+    swarm.run(2 * MINUTE)
     for name in swarm.machines:
         swarm.kill(name)
     swarm.run(10 * MINUTE)
     lie = self_voted(swarm, swarm.machines["p3"].disk.rosters[-1].roster, "p3")
     for name in HONEST:
         swarm.start(name)
-        tell(swarm, [name], lie, "p3")
-    insist(swarm, HONEST, lie, "p3")
-    swarm.run_until(swarm.agreed, MINUTE)
+        tell(swarm, [name], [lie], "p3")
+    insist(swarm, HONEST, [lie], "p3")
+    swarm.run_until(lambda: swarm.agreed(HONEST), MINUTE)
     goes_on(swarm)
-    assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
+    assert num_degraded(swarm, HONEST) == {0}
 
 
-@pytest.mark.parametrize("back", [1, 2])
-@pytest.mark.parametrize("heard_for", [0.5, 30.0])
-def test_after_a_night_of_all_a_line_that_one_member_makes_up_at_once_takes_nobody_with_it(
-    back: int, heard_for: float
-) -> None:
+def test_who_joins_and_hears_a_liar_first_goes_by_what_the_others_go_by_in_the_end() -> None:
     swarm = founded(4)
     swarm.run(MINUTE)
-    for name in swarm.machines:
-        swarm.kill(name)
-    swarm.run(10 * MINUTE)
-    liar, old = peer_id("p3"), swarm.machines["p3"].disk.rosters[-1 - back].roster
-    line = [self_voted(swarm, old, "p3")]
-    for _ in range(swarm.rules.void_cycles + 2):
-        last = line[-1].roster
-        line.append(certify(child_of(last, [member(liar)]), [liar], ballot=line[-1].ballot))
-    for name in HONEST:
-        swarm.start(name)
-    swarm.run(heard_for)
-    for _ in range(30):
-        for name in HONEST:
-            machine = swarm.machines[name]
-            word = RosterReply(rosters=tuple(line))
-            swarm.perform(machine, machine.rules_engine.receive(liar, word, swarm.now))
-        swarm.run(1.0)
-    swarm.run_until(lambda: swarm.agreed(HONEST), 2 * MINUTE)
-    goes_on(swarm)
-    assert {swarm.machines[name].roster.epoch for name in HONEST} == {0}
-
-
-@pytest.mark.parametrize("wakes", [False, True], ids=["restarted", "joins"])
-def test_who_hears_a_liar_first_goes_by_what_the_others_go_by_in_the_end(wakes: bool) -> None:
-    swarm = founded(4)
-    swarm.run(MINUTE)
-    if not wakes:
-        swarm.kill("p0")
-        swarm.run(MINUTE)
-        swarm.start("p0")
-    name = "p4" if wakes else "p0"
-    if wakes:
-        swarm.add("p4")
-        chain = swarm.machines["p1"].rules_engine.book.chain()
-        for certified in chain[:-2]:
-            tell(swarm, [name], certified, "p3")
-    lie = self_voted(swarm, swarm.machines[name].roster, "p3")
-    insist(swarm, [name], lie, "p3", 30.0)
+    swarm.add("p4")
+    tell(swarm, ["p4"], swarm.machines["p1"].rules_engine.book.chain()[:-1], "p3")
+    lie = self_voted(swarm, swarm.machines["p4"].roster, swarm.by_id[swarm.machines["p4"].roster.members[0].peer].name)
+    insist(swarm, ["p4"], [lie], "p3", 30.0)
     recovers(swarm, 4 * MINUTE)
-    assert swarm.machines[name].roster.epoch == 0
-
-
-def test_one_of_two_that_comes_back_from_disk_follows_the_other_within_a_minute() -> None:
-    swarm = founded(2)
-    swarm.kill("p0")
-    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 9 * MINUTE)
-    goes_on(swarm, "p1")
-    swarm.start("p0")
-    swarm.run_until(swarm.all_members, 6 * CYCLE_SECONDS)
+    assert num_degraded(swarm, ["p4"]) == {0}
 
 
 def test_one_of_two_that_slept_through_it_follows_the_other() -> None:
-    swarm = founded(2)
+    swarm = founded(2, bootstrap=False)
+    swarm.run(8 * CYCLE_SECONDS)
     swarm.pause("p0")
     swarm.break_links()
-    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 9 * MINUTE)
+    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 3 * MINUTE)
     goes_on(swarm, "p1")
     swarm.resume("p0")
     swarm.run_until(swarm.all_members, 8 * CYCLE_SECONDS)
-
-
-def test_a_lone_member_takes_the_line_of_the_majority_though_more_is_counted_on_its_own() -> None:
-    swarm = founded(3)
-    swarm.partition(["p0", "boot"], ["p1", "p2"])
-    swarm.machines["p1"].contributes = False
-    swarm.run_until(lambda: swarm.members("p0") == {"p0"}, 9 * MINUTE)
-    swarm.machines["p0"].rules_engine.membership.included_total += 200
-    swarm.run(6 * MINUTE)
-    alone, others = swarm.machines["p0"].roster, swarm.machines["p1"].roster
-    assert (alone.epoch, others.epoch) == (1, 0)
-    assert alone.included_total > others.included_total
-    swarm.machines["p1"].contributes = True
-    swarm.heal()
-    recovers(swarm, 5 * MINUTE)
-    assert {machine.roster.epoch for machine in swarm.running()} == {0}
-
-
-# -- the rule
-
-
-def roster(cycle: int, *, level: int = 0, epoch: int = 0) -> Roster:
-    return child_of(founding_of().roster, [member(peer_id("ann"))], cycle=cycle, level=level, epoch=max(epoch, level))
-
-
-@pytest.mark.parametrize(
-    ("parting", "line", "now", "expected"),
-    [
-        (100, [101, 102, 103], 104, True),
-        (100, [], 101, False),
-        (100, [101, 102, 103], 111, True),
-        (100, [101, 102, 103], 112, False),  # it ended, as far as is known
-        (100, [500], 501, False),  # the night is somebody else's
-        (100, [500, 504, 507], 507, False),
-        (100, [500, 504, 507], 508, True),
-        (100, [101, 140, 141, 145], 150, True),
-    ],
-)
-def test_a_line_is_sound_when_a_majority_went_on_with_it(
-    parting: int, line: list[int], now: int, expected: bool
-) -> None:
-    assert is_sound(roster(parting), [roster(cycle) for cycle in line], now, 8) is expected
-
-
-def test_a_line_on_which_somebody_went_on_without_a_majority_is_not_sound() -> None:
-    assert not is_sound(roster(100), [roster(101), roster(102, level=1), roster(103, epoch=1)], 104, 8)
-
-
-def test_a_line_with_a_majority_is_better_and_a_young_one_without_must_have_gone_on_for_a_while() -> None:
-    parting, night = roster(100), [roster(110 + n, level=1) for n in range(9)]
-    sound, morning = [roster(cycle) for cycle in range(101, 120)], [roster(119)]
-    assert is_better(parting, night, sound, 120, 8) is True
-    assert is_better(parting, sound, night, 120, 8) is False
-    assert is_better(parting, morning, night, 120, 8) is None, "as much as is counted on it"
-    assert is_better(parting, morning, night[:3], 120, 8) is False, "a single liar begins one"
-    assert is_better(parting, night, morning, 120, 8) is None
-    assert is_better(parting, [roster(101)], night[:1], 120, 8) is None, "what ended long ago defends nothing"
-
-
-def test_a_majority_that_went_on_from_a_parting_is_not_forgotten_because_it_slept() -> None:
-    assert has_gone_on(roster(100), [roster(101)], 8)
-    assert has_gone_on(roster(100), [roster(500 + n) for n in range(8)], 8)
-    assert not has_gone_on(roster(100), [roster(500)], 8), "the night may be somebody else's"
-    assert not has_gone_on(roster(100), [roster(101, level=1)], 8)
-    assert not has_gone_on(roster(100), [], 8)
-
-
-def test_whom_most_have_left_behind_is_told_by_signs_of_life() -> None:
-    book = membership_of(peer_id("ann"), founding_of(), roster_1(4)).book
-    mine = roster_1(4).roster
-    bob, cat, dan, eve = (peer_id(name) for name in ("bob", "cat", "dan", "eve"))
-    here = [heartbeat(peer, roster=mine.digest()) for peer in (bob, cat)]
-    gone = [heartbeat(peer, roster=sha256(b"elsewhere")) for peer in (dan, eve, peer_id("stranger"))]
-    assert is_left_behind(mine, [], book)
-    assert is_left_behind(mine, gone, book)
-    assert not is_left_behind(mine, [*here, *gone], book), "one of three members, and strangers say nothing"
-    assert not is_left_behind(mine, here, book)
-
-
-def test_a_degraded_line_by_which_most_members_of_ours_go_is_followed_at_once() -> None:
-    """Whoever missed one of several in a row was not stalled again at each of them, and refused the next."""
-    names = ("ann", "bob", "cat", "dan", "eve")
-    mine = roster_1(5).roster
-    first = certify(child_of(mine, mine.members, level=1, epoch=1), [m.peer for m in mine.members][:2])
-    second = certify(child_of(first.roster, mine.members, level=1, epoch=2), [m.peer for m in mine.members][:2])
-    for num_gone, wins in ((2, False), (3, True)):
-        here = membership_of(peer_id("stranger"), founding_of(), roster_1(5))
-        for name, certified in zip(names[:num_gone], (first, second, second), strict=False):
-            here.hear(heartbeat(peer_id(name), roster=certified.roster.digest()), 20.0)
-        here.take_rosters((first,), 20.0)
-        assert here.book.in_force == mine, "a line is more than its first roster"
-        here.take_rosters((first, second), 20.0)
-        assert (here.book.in_force in (first.roster, second.roster)) is wins
-
-
-def test_a_certificate_from_the_far_future_is_refused_by_a_member() -> None:
-    here = membership_of(peer_id("ann"), founding_of(), roster_1(1))
-    far = certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")], ballot=1 << 60)
-    (report,) = here.take_rosters((far,), 20.0)
-    assert isinstance(report, Report)
-    assert "rounds from now" in report.text
+    assert num_degraded(swarm, ["p0", "p1"]) == {1}

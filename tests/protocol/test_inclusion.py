@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from made import SPAN, head_of, roster_of
+from made import SPAN, head_of, ids, member, roster_of
 
 from p2p_diloco.protocol.entry import Entry, included_places
 from p2p_diloco.protocol.inclusion import (
@@ -54,7 +54,7 @@ def test_who_is_left_out_of_a_mean_was_there_all_the_same(sound: dict[int, bool]
 
 
 def test_an_entry_needs_a_majority_that_was_there_and_some_weight() -> None:
-    assert entry_of(inclusion(1)) == "1 of 3 members were there; more than half are needed"
+    assert entry_of(inclusion(1)) == "1 of 3 voters were there; more than half are needed"
     alone = entry_of(inclusion(1, present=(0, 1)))
     assert isinstance(alone, Entry)
     assert (alone.present, alone.included, alone.weights, alone.median_norm) == (b"\3", b"\2", (1001.0,), 2.0)
@@ -67,6 +67,18 @@ def test_an_entry_needs_a_majority_that_was_there_and_some_weight() -> None:
     newcomer = entry_of(replace(inclusion(0, 2), weights=(0.0, 1002.0)))
     assert isinstance(newcomer, Entry)
     assert newcomer.median_weight == 1002.0, "who weighs nothing does not lower what others may weigh"
+
+
+def test_members_without_a_vote_are_included_and_make_no_majority() -> None:
+    roster = replace(roster_of(6), members=tuple(member(peer, counts=place < 3) for place, peer in enumerate(ids(6))))
+
+    def built(made: Inclusion) -> Entry | str:
+        return build_entry(roster, roster.digest(), 4, SPAN, HEAD, made, b"mean")
+
+    assert built(inclusion(0, 3, 4, 5)) == "1 of 3 voters were there; more than half are needed"
+    entry = built(inclusion(5, present=(0, 1, 5)))
+    assert isinstance(entry, Entry)
+    assert included_places(entry) == (5,)
 
 
 @given(st.lists(st.floats(0, 1e30), min_size=1))

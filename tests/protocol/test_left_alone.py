@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fetching import A, B, catch_up, fetched, piece
 from made import SPAN, head_of
 
@@ -27,7 +29,10 @@ def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
 def test_who_is_left_alone_waits_for_nothing_beyond_what_it_holds() -> None:
     fetch, chains = catch_up()
     chains.heads[SPAN] = head_of(height=4, digest=b"old")
-    for want in (lambda: fetch.want_entry(SPAN, A), lambda: fetch.want_transfer(SPAN, A), fetch.adopt):
+    wants: tuple[Callable[[], None], ...] = (
+        lambda: fetch.want_entry(SPAN, A), lambda: fetch.want_transfer(SPAN, A), fetch.adopt
+    )  # fmt: skip
+    for want in wants:
         want()
         assert not fetch.is_complete()
         fetch.stop_waiting()

@@ -19,9 +19,12 @@ def peers(num_peers: int) -> list[PeerId]:
     return [peer_id(f"p{place}") for place in range(num_peers)]
 
 
-def roster(num_members: int, *, num_dialable: int | None = None) -> Roster:
-    dialable = num_members if num_dialable is None else num_dialable
-    members = [member(peer, dialable=place < dialable) for place, peer in enumerate(peers(num_members))]
+def roster(num_members: int, *, num_reducing: int | None = None, num_voters: int | None = None) -> Roster:
+    reducing = num_members if num_reducing is None else num_reducing
+    voters = num_members if num_voters is None else num_voters
+    members = [
+        member(peer, reduces=place < reducing, counts=place < voters) for place, peer in enumerate(peers(num_members))
+    ]
     return child_of(founding().roster, members)
 
 
@@ -79,7 +82,6 @@ def test_one_of_two_that_comes_back_with_nothing_takes_the_word_of_the_other() -
 def test_before_roster_1_the_founder_is_all_there_is() -> None:
     found = voices(founding().roster, JOINER)
     assert found.are_enough([BOOT])
-    assert found.hub is None
     assert not voices(founding().roster, BOOT, is_ready=True).are_enough([JOINER])
 
 
@@ -92,25 +94,72 @@ def test_the_founder_names_the_start_for_ever_and_nothing_else() -> None:
     assert BOOT in voices(roster(4), JOINER, heard=[BOOT, peers(4)[0]]).askable
 
 
-def test_where_no_member_can_be_dialled_the_hubs_word_is_enough() -> None:
-    at_home = roster(2, num_dialable=0)
+def test_where_no_member_can_be_heard_that_holds_anything_the_founder_has_the_only_word() -> None:
+    """All who can be reached have gone or are empty; those at home have nobody else to fetch from."""
+    at_home = roster(2, num_reducing=0)
     for me in (JOINER, peers(2)[0]):
-        found = voices(at_home, me, heard=[BOOT], can_be_dialled=False, is_ready=me != JOINER)
-        assert found.are_enough([BOOT])
+        found = voices(at_home, me, heard=[BOOT], can_be_dialled=False)
+        assert found.near == {BOOT}
         assert found.askable == [BOOT]
+        assert found.may_name(head_of(height=1, round_index=0), [BOOT])
         assert not found.are_enough([]), "who can hear nobody takes nothing"
-    hub = voices(at_home, BOOT)
-    assert hub.hub is None
-    assert hub.needed == 2
+        assert not voices(at_home, me, heard=[], can_be_dialled=False).near
+    ready = voices(at_home, peers(2)[0], heard=[BOOT], can_be_dialled=False, is_ready=True)
+    assert not ready.are_enough([BOOT]), "it has something to lose"
+    wiped = voices(roster(3), peers(3)[0], heard=[BOOT], empty=peers(3)[1:])
+    assert wiped.are_enough([BOOT])
+    silent = voices(roster(3), peers(3)[0], heard=[BOOT], empty=peers(3)[1:2])
+    assert not silent.are_enough([BOOT]), "a member that is not heard may hold it"
 
 
-def test_a_helper_that_is_not_the_founder_is_no_hub() -> None:
-    at_home = child_of(founding().roster, [member(peer, dialable=False) for peer in peers(2)], helper=peers(2)[0])
-    assert voices(at_home, JOINER, can_be_dialled=False).hub is None
+def test_a_bootstrap_that_is_a_member_has_one_word_among_the_voters() -> None:
+    boot, (first, second) = member(BOOT, trains=False, counts=False), peers(2)
+    three = child_of(founding().roster, [boot, member(first), member(second)])
+    assert three.voters == {BOOT, first, second}
+    found = voices(three, JOINER)
+    assert (found.near, found.needed) == (three.voters, 2)
+    assert not found.are_enough([BOOT])
+    assert found.are_enough([BOOT, first])
+
+
+def test_in_one_row_only_voters_have_a_word() -> None:
+    """A crowd of fresh identities names no state."""
+    whole = roster(12, num_voters=4)
+    crowd = peers(12)[4:]
+    for me in (JOINER, crowd[0]):
+        found = voices(whole, me)
+        assert found.near == set(peers(12)[:4])
+        assert found.needed == 3
+        assert not found.are_enough(crowd)
+    ready = voices(whole, peers(12)[0], is_ready=True)
+    assert ready.near == set(peers(12)[1:4])
+    assert not ready.are_enough([*crowd, *peers(12)[1:3]])
+
+
+def test_where_no_other_voter_holds_anything_all_members_have_a_word() -> None:
+    """Voters that have all lost the state would otherwise wait for one another for ever."""
+    whole = roster(8, num_voters=3)
+    voters, others = peers(8)[:3], peers(8)[3:]
+    found = voices(whole, voters[0], heard=others, empty=voters[1:])
+    assert found.near == set(peers(8)[1:])
+    assert found.are_enough(others[:3])
+    assert not found.are_enough(others[:2])
+    some = voices(whole, voters[0], heard=[*others, voters[1]], empty=voters[2:3])
+    assert some.near == set(voters[1:]), "one of them may hold it"
+    unheard = voices(whole, voters[0], heard=others)
+    assert not unheard.are_enough(others), "who is not heard may come back"
+
+
+def test_in_a_grid_members_without_a_vote_have_a_word_too() -> None:
+    """Rows are drawn, so nobody chooses whom he may tell lies."""
+    whole = roster(40, num_voters=4)
+    grid = fold_roster(whole, 4)
+    me = peers(40)[9]
+    assert voices(whole, me, group_size=4).near == grid.neighbours(me)
 
 
 def test_who_cannot_be_dialled_counts_on_those_it_can_dial() -> None:
-    found = voices(roster(4, num_dialable=1), peers(4)[3], can_be_dialled=False)
+    found = voices(roster(4, num_reducing=1), peers(4)[3], can_be_dialled=False)
     assert found.near == {peers(4)[0]}
     assert found.are_enough([peers(4)[0]])
 

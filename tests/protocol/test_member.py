@@ -1,4 +1,4 @@
-"""A member in bytes."""
+"""A member in bytes, and what a peer declares of itself."""
 
 from __future__ import annotations
 
@@ -7,36 +7,71 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import ids, member
+from made import declaration, ids, member
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.protocol.member import FULL_SHARE, MEMBER
-from p2p_diloco.protocol.wire import FLAG, PEER, U32, FrameReader, to_bytes
+from p2p_diloco.ids import sha256
+from p2p_diloco.protocol.member import DECLARATION_LAYOUT, FULL_SHARE, MEMBER_LAYOUT, Declaration, Member
+from p2p_diloco.protocol.wire import FrameReader, take_fields, to_bytes
 
-(A,) = ids(1)
+A, B = ids(2)
 
 
-@given(st.booleans(), st.integers(1, FULL_SHARE))
-def test_a_member_is_the_same_in_bytes_and_back(dialable: bool, share: int) -> None:
-    written = replace(member(A, dialable=dialable), share=share if dialable else FULL_SHARE)
-    out = bytearray()
-    MEMBER.put(out, written)
-    assert len(out) == MEMBER.smallest
-    reader = FrameReader(bytes(out))
-    assert MEMBER.take(reader) == written
+@given(st.booleans(), st.booleans(), st.booleans(), st.integers(0, FULL_SHARE), st.integers(0, (1 << 62) - 1))
+def test_a_member_is_the_same_in_bytes_and_back(
+    reduces: bool, counts: bool, trains: bool, share: int, since: int
+) -> None:
+    written = member(A, reduces=reduces, counts=counts, trains=trains, share=share, since=since)
+    frame = to_bytes(written, MEMBER_LAYOUT)
+    assert len(frame) <= 52, "2048 of them must fit one control frame"
+    reader = FrameReader(frame)
+    assert Member(**take_fields(reader, MEMBER_LAYOUT)) == written
     reader.expect_end()
 
 
-@pytest.mark.parametrize("dialable", [True, False])
-def test_with_a_full_share_its_bytes_are_those_from_before_there_were_shares(dialable: bool) -> None:
-    """Rosters on disks, and the entries that name them, must stay what they are."""
-    before = to_bytes(member(A, dialable=dialable), (("peer", PEER), ("incarnation", U32), ("can_be_dialled", FLAG)))
-    out = bytearray()
-    MEMBER.put(out, member(A, dialable=dialable))
-    assert bytes(out) == before
-    assert MEMBER.take(FrameReader(before)) == member(A, dialable=dialable)
+@given(st.booleans(), st.booleans(), st.booleans(), st.integers(0, FULL_SHARE), st.integers(0, 1 << 40))
+def test_a_declaration_is_the_same_in_bytes_and_back(
+    reachable: bool, trains: bool, leaving: bool, share: int, cycle: int
+) -> None:
+    written = declaration(A, reachable=reachable, trains=trains, leaving=leaving, share=share, cycle=cycle)
+    reader = FrameReader(to_bytes(written, DECLARATION_LAYOUT))
+    assert Declaration(**take_fields(reader, DECLARATION_LAYOUT)) == written
+    reader.expect_end()
 
 
-def test_more_than_a_share_is_refused() -> None:
+def test_more_than_a_full_share_is_refused() -> None:
+    frame = bytearray(to_bytes(member(A), MEMBER_LAYOUT))
+    frame[-1] = FULL_SHARE + 1
     with pytest.raises(FrameError, match="the number 9; at most 8"):
-        MEMBER.take(FrameReader(bytes(A) + (1).to_bytes(4, "little") + b"\x09"))
+        take_fields(FrameReader(bytes(frame)), MEMBER_LAYOUT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": sha256(b"another run")},
+        {"peer": B},
+        {"incarnation": 2},
+        {"cycle": 1},
+        {"reachable": False},
+        {"trains": False},
+        {"share": 4},
+        {"leaving": True},
+    ],
+)
+def test_all_that_is_declared_is_signed(change: dict[str, object]) -> None:
+    word = declaration(A)
+    assert replace(word, **change).statement() != word.statement()  # type: ignore[arg-type]
+    assert replace(word, signature=b"\1" * 64).statement() == word.statement()
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"cycle": 3}, {"cycle": 4}),
+        ({"cycle": 9}, {"cycle": 3, "leaving": True}),  # who leaves does not come back as the same incarnation
+        ({"cycle": 9, "leaving": True}, {"cycle": 3, "incarnation": 2}),
+    ],
+)
+def test_of_two_declarations_the_newer_is_found(older: dict[str, object], newer: dict[str, object]) -> None:
+    assert declaration(A, **older).age() < declaration(A, **newer).age()

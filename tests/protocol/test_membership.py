@@ -1,330 +1,385 @@
-"""Who is here, and one member's part in certifying rosters."""
+"""One member's part in certifying rosters: what it has seen, to whom it promises, for what it votes, what it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from fake_run import ROUND_SECONDS, peer_id, sign_as
-from made import NO_SIGNATURE, certify, child_of, founding, goodbye, heartbeat, ids, member, membership_of, roster_1
+from fake_run import CYCLE_SECONDS, ROUND_SECONDS, peer_id, run_rules, sign_as, verify
+from made import (
+    NO_SIGNATURE,
+    certify,
+    child_of,
+    declaration,
+    founding,
+    heartbeat,
+    ids,
+    member,
+    membership_of,
+    roster_1,
+    roster_of,
+)
 
-from p2p_diloco.ids import PeerId, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol import membership as module
-from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send
-from p2p_diloco.protocol.ballot import Ballots, Bond, Promise, Proposal, Vote, ballot_number
+from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
+from p2p_diloco.protocol.ballot import (
+    MOST_DECLARATIONS,
+    Prepare,
+    Promise,
+    Promised,
+    Proposal,
+    View,
+    Vote,
+    ballot_number,
+)
 from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
+from p2p_diloco.protocol.entry import places_in
+from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.member import Declaration
+from p2p_diloco.protocol.membership import LEAVE_SECONDS, Membership
 from p2p_diloco.protocol.messages import RosterReply, RosterRequest
-from p2p_diloco.protocol.roster import MOST_LEVELS, CertifiedRoster, Roster, lead_order, vote_statement
-from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta, certified_delta
+from p2p_diloco.protocol.proposal import next_roster
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, lead_order
 
-A, B, C = ids(3)
+A, B, C, D, E = ids(5)
+BOOT, NEW = peer_id("boot"), peer_id("new")
 ROSTER = roster_1(3).roster
 VOTING = 3
-NOW = VOTING * ROUND_SECONDS + 0.1
+"""The last round of cycle 1, the first cycle in which roster 1 can be followed."""
+BEGIN = VOTING * ROUND_SECONDS
+NOW = BEGIN + 0.1
+TURN_SECONDS = LEAD_TURN_SHARE * ROUND_SECONDS
 BALLOT = ballot_number(VOTING, 0)
-LEAD = lead_order(ROSTER, VOTING)[0]
-OTHER = next(peer for peer in ids(3) if peer != LEAD)
 
 
-def member_of_three(peer: bytes = OTHER, **changes: object) -> module.Membership:
-    return membership_of(peer, founding(), roster_1(3), **changes)  # type: ignore[arg-type]
+def leader(round_index: int = VOTING, turn: int = 0, roster: Roster = ROSTER, *, degraded: bool = False) -> PeerId:
+    return lead_order(roster, round_index, BOOT, degraded=degraded)[turn]
 
 
-def sent(actions: list[Action], kind: type) -> list[Send]:
+LEAD = leader()
+OTHER, THIRD = sorted(set(ids(3)) - {LEAD})
+
+
+def member_of_three(peer: PeerId = OTHER, **changes: object) -> Membership:
+    here = membership_of(peer, founding(), roster_1(3), **changes)  # type: ignore[arg-type]
+    here.ready = True
+    return here
+
+
+def sent(actions: Iterable[Action], kind: type) -> list[Send]:
     return [action for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
 
 
-def proposal(**changes: object) -> Proposal:
-    roster = replace(child_of(ROSTER, ROSTER.members, cycle=1), **changes)  # type: ignore[arg-type]
-    return signed(Proposal(ballot=BALLOT, roster=roster, signature=NO_SIGNATURE))
+def topics(actions: Iterable[Action]) -> list[str]:
+    return [action.topic for action in actions if isinstance(action, Report)]
 
 
-def signed(word: Proposal, lead: PeerId = LEAD) -> Proposal:
-    return replace(word, signature=sign_as(lead, word.statement()))
+class Council:
+    """Members that talk with each other at once: what each is sent reaches it, unless it is lost."""
+
+    def __init__(self, certified: CertifiedRoster, *others: PeerId) -> None:
+        roster = certified.roster
+        self.here = {
+            peer: membership_of(peer, founding(), certified, trains=peer != BOOT)
+            for peer in (*sorted(roster.peers()), *others)
+        }
+        self.is_lost: Callable[[PeerId, PeerId, object], bool] = lambda sender, to, message: False
+        self.sequence = 0
+        self.actions: list[tuple[PeerId, Action]] = []
+        for one in self.here.values():
+            one.ready = True
+
+    def tick(self, now: float) -> list[Action]:
+        """Let all hear each other and act; return what they all did, what came of it included."""
+        self.sequence += 1
+        before = len(self.actions)
+        for peer, one in self.here.items():
+            for other in self.here.keys() - {peer}:
+                one.hear(heartbeat(other, sequence=self.sequence, trains=other != BOOT), now)
+        for peer, one in self.here.items():
+            self.do(peer, one.tick(now), now)
+        return [action for _, action in self.actions[before:]]
+
+    def do(self, peer: PeerId, actions: Iterable[Action], now: float) -> None:
+        """Deliver what a member sends, and what comes of that."""
+        for action in actions:
+            self.actions.append((peer, action))
+            if (
+                isinstance(action, Send)
+                and action.to in self.here
+                and not self.is_lost(peer, action.to, action.message)
+            ):
+                self.do(action.to, self._taken(self.here[action.to], peer, action.message, now), now)
+
+    def _taken(self, one: Membership, sender: PeerId, message: object, now: float) -> list[Action]:
+        match message:
+            case Promised():
+                return one.take_promise(sender, message, now)
+            case Proposal():
+                return one.take_proposal(sender, message, now)
+            case Vote():
+                return one.take_vote(sender, message, now)
+            case Prepare():
+                return one.take_prepare(sender, message, now)
+            case RosterReply():
+                return one.take_rosters(message.rosters, now)
+            case Declaration():
+                return one.pass_on(message, sender, now)
+        raise AssertionError(f"members do not send each other {message!r}")
+
+    def declare(self, peer: PeerId, to: PeerId, now: float, **changes: object) -> None:
+        """Let a peer tell a member what it declares."""
+        self.do(peer, self.here[to].pass_on(declaration(peer, **changes), peer, now), now)
+
+    def in_force(self) -> Roster:
+        """Return the roster that all go by."""
+        (roster,) = {one.book.in_force for one in self.here.values()}
+        assert roster is not None
+        return roster
 
 
-def test_who_leaves_says_what_it_was_bound_to_and_votes_no_more() -> None:
+def applicant(cycle: int = 1, **changes: object) -> Declaration:
+    return declaration(NEW, cycle=cycle, **changes)
+
+
+# -- a ballot as it should be
+
+
+def test_what_one_voter_was_told_is_on_the_roster_that_all_certify() -> None:
+    council = Council(roster_1(3), NEW)
+    council.declare(NEW, C, NOW, cycle=1)
+    actions = council.tick(NOW)
+    assert council.in_force().peers() == ROSTER.peers() | {NEW}
+    assert council.in_force().k == 2
+    assert sum(isinstance(action, KeepRoster) for action in actions) == 4, "all keep it, the newcomer too"
+    assert {action.to for action in sent(actions, Proposal)} == {OTHER, THIRD}
+    for one in council.here.values():
+        assert one.in_force_since == VOTING
+
+
+def test_where_nothing_changes_nothing_is_certified_nor_even_proposed() -> None:
+    council = Council(roster_1(3))
+    for turn in range(LEAD_TURNS):
+        actions = council.tick(NOW + turn * TURN_SECONDS)
+        assert not sent(actions, Proposal)
+    assert council.in_force() == ROSTER
+
+
+def test_a_dead_leader_costs_one_turn() -> None:
+    council = Council(roster_1(3), NEW)
+    council.declare(NEW, OTHER, NOW, cycle=1)
+    council.is_lost = lambda sender, to, message: LEAD in (sender, to)
+    for turn in range(LEAD_TURNS):
+        council.tick(NOW + turn * TURN_SECONDS)
+    roster = council.here[OTHER].book.in_force
+    assert roster is not None
+    assert roster.peers() == ROSTER.peers() | {NEW}
+    assert council.here[LEAD].book.in_force == ROSTER
+
+
+def test_a_founder_that_is_no_member_leads_a_turn_of_its_own() -> None:
+    hidden = certify(child_of(founding().roster, [member(p, reduces=p == A) for p in ids(3)]), [BOOT])
+    council = Council(hidden, BOOT, NEW)
+    council.declare(NEW, B, NOW, cycle=1)
+    council.is_lost = lambda sender, to, message: A in (sender, to)
+    for turn in range(LEAD_TURNS - 1):
+        council.tick(NOW + turn * TURN_SECONDS)
+    roster = council.here[B].book.in_force
+    assert roster is not None
+    assert NEW in roster.peers()
+    assert council.here[BOOT].book.in_force == roster
+
+
+def test_a_founder_lists_who_is_ready_in_the_very_cycle_of_the_founding() -> None:
+    council = Council(founding(), A, B)
+    for peer in (A, B):
+        council.declare(peer, BOOT, 2.0, cycle=0)
+    council.tick(4.0)
+    assert council.in_force() == founding().roster, "not before the last round of the cycle"
+    council.tick(ROUND_SECONDS + 0.1)
+    assert council.in_force().peers() == {BOOT, A, B}
+
+
+# -- promises
+
+
+def test_in_the_voting_round_a_voter_promises_once_in_each_turn() -> None:
     here = member_of_three()
-    here.tick(NOW)
-    word = here.say_goodbye()
-    assert (word.k, word.promised, word.voted) == (1, BALLOT, False)
-    assert here.take_proposal(LEAD, proposal(), NOW) == []
-    nobody = membership_of(A).say_goodbye()
-    assert (nobody.k, nobody.parent) == (0, bytes(32))
-
-
-def test_in_the_voting_round_a_member_promises_once_in_each_turn() -> None:
-    here = member_of_three()
-    actions = here.tick(NOW)
-    assert isinstance(actions[0], KeepBallots)
-    assert [send.to for send in sent(actions, Promise)] == [LEAD]
+    keep, send = here.tick(NOW)
+    assert isinstance(keep, KeepBallots), "on disk before it is said"
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Promised)
+    assert send.to == LEAD
+    said = send.message.promise
+    assert (said.voter, said.ballot, said.parent, said.voted) == (OTHER, BALLOT, ROSTER.digest(), None)
+    assert verify(OTHER, said.statement(), said.signature)
+    assert here.promised_round() == VOTING
     assert here.tick(NOW + 0.1) == []
-    assert here.tick(2 * ROUND_SECONDS) == []
-    assert here.tick(-5.0) == []
+    assert here.tick(NOW + TURN_SECONDS)
 
 
-def test_a_member_votes_for_the_leads_proposal() -> None:
+@pytest.mark.parametrize("now", [-5.0, 0.1, ROUND_SECONDS + 0.1, 2 * ROUND_SECONDS + 0.1, 4 * ROUND_SECONDS + 0.1])
+def test_in_no_other_round_does_anybody_promise_of_its_own_accord(now: float) -> None:
     here = member_of_three()
-    keep, send = here.take_proposal(LEAD, proposal(), NOW)
-    assert isinstance(keep, KeepBallots)
-    assert isinstance(send, Send)
-    assert isinstance(send.message, Vote)
-    assert here.take_proposal(LEAD, proposal(regrid=5), NOW) == []
+    assert here.tick(now) == []
+    assert here.promised_round() == -1
 
 
-@pytest.mark.parametrize(
-    ("asked", "now"),
-    [
-        (proposal(parent=sha256(b"other")), NOW),
-        (proposal(level=1, epoch=1), NOW),
-        (proposal(cycle=99), NOW),
-        (replace(proposal(), ballot=0), NOW),
-        (replace(proposal(), ballot=1 << 60), NOW),
-        (proposal(), NOW + 5 * ROUND_SECONDS),
-    ],
-)
-def test_a_proposal_that_must_not_bind_gets_no_vote(asked: Proposal, now: float) -> None:
-    assert member_of_three().take_proposal(LEAD, asked, now) == []
+def test_who_has_no_roster_or_no_vote_promises_nothing() -> None:
+    assert membership_of(A).tick(NOW) == []
+    fresh = certify(child_of(founding().roster, [*ROSTER.members, member(D, counts=False)]), [BOOT])
+    for peer in (D, NEW):
+        assert membership_of(peer, founding(), fresh).tick(NOW) == []
 
 
-def test_a_proposal_that_could_never_be_certified_is_reported() -> None:
-    (report,) = member_of_three().take_proposal(LEAD, proposal(members=()), NOW)
-    assert isinstance(report, Report)
-    assert "has no members" in report.text
+def test_a_peer_that_lost_its_memory_does_not_vote_before_its_incarnation_is_listed() -> None:
+    for remembers, incarnation, votes in ((False, 2, False), (True, 2, True), (False, 1, True)):
+        here = member_of_three(remembers=remembers, incarnation=incarnation)
+        assert bool(sent(here.tick(NOW), Promised)) is votes
 
 
-def test_only_the_lead_of_the_ballot_is_voted_for() -> None:
-    assert member_of_three().take_proposal(LEAD, signed(proposal(), OTHER), NOW) == []
-    assert member_of_three().take_proposal(OTHER, proposal(), NOW) != [], "whoever hands on what the lead has signed"
-
-
-def test_a_peer_that_lost_its_memory_does_not_vote() -> None:
-    assert member_of_three(remembers=False, incarnation=2).take_proposal(LEAD, proposal(), NOW) == []
-    assert member_of_three(remembers=True, incarnation=2).take_proposal(LEAD, proposal(), NOW)
-
-
-def lead_that_hears_all() -> module.Membership:
-    lead = member_of_three(LEAD)
-    lead.ready = True
-    for peer in set(ids(3)) - {LEAD}:
-        lead.hear(heartbeat(peer), NOW)
-    return lead
-
-
-def promise_of(peer: bytes, **changes: object) -> Promise:
-    word = Promise(parent=ROSTER.digest(), level=0, ballot=BALLOT, voted=None, signature=NO_SIGNATURE)
+def promise_of(peer: PeerId, *declared: Declaration, parent: Roster = ROSTER, **changes: object) -> Promise:
+    bitmap = bytes((len(parent.members) + 7) // 8)
+    seen = View(absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=0, declarations=declared)
+    word = Promise(
+        parent=parent.digest(),
+        degraded=False,
+        ballot=BALLOT,
+        voted=None,
+        view=seen,
+        voter=peer,
+        signature=NO_SIGNATURE,
+    )
     word = replace(word, **changes)  # type: ignore[arg-type]
-    return replace(word, signature=sign_as(peer, word.statement()))  # type: ignore[arg-type]
+    return replace(word, signature=sign_as(peer, word.statement()))
 
 
-def test_a_lead_takes_promises_proposes_and_spreads_the_certificate() -> None:
-    lead = lead_that_hears_all()
-    assert sent(lead.tick(NOW), ProposalDelta) == []
-    actions = lead.take_promise(OTHER, promise_of(OTHER), NOW)
-    (asked, *_) = sent(actions, ProposalDelta)
-    voter = member_of_three()
-    whole = voter.rebuilt(LEAD, asked.message, NOW)  # type: ignore[arg-type]
-    assert isinstance(whole, Proposal)
-    (ballot,) = sent(voter.take_proposal(LEAD, whole, NOW), Vote)
-    lead.take_vote(OTHER, ballot.message, NOW)  # type: ignore[arg-type]
-    in_force = lead.book.in_force
-    assert in_force is not None
-    assert (in_force.k, in_force.peers()) == (2, frozenset(ids(3)))
-    assert lead.take_vote(OTHER, ballot.message, NOW) == []  # type: ignore[arg-type]
-
-
-CHILD = certify(child_of(ROSTER, ROSTER.members, cycle=1), ids(3))
-
-
-def test_a_certified_roster_goes_to_members_of_its_parent_as_a_difference_and_whole_to_others() -> None:
-    here = member_of_three(A)
-    stranger = peer_id("stranger")
-    sends = {send.to: send for send in here.spread(CHILD, {B, C, stranger}, 9.0) if isinstance(send, Send)}
-    assert sends.keys() == {B, C, stranger}
-    assert sends[stranger].message == RosterReply(rosters=(CHILD,))
-    for peer in (B, C):
-        word = sends[peer].message
-        assert isinstance(word, CertifiedDelta)
-        assert member_of_three(peer).rebuilt(A, word, NOW) == CHILD
-
-
-@pytest.mark.parametrize("odd", [certify(CHILD.roster, [A, peer_id("stranger")]), founding()])
-def test_what_cannot_be_told_as_a_difference_goes_whole(odd: CertifiedRoster) -> None:
-    (send,) = member_of_three(A).spread(odd, {B}, 9.0)
-    assert isinstance(send, Send)
-    assert send.message == RosterReply(rosters=(odd,))
-
-
-def difference_of_child() -> CertifiedDelta:
-    word = certified_delta(CHILD, ROSTER)
-    assert word is not None
-    return word
-
-
-def test_who_does_not_know_the_parent_asks_for_whole_rosters() -> None:
-    ask = membership_of(B, founding()).rebuilt(A, difference_of_child(), NOW)
-    assert isinstance(ask, Send)
-    assert (ask.to, ask.message) == (A, RosterRequest(known=(founding().roster.digest(),)))
-
-
-def test_a_difference_that_does_not_hold_is_reported() -> None:
-    word = difference_of_child()
-    wrong = replace(word, delta=replace(word.delta, runs=((9, 1),)))
-    report = member_of_three().rebuilt(A, wrong, NOW)
-    assert isinstance(report, Report)
-    assert report.topic == "roster-refused"
-    assert "handed on a difference that does not hold: roster 2 comes as a difference that takes place" in report.text
+def promised(peer: PeerId, *declared: Declaration, voted: Proposal | None = None, **changes: object) -> Promised:
+    named = (voted.ballot, voted.roster.digest()) if voted is not None else None
+    word = promise_of(peer, *declared, voted=named, **changes)  # type: ignore[arg-type]
+    return Promised(promise=word, voted=voted)
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        promise_of(OTHER, parent=sha256(b"other")),
-        promise_of(OTHER, level=1),
-        promise_of(OTHER, ballot=0),
-        promise_of(OTHER, ballot=ballot_number(VOTING + 9, 0)),
+        promised(OTHER, parent=child_of(ROSTER, ROSTER.members)),
+        promised(OTHER, ballot=0),
+        promised(OTHER, ballot=ballot_number(VOTING + 9, 0)),
+        promised(OTHER, ballot=next(ballot_number(VOTING, n) for n in range(4) if leader(turn=n) != LEAD)),
+        promised(OTHER, degraded=True, ballot=next(
+            ballot_number(VOTING, n) for n in range(4) if leader(turn=n, degraded=True) == LEAD
+        )),
+    ],
+    ids=["of another roster", "of no round", "far from now", "of another leader", "degraded, while nobody is stalled"],
+)  # fmt: skip
+def test_promises_for_something_else_are_dropped(word: Promised) -> None:
+    assert member_of_three(LEAD).take_promise(OTHER, word, NOW) == []
+
+
+def test_a_promise_that_no_honest_voter_makes_is_reported() -> None:
+    (report,) = member_of_three(LEAD).take_promise(THIRD, promised(OTHER), NOW)
+    assert isinstance(report, Report)
+    assert report.topic == "promise-refused"
+    assert "handed in a promise of" in report.text
+
+
+def test_a_leader_learns_declarations_from_promises() -> None:
+    lead = member_of_three(LEAD)
+    assert lead.take_promise(OTHER, promised(OTHER, applicant()), NOW) == []
+    assert lead.declared[NEW] == applicant()
+    lead.take_promise(OTHER, promised(OTHER, declaration(D, cycle=9), ballot=BALLOT), NOW)
+    assert D not in lead.declared, "of a cycle to come"
+
+
+# -- proposals and votes
+
+
+def proposal(*promises: Promise, **changes: object) -> Proposal:
+    """What follows from the promises of all, of which one shows an application; what they say, changed or not."""
+    promises = promises or (promise_of(LEAD, applicant()), promise_of(OTHER))
+    roster = next_roster(ROSTER, promises, run_rules(), BOOT, degraded=False)
+    assert roster is not None
+    return replace(
+        Proposal(ballot=promises[0].ballot, roster=roster, promises=promises, origin=()),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def test_a_member_votes_for_what_follows_from_the_promises_that_its_leader_shows() -> None:
+    here = member_of_three()
+    keep, send = here.take_proposal(LEAD, proposal(), NOW)
+    assert isinstance(keep, KeepBallots), "on disk before it is said"
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Vote)
+    assert (send.to, send.message.roster, send.message.ballot) == (LEAD, proposal().roster.digest(), BALLOT)
+    assert here.take_proposal(LEAD, proposal(), NOW) == [keep, send], "again, the same"
+
+
+def test_nobody_votes_for_two_rosters_in_one_ballot() -> None:
+    here = member_of_three()
+    here.take_proposal(LEAD, proposal(), NOW)
+    another = proposal(promise_of(LEAD, declaration(D, cycle=1)), promise_of(OTHER))
+    assert here.take_proposal(LEAD, another, NOW) == []
+
+
+AT_LEAST = [
+    ("of another roster", proposal(roster=child_of(child_of(ROSTER, ROSTER.members), ROSTER.members)), LEAD, NOW),
+    ("of another leader", proposal(), THIRD, NOW),
+    ("of no round", proposal(ballot=0), LEAD, NOW),
+    ("far from now", proposal(ballot=1 << 60), LEAD, NOW),
+    ("of a round long over", proposal(), LEAD, NOW + 5 * ROUND_SECONDS),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sender", "now"), [case[1:] for case in AT_LEAST], ids=[case[0] for case in AT_LEAST]
+)
+def test_a_proposal_that_must_not_bind_gets_no_vote(asked: Proposal, sender: PeerId, now: float) -> None:
+    assert member_of_three().take_proposal(sender, asked, now) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (proposal(roster=child_of(ROSTER, (), cycle=1)), "has no members"),
+        (proposal(roster=child_of(ROSTER, ROSTER.members[:2], cycle=1)), "does not follow from the promises"),
+        (proposal(promises=(promise_of(LEAD, applicant()),)), "shows 1 promises, which are not enough"),
     ],
 )
-def test_promises_for_something_else_are_dropped(word: Promise) -> None:
-    assert lead_that_hears_all().take_promise(OTHER, word, NOW) == []
-
-
-def test_shares_of_averaging_go_from_signs_of_life_onto_the_next_roster() -> None:
-    lead = member_of_three(LEAD)
-    lead.ready = True
-    lead.share = 4
-    for peer in set(ids(3)) - {LEAD}:
-        lead.hear(heartbeat(peer, share=1 if peer == OTHER else 8), NOW)
-    here = lead.present(NOW)
-    assert (here[LEAD].share, here[OTHER].share) == (4, 1)
-    assert sorted(m.share for m in here.values()) == [1, 4, 8]
-
-
-def test_a_lead_that_is_not_ready_and_hears_nobody_proposes_nothing() -> None:
-    lead = member_of_three(LEAD)
-    lead.tick(NOW)
-    assert lead.take_promise(OTHER, promise_of(OTHER), NOW) == []
-
-
-BOOT = peer_id("boot")
-STAND_IN_BALLOT = ballot_number(VOTING, LEAD_TURNS - 2)
-LAST_GONE = certify(replace(ROSTER, members=(member(A), member(B, dialable=False), member(C, dialable=False))), [BOOT])
-"""Of three members only A can be dialled."""
-
-
-def helper_that_hears(*peers: bytes, dialable: bool = False, line: bytes = b"") -> module.Membership:
-    roster = sha256(line) if line else LAST_GONE.roster.digest()
-    helper = membership_of(BOOT, founding(), LAST_GONE, trains=False)
-    for peer in peers:
-        helper.hear(heartbeat(peer, can_be_dialled=dialable, roster=roster), NOW)
-    return helper
-
-
-def promise_to_helper(peer: bytes, level: int = 0) -> Promise:
-    return promise_of(peer, parent=LAST_GONE.roster.digest(), ballot=STAND_IN_BALLOT, level=level)
-
-
-def test_when_the_last_who_could_be_dialled_is_gone_the_helper_leads_and_is_the_hub_again() -> None:
-    helper = helper_that_hears(B, C)
-    assert not helper.is_hub()
-    assert helper.tick(NOW + 2 * ROUND_SECONDS * LEAD_TURN_SHARE) == []
-    assert helper.take_promise(B, promise_to_helper(B), NOW) == []
-    asked = sent(helper.take_promise(C, promise_to_helper(C), NOW), ProposalDelta)
-    assert {action.to for action in asked} == {A, B, C}
-    voters = {peer: membership_of(peer, founding(), LAST_GONE) for peer in (B, C)}
-    for peer, voter in voters.items():
-        whole = voter.rebuilt(BOOT, asked[0].message, NOW)  # type: ignore[arg-type]
-        assert isinstance(whole, Proposal)
-        (ballot,) = sent(voter.take_proposal(BOOT, whole, NOW), Vote)
-        helper.take_vote(peer, ballot.message, NOW)  # type: ignore[arg-type]
-    in_force = helper.book.in_force
-    assert in_force is not None
-    assert (in_force.k, in_force.peers()) == (2, frozenset((B, C)))
-    assert helper.is_hub()
-
-
-def test_the_helper_does_not_lead_while_it_hears_a_member_that_can_be_dialled() -> None:
-    helper = helper_that_hears(A, B, C, dialable=True)
-    for peer in (B, C):
-        assert helper.take_promise(peer, promise_to_helper(peer), NOW) == []
-
-
-def test_the_helper_leads_where_the_one_that_can_be_dialled_went_on_alone_on_another_line() -> None:
-    """It led its own line, and the two of three that were back could not go on before they were stalled too."""
-    helper = helper_that_hears(A, B, C, dialable=True, line=b"another")
-    assert helper.take_promise(B, promise_to_helper(B), NOW) == []
-    assert sent(helper.take_promise(C, promise_to_helper(C), NOW), ProposalDelta)
-
-
-def test_the_helper_takes_the_level_of_the_first_member_that_promises() -> None:
-    helper = helper_that_hears(B)
-    stranger = peer_id("stranger")
-    assert helper.take_promise(stranger, promise_to_helper(stranger, level=5), NOW) == []
-    asked = sent(helper.take_promise(B, promise_to_helper(B, level=MOST_LEVELS), NOW), ProposalDelta)
-    assert {action.to for action in asked} == {A, B, C}
-    assert helper.take_promise(C, promise_to_helper(C), NOW) == []
-
-
-@pytest.mark.parametrize(("void", "level"), [(0, 0), (7, 0), (8, 1), (23, 1), (24, 2), (55, 2), (56, 3), (10**9, 12)])
-def test_each_wait_is_twice_as_long_as_the_one_before(void: int, level: int) -> None:
-    here = member_of_three()
-    here.void_cycles = void
-    assert here.level() == level <= MOST_LEVELS
-
-
-def test_a_lone_member_is_a_majority_however_long_it_has_waited_for_others() -> None:
-    """Who waited alone certified its next roster the degraded way, and those who joined it refused that for long."""
-    here = membership_of(peer_id("boot"), founding())
-    here.void_cycles = 10**9
-    assert here.level() == 0
-
-
-def test_a_lone_member_that_said_good_bye_comes_back_the_degraded_way() -> None:
-    """Its earlier incarnation does not vote again, and nobody else can."""
-    here = membership_of(peer_id("boot"), founding())
-    here.say_goodbye()
-    here.void_cycles = 8
-    assert here.level() == 1
-
-
-def test_a_roster_that_does_not_hold_is_reported_and_ends_the_list() -> None:
-    here = membership_of(A, founding())
-    child = child_of(ROSTER, ROSTER.members)
-    (report,) = here.take_rosters((certify(child, [A, B]), roster_1(3)), 0.0)
+def test_a_proposal_that_does_not_follow_is_reported_with_its_leader(asked: Proposal, text: str) -> None:
+    (report,) = member_of_three().take_proposal(LEAD, asked, NOW)
     assert isinstance(report, Report)
-    assert report.topic == "roster-refused"
+    assert report.topic == "proposal-refused"
+    assert short_peer_id(LEAD) in report.text
+    assert text in report.text
 
 
-def test_another_branch_is_announced_and_its_sum_taken_over() -> None:
-    alone = certify(replace(ROSTER, level=1, epoch=1), [peer_id("boot")])
-    here = membership_of(A, founding(), alone)  # one that went on with a majority would not be left
-    here.included_total = 50
-    branch = certify(replace(ROSTER, included_total=9), [peer_id("boot")])
-    topics = [action.topic for action in here.take_rosters((branch,), NOW) if isinstance(action, Report)]
-    assert topics == ["roster", "branch"]
-    assert here.included_total == 9
+def test_who_has_no_vote_gives_none() -> None:
+    assert member_of_three(remembers=False, incarnation=2).take_proposal(LEAD, proposal(), NOW) == []
+    assert membership_of(NEW, founding(), roster_1(3)).take_proposal(LEAD, proposal(), NOW) == []
+    assert membership_of(A).take_proposal(LEAD, proposal(), NOW) == []
 
 
-def test_what_is_kept_of_strangers_goes_with_them() -> None:
-    here = member_of_three(A)
-    stranger = peer_id("stranger")
-    here.hear(heartbeat(stranger), 0.0)
-    here.take_goodbye(goodbye(stranger))
-    here.took_part = {stranger: 3, B: 4}
-    here.take_rosters((certify(child_of(ROSTER, ROSTER.members), ids(3)),), 1000.0)
-    assert stranger not in here.heard
-    assert here.took_part == {B: 4}
-    assert not here.has_left(member(stranger))
+def test_a_vote_that_belongs_to_nothing_changes_nothing() -> None:
+    lead = member_of_three(LEAD)
+    lead.take_promise(LEAD, promised(LEAD), NOW)
+    word = Vote(parent=ROSTER.digest(), roster=ROSTER.digest(), ballot=BALLOT, signature=NO_SIGNATURE)
+    assert lead.take_vote(OTHER, word, NOW) == []
+    assert member_of_three(LEAD).take_vote(OTHER, word, NOW) == []
 
 
 def test_nobody_votes_for_a_peer_that_the_manifest_does_not_list() -> None:
     here = member_of_three()
-    here.rules = replace(here.rules, listed=frozenset({B, C}))
+    here.rules = replace(here.rules, listed=frozenset({A, B, C}))
     (report,) = here.take_proposal(LEAD, proposal(), NOW)
     assert isinstance(report, Report)
     assert "does not list" in report.text
-    here.rules = replace(here.rules, listed=frozenset(ROSTER.peers()))
-    assert sent(here.take_proposal(LEAD, proposal(), NOW), Vote)
+
+
+# -- no round goes under two rosters
 
 
 def test_who_has_voted_names_no_parent_under_that_roster_in_later_rounds() -> None:
@@ -333,11 +388,18 @@ def test_who_has_voted_names_no_parent_under_that_roster_in_later_rounds() -> No
     here.take_proposal(LEAD, proposal(), NOW)
     assert here.may_name_parents(digest, VOTING), "should it be certified, it governs the next round"
     assert not here.may_name_parents(digest, VOTING + 1)
-    assert here.may_name_parents(CHILD.roster.digest(), VOTING + 1)
-    again = ballot_number(VOTING + 1, 0)
-    lead = lead_order(ROSTER, VOTING + 1)[0]
-    here.take_proposal(lead, signed(replace(proposal(), ballot=again), lead), NOW + ROUND_SECONDS)
-    assert not here.may_name_parents(digest, VOTING + 1), "the first vote may have been enough"
+    assert here.may_name_parents(proposal().roster.digest(), VOTING + 1)
+
+
+def test_a_later_vote_does_not_let_a_member_name_parents_again() -> None:
+    council = Council(roster_1(3), NEW)
+    council.declare(NEW, OTHER, NOW, cycle=1)
+    council.is_lost = lambda sender, to, message: isinstance(message, Vote)
+    for turn in range(6):
+        council.tick(NOW + turn * TURN_SECONDS)
+    here = council.here[OTHER]
+    assert here.promised_round() == VOTING + 1
+    assert not here.may_name_parents(ROSTER.digest(), VOTING + 1), "the first vote may have been enough"
 
 
 def test_nobody_votes_in_a_ballot_of_a_round_before_the_last_one_in_which_it_named_parents() -> None:
@@ -349,105 +411,591 @@ def test_nobody_votes_in_a_ballot_of_a_round_before_the_last_one_in_which_it_nam
     assert here.take_proposal(LEAD, proposal(), NOW + ROUND_SECONDS)
 
 
-def test_nobody_votes_before_the_voting_round_whoever_asks() -> None:
-    """A lead that asks just under half of the members would silence them for the rest of the cycle."""
-    here, early = member_of_three(), VOTING - 1
-    lead = lead_order(ROSTER, early)[0]
-    asked = signed(replace(proposal(), ballot=ballot_number(early, 0)), lead)
-    assert here.take_proposal(lead, asked, early * ROUND_SECONDS + 0.1) == []
-    assert here.may_name_parents(ROSTER.digest(), VOTING)
+# -- certificates that are lost
 
 
-def test_a_good_bye_binds_to_the_last_round_in_which_parents_were_named() -> None:
-    here = member_of_three()
-    here.named_round = VOTING
-    assert here.say_goodbye().promised == ballot_number(VOTING, 0)
-    assert not here.may_name_parents(ROSTER.digest(), VOTING + 1)
-
-
-AFTER = VOTING + 1
-"""Roster 1 is of cycle 0 and should have had a child at the end of cycle 1."""
-
-
-def after_lead(turn: int = 0) -> PeerId:
-    return lead_order(ROSTER, AFTER)[turn]
-
-
-def test_without_a_certificate_members_promise_on_in_each_turn_of_every_round() -> None:
-    here = member_of_three(next(peer for peer in ids(3) if peer != after_lead()))
-    begin = AFTER * ROUND_SECONDS
-    (promise,) = sent(here.tick(begin + 0.1), Promise)
-    assert promise.to == after_lead()
-    assert here.tick(begin + 0.2) == []
-    assert here.tick(begin + 0.1 + LEAD_TURN_SHARE * ROUND_SECONDS)
-    assert here.tick(2 * ROUND_SECONDS) == [], "before the voting round there is no vote to come true"
-
-
-def test_a_founder_whose_vote_was_not_certified_goes_on_with_it() -> None:
-    boot = peer_id("boot")
-    here = membership_of(boot, founding())
-    assert here.tick(2 * ROUND_SECONDS + 0.1) == []
-    roster = child_of(founding().roster, [member(A)])
-    bonds = Ballots(
-        parent=founding().roster.digest(), bonds=(Bond(level=0, promised=1, voted=(ballot_number(1, 0), roster)),)
-    )
-    again = membership_of(boot, founding(), ballots=bonds)
-    again.tick(2 * ROUND_SECONDS + 0.1)
-    assert again.book.in_force == roster
-
-
-def test_after_the_voting_round_a_lead_proposes_only_what_has_been_voted_for() -> None:
-    lead = member_of_three(after_lead())
-    others = sorted(set(ids(3)) - {lead.me.peer})
-    lead.ready = True
-    for peer in others:
-        lead.hear(heartbeat(peer), AFTER * ROUND_SECONDS)
-    now, ballot = AFTER * ROUND_SECONDS + 0.1, ballot_number(AFTER, 0)
-    lead.tick(now)
-    assert lead.take_promise(others[0], promise_of(others[0], ballot=ballot), now) == []
-    voted = (BALLOT, proposal().roster)
-    actions = lead.take_promise(others[1], promise_of(others[1], ballot=ballot, voted=voted), now)
-    assert {send.to for send in sent(actions, ProposalDelta)} == set(others)
-    lead.take_vote(others[0], vote_of(others[0], voted[1], ballot), now)
-    assert lead.book.in_force == voted[1]
-
-
-def vote_of(peer: PeerId, roster: Roster, ballot: int) -> Vote:
-    signature = sign_as(peer, vote_statement(roster.digest(), ballot))
-    return Vote(parent=roster.parent, roster=roster.digest(), ballot=ballot, signature=signature)
+def without_certificate(council: Council) -> None:
+    """Let all vote for a newcomer, and let nobody but the leader learn that it was certified."""
+    council.declare(NEW, OTHER, NOW, cycle=1)
+    council.is_lost = lambda sender, to, message: isinstance(message, RosterReply)
+    council.tick(NOW)
+    assert council.here[LEAD].book.in_force != ROSTER
+    assert council.here[OTHER].book.in_force == ROSTER
 
 
 def test_who_promises_for_a_roster_that_has_a_child_is_sent_the_certificate() -> None:
+    council = Council(roster_1(3), NEW)
+    without_certificate(council)
+    council.is_lost = lambda sender, to, message: False
+    for turn in range(1, LEAD_TURNS + 1):
+        council.tick(NOW + turn * TURN_SECONDS)
+    assert council.in_force().peers() == ROSTER.peers() | {NEW}
+
+
+def test_a_vote_comes_true_though_the_leader_that_holds_the_certificate_is_dead() -> None:
+    council = Council(roster_1(3), NEW)
+    without_certificate(council)
+    dead = council.here.pop(LEAD)
+    council.is_lost = lambda sender, to, message: False
+    for turn in range(1, 3 * LEAD_TURNS):
+        council.tick(NOW + turn * TURN_SECONDS)
+    lost = dead.book.in_force
+    assert lost is not None
+    assert council.here[NEW].book.chain()[2].roster == lost, "the very roster, with another certificate"
+    assert council.in_force().peers() == lost.peers() - {LEAD}, "and then one without the leader"
+
+
+def test_a_certificate_is_told_to_members_that_lack_it_and_to_nobody_else() -> None:
     here = member_of_three(LEAD)
-    here.take_rosters((CHILD,), NOW)
-    (told,) = here.take_promise(OTHER, promise_of(OTHER), NOW)
+    child = certify(child_of(ROSTER, ROSTER.members, cycle=1), ids(3), BALLOT)
+    here.take_rosters((child,), NOW)
+    (told,) = here.take_promise(OTHER, promised(OTHER), NOW)
     assert isinstance(told, Send)
-    assert told.message == RosterReply(rosters=(CHILD,))
-    assert here.take_promise(peer_id("stranger"), promise_of(peer_id("stranger")), NOW) == []
-    assert here.take_promise(OTHER, promise_of(OTHER, parent=sha256(b"unknown")), NOW) == []
+    assert (told.to, told.message) == (OTHER, RosterReply(rosters=(child,)))
+    assert here.take_promise(NEW, promised(NEW), NOW) == []
+    assert here.take_promise(OTHER, promised(OTHER, parent=child_of(ROSTER, ())), NOW) == []
 
 
-def test_an_owner_that_gets_no_entries_is_reported_and_loses_its_place_on_the_next_roster() -> None:
+AFTER = VOTING + 1
+AFTER_BEGIN = AFTER * ROUND_SECONDS
+AFTER_LEAD = leader(AFTER)
+NOT_AFTER_LEAD = next(peer for peer in ids(3) if peer != AFTER_LEAD)
+
+
+def prepare(round_index: int = AFTER, turn: int = 0, **changes: object) -> Prepare:
+    word = Prepare(parent=ROSTER.digest(), degraded=False, ballot=ballot_number(round_index, turn))
+    return replace(word, **changes)  # type: ignore[arg-type]
+
+
+def test_a_leader_is_promised_to_when_it_asks_in_its_turn_though_no_vote_is_due() -> None:
+    here = member_of_three(NOT_AFTER_LEAD)
+    (send,) = sent(here.take_prepare(AFTER_LEAD, prepare(), AFTER_BEGIN), Promised)
+    assert send.to == AFTER_LEAD
+    assert here.take_prepare(AFTER_LEAD, prepare(), AFTER_BEGIN) == [], "once"
+
+
+@pytest.mark.parametrize(
+    ("sender", "word"),
+    [
+        (NOT_AFTER_LEAD, prepare()),
+        (AFTER_LEAD, prepare(parent=ZERO_DIGEST)),
+        (AFTER_LEAD, prepare(degraded=True)),
+        (leader(AFTER, 2), prepare(turn=2)),
+        (leader(AFTER + 1), prepare(AFTER + 1)),
+        (leader(AFTER - 2), prepare(AFTER - 2)),
+    ],
+    ids=["not the leader", "of another roster", "degraded", "two turns ahead", "a round ahead", "two rounds ago"],
+)
+def test_whoever_asks_for_another_promise_gets_none(sender: PeerId, word: Prepare) -> None:
+    here = member_of_three(NOT_AFTER_LEAD)
+    assert here.take_prepare(sender, word, AFTER_BEGIN) == []
+    assert membership_of(A).take_prepare(sender, word, AFTER_BEGIN) == []
+
+
+def test_the_next_turn_may_have_begun_by_the_clock_of_its_leader() -> None:
+    peer = next(peer for peer in ids(3) if peer != leader(AFTER, 1))
+    assert member_of_three(peer).take_prepare(leader(AFTER, 1), prepare(turn=1), AFTER_BEGIN)
+
+
+# -- leaving
+
+
+def test_a_good_bye_calls_a_ballot_at_once_in_which_the_leaver_votes() -> None:
+    council = Council(roster_1(3))
+    now = AFTER_BEGIN + 0.1
+    council.tick(now)
+    leaver = council.here[OTHER]
+    word = leaver.leave(now)
+    assert word.leaving
+    assert verify(OTHER, word.statement(), word.signature)
+    assert not leaver.ready
+    assert not leaver.may_name_parents(ROSTER.digest(), AFTER)
+    assert not leaver.may_go(now)
+    for peer in sorted(ROSTER.voters - {OTHER}):
+        council.do(OTHER, [Send(to=peer, message=word, deadline=now + 9)], now)
+    assert "good-bye" in topics(action for _, action in council.actions)
+    for turn in range(LEAD_TURNS):
+        council.tick(now + turn * TURN_SECONDS)
+    assert council.in_force().peers() == ROSTER.peers() - {OTHER}
+    assert leaver.may_go(now), "it is listed no more"
+
+
+def test_who_leaves_waits_for_five_seconds_at_most() -> None:
+    here = member_of_three()
+    here.leave(NOW)
+    assert not here.may_go(NOW + LEAVE_SECONDS - 0.1)
+    assert here.may_go(NOW + LEAVE_SECONDS)
+    assert membership_of(A).may_go(NOW)
+    assert membership_of(NEW, founding(), roster_1(3)).may_go(NOW)
+
+
+def test_who_leaves_goes_on_saying_so_as_long_as_it_is_listed() -> None:
+    here = member_of_three()
+    assert here.declaration(NOW) is None, "there is nothing to say"
+    here.leave(NOW)
+    word = here.declaration(NOW)
+    assert word is not None
+    assert word.leaving
+
+
+# -- declarations
+
+
+def test_a_voter_passes_on_what_a_peer_told_it_and_once_only() -> None:
+    here = member_of_three()
+    assert {send.to for send in sent(here.pass_on(applicant(), NEW, NOW), Declaration)} == {LEAD, THIRD}
+    assert here.pass_on(applicant(), NEW, NOW) == []
+    assert here.pass_on(declaration(D, cycle=1), LEAD, NOW) == [], "it was passed on already"
+    assert here.declared[D] == declaration(D, cycle=1)
+    assert membership_of(A).pass_on(applicant(), NEW, NOW) == []
+
+
+NEWS: list[tuple[str, Declaration, bool]] = [
+    ("an application", applicant(cycle=3), True),
+    ("an application of two cycles ago", applicant(), True),
+    ("an old application", applicant(cycle=0), False),
+    ("a good-bye of a stranger", applicant(leaving=True), False),
+    ("a member as it is", declaration(A, incarnation=2, cycle=3), False),
+    ("a member that leaves", declaration(A, incarnation=2, leaving=True), True),
+    ("another incarnation", declaration(A, incarnation=3), True),
+    ("an earlier incarnation", declaration(A, incarnation=1, leaving=True), False),
+    ("a member that cannot be reached any more", declaration(A, incarnation=2, reachable=False), True),
+    ("a small change of share", declaration(A, incarnation=2, share=7), False),
+    ("a change of share", declaration(A, incarnation=2, share=6), True),
+    ("a change of share where it reduces nothing", declaration(B, reachable=False, share=1), False),
+    ("one that can be reached now", declaration(B, reachable=True), True),
+    ("the bootstrap, whatever it says of its reach", declaration(BOOT, reachable=False, trains=False), False),
+]
+MIXED = certify(
+    child_of(
+        founding().roster,
+        [
+            member(BOOT, counts=False, trains=False),
+            member(A, incarnation=2),
+            member(C),
+            member(B, reduces=False),
+        ],
+    ),
+    [BOOT],
+)
+
+
+@pytest.mark.parametrize(("word", "is_news"), [case[1:] for case in NEWS], ids=[case[0] for case in NEWS])
+def test_what_changes_something_is_passed_on_and_told_to_leaders(word: Declaration, is_news: bool) -> None:
+    here, now = membership_of(C, founding(), MIXED), 3 * CYCLE_SECONDS + 0.1
+    assert bool(sent(here.pass_on(word, word.peer, now), Declaration)) is is_news
+    assert (word in here.view(MIXED.roster, now).declarations) is is_news
+
+
+def test_whom_the_manifest_does_not_list_is_no_news() -> None:
+    here = member_of_three()
+    here.rules = replace(here.rules, listed=frozenset({A, B, C}))
+    assert here.pass_on(applicant(), NEW, NOW) == []
+
+
+def test_a_peer_declares_itself_while_the_roster_does_not_list_it_as_it_is() -> None:
+    stranger = membership_of(NEW, founding(), roster_1(3))
+    assert stranger.declaration(NOW) is None, "it is not ready"
+    stranger.ready = True
+    word = stranger.declaration(NOW)
+    assert word is not None
+    assert (word.peer, word.cycle, word.leaving) == (NEW, 1, False)
+    again = member_of_three(OTHER, incarnation=2)
+    assert again.declaration(NOW) is not None
+    assert membership_of(A).declaration(NOW) is None
+
+
+def test_a_bootstrap_declares_itself_only_while_it_is_needed() -> None:
+    few = certify(child_of(founding().roster, map(member, (A, B))), [BOOT])
+    for certified, is_needed in ((few, True), (roster_1(3), False)):
+        boot = membership_of(BOOT, founding(), certified, trains=False)
+        boot.ready = True
+        assert boot.is_needed() is is_needed
+        assert (boot.declaration(NOW) is not None) is is_needed
+    assert not membership_of(BOOT, trains=False).is_needed()
+    assert not membership_of(BOOT, founding(), few).is_needed(), "it trains"
+    assert not membership_of(NEW, founding(), few, trains=False).is_needed(), "it did not found the run"
+
+
+def test_a_promise_shows_its_voters_own_news_and_applicants_keep_out_nobody_who_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = member_of_three()
+    here.can_be_dialled = False
+    for n in range(40):
+        here.pass_on(declaration(peer_id(f"new {n}"), cycle=1, reachable=n % 4 == 0), A, NOW)
+    here.pass_on(declaration(THIRD, leaving=True, cycle=1), A, NOW)
+    words = here.view(ROSTER, NOW).declarations
+    assert len(words) <= MOST_DECLARATIONS
+    assert {word.peer for word in words} >= {OTHER, THIRD}
+    strangers = [word for word in words if word.peer not in ROSTER.peers()]
+    assert len(strangers) == MOST_DECLARATIONS // 2
+    assert all(word.reachable for word in strangers), "those first that can be reached"
+
+
+def test_old_applications_are_forgotten_with_time() -> None:
+    here = member_of_three()
+    here.pass_on(applicant(), NEW, NOW)
+    for cycle, is_kept in ((3, True), (4, False)):
+        here.tick(cycle * CYCLE_SECONDS + 0.1)
+        assert (NEW in here.declared) is is_kept
+
+
+# -- what a voter has seen
+
+
+def named(bitmap: bytes, roster: Roster = ROSTER) -> set[PeerId]:
+    return {roster.members[place].peer for place in places_in(bitmap)}
+
+
+def seeing(*rosters: CertifiedRoster, num_entries: int = 0) -> Membership:
+    """One that has listened for three cycles; of the last one it has so many entries, for which it alone was there."""
+    peer = A
+    here = membership_of(peer, founding(), *(rosters or (roster_1(3),)))
+    here.ready = True
+    for now in range(0, int(3 * CYCLE_SECONDS), 4):
+        here.tick(float(now))
+    for number in range(num_entries):
+        here.note_entry({peer}, {peer}, 4 + number % 2)
+    return here
+
+
+SEEN = 3 * CYCLE_SECONDS + 0.1
+
+
+def test_where_most_spans_got_entries_whoever_was_in_none_is_missed_though_it_is_heard() -> None:
+    here = seeing(num_entries=3)
+    here.note_entry({B}, (), 4)
+    here.note_entry({C}, (), 3)
+    here.hear(heartbeat(C), SEEN)
+    assert named(here.view(ROSTER, SEEN).absent) == {C}
+
+
+def test_where_few_spans_got_entries_whoever_was_not_heard_for_a_cycle_either_is_missed() -> None:
+    here = seeing(num_entries=1)
+    here.hear(heartbeat(B), SEEN - CYCLE_SECONDS)
+    assert named(here.view(ROSTER, SEEN).absent) == {C}
+    here.note_entry({C}, (), 5)
+    assert named(here.view(ROSTER, SEEN).absent) == set()
+    assert named(here.view(ROSTER, SEEN + 0.1).heard) == {A}, "a heartbeat counts for eight seconds"
+
+
+def test_nobody_misses_anybody_that_it_has_not_listened_for_or_that_came_just_now() -> None:
+    woken = membership_of(A, founding(), roster_1(3))
+    woken.tick(SEEN - 1.0)
+    assert named(woken.view(ROSTER, SEEN).absent) == set()
+    here = seeing(num_entries=5)
+    assert named(here.view(ROSTER, SEEN).absent) == {B, C}
+    just = certify(child_of(ROSTER, [*ROSTER.members, member(D, since=2)], cycle=2), ids(3), ballot_number(5, 0))
+    here = seeing(roster_1(3), just, num_entries=5)
+    assert named(here.view(just.roster, SEEN).absent, just.roster) == {B, C}
+
+
+def test_who_can_only_dial_out_misses_none_of_those_that_it_cannot_hear() -> None:
+    hidden = certify(
+        child_of(founding().roster, [member(B), member(A, reduces=False), member(C, reduces=False)]), [BOOT]
+    )
+    here = seeing(hidden)
+    here.can_be_dialled = False
+    assert named(here.view(hidden.roster, SEEN).absent, hidden.roster) == {B}
+
+
+GRID_8 = certify(roster_of(8), [BOOT])
+
+
+def in_grid(peer: PeerId, num_entries: int, present: Iterable[PeerId] = ()) -> View:
+    here = membership_of(peer, founding(), GRID_8, group_size=3)
+    for now in range(0, int(3 * CYCLE_SECONDS), 4):
+        here.tick(float(now))
+    for number in range(num_entries):
+        here.note_entry({peer, *present}, (), 4 + number % 2)
+    return here.view(GRID_8.roster, SEEN)
+
+
+def test_in_a_grid_members_of_a_silent_row_are_spared_and_its_reducers_are_not() -> None:
+    grid = fold_roster(GRID_8.roster, 3)
+    me = grid.rows[0][0]
+    silent = grid.rows[1]
+    assert len(grid.rows) > 1
+    others = [peer for row in grid.rows if row != silent for peer in row]
+    missing = named(in_grid(me, 5, others).absent, GRID_8.roster)
+    assert missing == set(silent), "all eight reduce by their listing"
+    hidden = child_of(
+        founding().roster, [replace(m, reduces=place < 6) for place, m in enumerate(GRID_8.roster.members)]
+    )
+    here = membership_of(A, founding(), certify(hidden, [BOOT]), group_size=3)
+    fold = fold_roster(hidden, 3)
+    row = next(row for row in fold.rows if A not in row and not set(row) <= fold.reducers())
+    for number in range(5):
+        here.note_entry(hidden.peers() - set(row), (), 4 + number % 2)
+    assert named(here.view(hidden, SEEN).absent, hidden) == set(row) & {m.peer for m in hidden.members if m.reduces}
+
+
+def test_in_a_grid_without_entries_a_member_misses_only_its_neighbours() -> None:
+    grid = fold_roster(GRID_8.roster, 3)
+    me = grid.rows[0][0]
+    assert named(in_grid(me, 0).absent, GRID_8.roster) == grid.neighbours(me)
+    assert grid.neighbours(me) < GRID_8.roster.peers() - {me}
+
+
+def test_a_view_says_who_is_heard_who_came_to_count_and_how_many_entries_there_are() -> None:
+    fresh = certify(child_of(founding().roster, [member(A), member(B, counts=False), member(C)]), [BOOT])
+    here = membership_of(A, founding(), fresh)
+    here.height = 77
+    for cycle in range(1, 5):
+        here.note_entry({A, B, C}, {A, B, C}, 2 * cycle)
+    here.hear(heartbeat(B), 4 * CYCLE_SECONDS)
+    view = here.view(fresh.roster, 4 * CYCLE_SECONDS + 1.0)
+    assert named(view.heard, fresh.roster) == {A, B}
+    assert named(view.counting, fresh.roster) == {B}, "the others count already"
+    assert named(view.idle, fresh.roster) == set()
+    assert view.height == 77
+
+
+def test_an_owner_that_gets_no_entries_is_reported_and_called_idle() -> None:
     here = member_of_three(LEAD)
-    rules, here.ready = here.rules, True
-    roster, grid = here.book.folded[ROSTER.digest()]
-    silent = next(peer for peer in sorted(grid.reducers()) if peer != LEAD)
-    said: list[Action] = []
-    for round_index in range(1, 1 + 3 * rules.clock.num_fragments):
+    rules = here.rules
+    silent = OTHER
+    reports: list[Action] = []
+    for round_index in range(1, 1 + 4 * rules.clock.num_fragments):
         fragment = rules.clock.fragment(round_index)
+        roster, grid = here.book.folded(ROSTER.digest(), round_index)
         for index in range(rules.num_spans[fragment]):
             if grid.owner(SpanId(fragment, index)) != silent:
                 here.owners.entry_absorbed(round_index, SpanId(fragment, index), roster, grid)
-        said += here.round_over(round_index)
-    (report,) = said
+        reports += here.round_over(round_index)
+    (report,) = reports
     assert isinstance(report, Report)
     assert report.topic == "reducer-lost"
     assert report.text.startswith(f"the spans of {short_peer_id(silent)} got no entries for 2 cycles while others' did")
-    assert here.owners.lost() == {(silent, 1)}
+    assert named(here.view(ROSTER, NOW).idle) == {silent}
 
 
 def test_who_is_not_ready_draws_nothing_from_its_logs() -> None:
-    here = member_of_three(LEAD)
+    here = membership_of(LEAD, founding(), roster_1(3))
     assert here.round_over(1) == []
     here.ready = True
     assert here.round_over(0) == [], "the round before the first entries"
+
+
+# -- whom this peer hears
+
+
+def test_voters_are_heard_first_and_where_there_are_none_all_other_members() -> None:
+    roster = certify(
+        child_of(founding().roster, [member(A), member(B), member(D, counts=False), member(C, reduces=False)]), [BOOT]
+    )
+    assert roster.roster.voters == {A, B, C}
+    here = membership_of(A, founding(), roster)
+    assert here.audible_voters() == {B, C}
+    assert here.clocks(0.0) == {B, C, D}
+    here.can_be_dialled = False
+    assert here.audible_voters() == {B}, "two that only dial out never hear each other"
+    fresh = certify(child_of(founding().roster, [member(A), *(member(p, counts=False) for p in (B, C))]), [BOOT])
+    assert fresh.roster.voters == {A}
+    assert membership_of(A, founding(), fresh).audible_voters() == {B, C}
+    assert membership_of(A).audible_voters() == membership_of(A).clocks(0.0) == frozenset()
+
+
+def test_a_joiner_goes_by_the_clocks_of_members_that_it_hears() -> None:
+    roster = certify(child_of(founding().roster, [*map(member, (A, B, C)), member(D, counts=False)]), [BOOT])
+    here = membership_of(NEW, founding(), roster)
+    assert here.clocks(0.0) == {A, B, C, D}
+    here.hear(heartbeat(D), 0.0)
+    assert here.clocks(0.0) == {D}
+    here.hear(heartbeat(B), 0.0)
+    assert here.clocks(0.0) == {B, D}
+
+
+def test_after_a_clock_that_was_far_ahead_nobody_is_heard_at_a_time_to_come() -> None:
+    here = member_of_three(A)
+    here.hear(heartbeat(B), 500.0)
+    here.set_back(20.0)
+    assert (here.heard[B].at, here.heard[B].since) == (20.0, 20.0)
+    assert here.alive(20.0 + 9.0) == {}
+    here.hear(heartbeat(C), 10.0)
+    here.set_back(20.0)
+    assert here.heard[C].at == 10.0
+
+
+# -- stalled
+
+
+@pytest.mark.parametrize(("void_cycles", "expected"), [(0, False), (2, False), (3, True), (10**9, True)])
+def test_a_member_is_stalled_after_three_cycles_without_entries(void_cycles: int, expected: bool) -> None:
+    here = member_of_three()
+    here.void_cycles = void_cycles
+    assert here.is_stalled() is expected
+    stranger = membership_of(NEW, founding(), roster_1(3))
+    stranger.void_cycles = void_cycles
+    assert not stranger.is_stalled()
+    assert not membership_of(A).is_stalled()
+
+
+def test_a_lone_member_is_a_majority_however_long_it_has_waited_for_others() -> None:
+    here = membership_of(BOOT, founding())
+    here.void_cycles = 10**9
+    assert not here.is_stalled()
+
+
+def test_a_bootstrap_is_stalled_only_where_somebody_that_trains_applies() -> None:
+    roster = certify(child_of(founding().roster, [member(BOOT, counts=False, trains=False), member(A)]), [BOOT])
+    here = membership_of(BOOT, founding(), roster, trains=False)
+    here.void_cycles = 3
+    for word, is_stalled in (
+        (None, False),
+        (declaration(A), False),
+        (declaration(NEW, trains=False), False),
+        (declaration(NEW, leaving=True, incarnation=2), False),
+        (declaration(A, incarnation=2), True),
+        (declaration(NEW, incarnation=3), True),
+    ):
+        here.declared = {word.peer: word} if word is not None else {}
+        assert here.is_stalled() is is_stalled
+
+
+STALL = 3 * CYCLE_SECONDS
+
+
+def stalled(council: Council, *gone: PeerId) -> None:
+    for peer in gone:
+        del council.here[peer]
+    for one in council.here.values():
+        one.void_cycles = 3
+
+
+def test_a_quarter_of_a_stalled_run_goes_on_with_exactly_those_who_are_there() -> None:
+    council = Council(roster_1(5))
+    stalled(council, C, D, E)
+    for turn in range(6 * LEAD_TURNS):
+        council.tick(STALL + turn * TURN_SECONDS + 0.1)
+    roster = council.in_force()
+    assert roster.peers() == {A, B}
+    assert roster.degraded
+    assert all(one.void_cycles == 0 for one in council.here.values())
+
+
+def test_less_than_a_quarter_waits_until_it_has_been_stalled_for_four_times_as_long() -> None:
+    council = Council(roster_1(5))
+    stalled(council, B, C, D, E)
+    for turn in range(2 * LEAD_TURNS):
+        council.tick(STALL + turn * TURN_SECONDS + 0.1)
+    assert council.in_force() == roster_of(5)
+    council.here[A].void_cycles = 12
+    for turn in range(2 * LEAD_TURNS, 8 * LEAD_TURNS):
+        council.tick(STALL + turn * TURN_SECONDS + 0.1)
+    assert council.in_force().peers() == {A}
+
+
+def test_a_vote_for_a_degraded_child_is_given_by_the_stalled_alone() -> None:
+    council = Council(roster_1(5))
+    stalled(council, C, D, E)
+    council.here[B].void_cycles = 0
+    for turn in range(4 * LEAD_TURNS):
+        council.tick(STALL + turn * TURN_SECONDS + 0.1)
+    assert council.in_force() == roster_of(5)
+    assert not any(isinstance(action, Send) and isinstance(action.message, Vote) for _, action in council.actions)
+
+
+def test_voters_that_are_here_and_make_no_steps_are_idle() -> None:
+    here = member_of_three(A)
+
+    def heard(now: float, sequence: int, **steps: int) -> None:
+        for peer, name in ((B, "b"), (C, "c")):
+            if name in steps:
+                here.hear(heartbeat(peer, sequence=sequence, steps=steps[name]), now)
+
+    heard(1.0, 1, b=0, c=0)
+    assert here.are_voters_idle(1.0)
+    heard(2.0, 2, b=5, c=0)
+    assert not here.are_voters_idle(2.0), "one of them goes on"
+    heard(3.0, 3, b=5, c=0)
+    assert here.are_voters_idle(3.0)
+    here.own_steps = 1
+    assert not here.are_voters_idle(3.0)
+    assert not here.are_voters_idle(99.0), "who is not here is not idle"
+    assert not membership_of(A).are_voters_idle(0.0)
+
+
+# -- the chain of rosters
+
+
+def test_a_roster_that_does_not_hold_is_reported_once_and_ends_the_list() -> None:
+    here = membership_of(A, founding())
+    orphan = certify(child_of(ROSTER, ROSTER.members), [A, B])
+    (report,) = here.take_rosters((orphan, roster_1(3)), 0.0)
+    assert isinstance(report, Report)
+    assert report.topic == "roster-refused"
+    assert here.take_rosters((orphan,), 0.0) == []
+    assert here.book.in_force == founding().roster
+
+
+def test_so_many_that_are_refused_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_REFUSED", 2)
+    here = membership_of(A, founding())
+    orphans = [certify(child_of(ROSTER, ROSTER.members, height=n), [A, B]) for n in range(3)]
+    for number in (0, 1, 2):
+        assert here.take_rosters((orphans[number],), 0.0)
+    assert not here.take_rosters((orphans[2],), 0.0)
+    assert here.take_rosters((orphans[0],), 0.0)
+
+
+def test_a_better_branch_is_announced() -> None:
+    alone = certify(child_of(ROSTER, ROSTER.members[:1], degraded=True, cycle=3), [A], ballot_number(6, 0))
+    here = membership_of(A, founding(), roster_1(3), alone)
+    branch = certify(child_of(ROSTER, ROSTER.members[1:], cycle=2, height=9), [B, C], ballot_number(5, 0))
+    actions = here.take_rosters((branch,), 4 * CYCLE_SECONDS)
+    assert topics(actions) == ["roster", "branch"]
+    assert here.book.in_force == branch.roster
+    assert here.is_better(alone, 4) is None, "it is known"
+    assert here.is_better(certify(child_of(child_of(ROSTER, ()), ()), [A]), 4) is None, "nobody knows from where"
+
+
+def test_a_degraded_roster_is_named_as_such() -> None:
+    here = member_of_three(A)
+    here.void_cycles = 3
+    child = certify(child_of(ROSTER, ROSTER.members[:1], degraded=True, cycle=3), [A], ballot_number(6, 0))
+    (_, report) = here.take_rosters((child,), STALL)
+    assert isinstance(report, Report)
+    assert "degraded, certified by fewer than a majority" in report.text
+
+
+def test_what_is_kept_of_strangers_goes_with_them() -> None:
+    here = member_of_three(A)
+    here.hear(heartbeat(NEW), 0.0)
+    here.take_declaration(declaration(NEW), 0)
+    here.note_entry({NEW, B}, {NEW, B}, 4)
+    here.take_rosters((certify(child_of(ROSTER, ROSTER.members), ids(3)),), 1000.0)
+    assert NEW not in here.heard
+    assert NEW not in here.declared
+    assert here.present_in == {B: 4}
+
+
+def test_a_certificate_goes_to_voters_to_row_and_column_and_to_all_who_are_heard() -> None:
+    crowd = [member(peer_id(f"m{n}"), counts=n < 3) for n in range(24)]
+    roster = certify(child_of(founding().roster, crowd), [BOOT])
+    grid = fold_roster(roster.roster, 3)
+    me = next(peer for peer in grid.rows[1] if peer not in roster.roster.voters)
+    here = membership_of(me, founding(), roster, group_size=3)
+    here.hear(heartbeat(NEW), NOW)
+    child = certify(child_of(roster.roster, crowd), roster.roster.voters)
+    sends = here.spread(child, roster.roster, NOW)
+    to = {send.to for send in sends if isinstance(send, Send) and send.message == RosterReply(rosters=(child,))}
+    assert to == (roster.roster.voters | grid.neighbours(me) | {NEW}) - {me}
+    assert len(to) == len(sends) < 24
+
+
+def test_who_lacks_a_roster_asks_for_what_follows_its_own_and_for_an_earlier_certificate_by_its_parent() -> None:
+    here = member_of_three(A)
+    ask = here.ask_rosters(B, NOW)
+    assert (ask.to, ask.message) == (B, RosterRequest(known=here.book.landmarks()))
+    again = here.ask_certificate(B, ROSTER.digest(), NOW)
+    assert again.message == RosterRequest(known=(founding().roster.digest(),))
+
+
+def test_a_joiner_takes_a_roster_of_a_run_whose_clock_is_far_ahead_of_its_own() -> None:
+    far = certify(child_of(ROSTER, ROSTER.members), ids(3), ballot_number(10**6, 0))
+    for peer, incarnation, is_taken in ((NEW, 1, True), (A, 2, True), (A, 1, False)):
+        here = membership_of(peer, founding(), roster_1(3), incarnation=incarnation)
+        here.take_rosters((far,), NOW)
+        assert (here.book.in_force == far.roster) is is_taken

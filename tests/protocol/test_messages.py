@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from made import (
     SPAN,
     child_of,
+    declaration,
     entry_on,
     founding,
     fragment_head,
-    goodbye,
     head_of,
     heartbeat,
     ids,
@@ -25,9 +25,10 @@ from made import (
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.ballot import Promise, Vote
+from p2p_diloco.protocol.ballot import Prepare, Promise, Promised, Proposal, View, Vote
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import Heartbeat
+from p2p_diloco.protocol.member import Declaration
 from p2p_diloco.protocol.messages import (
     PROTOCOL_VERSION,
     ContentReply,
@@ -57,15 +58,22 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.overlay import Relay
-from p2p_diloco.protocol.presence import RowReport
-from p2p_diloco.protocol.roster import Goodbye
-from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta, difference
 
 A, B = ids(2)
 D = sha256(b"digest")
 ROSTER = roster_of(3)
-DELTA = difference(child_of(ROSTER, (*ROSTER.members[1:], member(B, incarnation=2)), goodbyes=(goodbye(A),)), ROSTER)
+CHILD = child_of(ROSTER, (*ROSTER.members[1:], member(A, incarnation=2, counts=False, reduces=False)), degraded=True)
+VIEW = View(
+    absent=b"\4",
+    heard=b"\3",
+    counting=b"\0",
+    idle=b"\1",
+    height=7,
+    declarations=(declaration(A, leaving=True), declaration(B, reachable=False, share=3)),
+)
+PROMISE = Promise(parent=D, degraded=False, ballot=9, voted=None, view=VIEW, voter=A, signature=bytes(64))
+BOUND = Promise(parent=D, degraded=True, ballot=9, voted=(4, D), view=VIEW, voter=B, signature=bytes(64))
+PROPOSAL = Proposal(ballot=9, roster=CHILD, promises=(PROMISE, BOUND), origin=(PROMISE,))
 MESSAGES: tuple[Message, ...] = (
     heartbeat(A, heads=(fragment_head(),), loss=1.5),
     Ping(nonce=7),
@@ -73,14 +81,12 @@ MESSAGES: tuple[Message, ...] = (
     Pong(nonce=8, clock_seconds=12.5, is_settled=False),
     ReachRequest(nonce=7, ports=(31337, 40000)),
     ReachReply(nonce=7, host=b"192.0.2.1", port=31337, reason=b"refused"),
-    goodbye(A),
+    declaration(A, leaving=True),
     RosterRequest(known=(D,)),
     RosterReply(rosters=(founding(), roster_1(3))),
-    Promise(parent=D, level=1, ballot=9, voted=(4, ROSTER), signature=bytes(64)),
-    Relay(to=A, source=B, hops=1, frame=b"a word"),
-    RowReport(roster=sha256(b"r"), row=3, present=b"\x05", coming=(member(A),), goodbyes=(goodbye(B),)),
-    ProposalDelta(ballot=9, delta=DELTA, signature=bytes(64)),
-    CertifiedDelta(delta=DELTA, ballot=9, votes=((1, bytes(64)),)),
+    Prepare(parent=D, degraded=True, ballot=9),
+    Promised(promise=BOUND, voted=PROPOSAL),
+    PROPOSAL,
     Vote(parent=D, roster=D, ballot=9, signature=bytes(64)),
     HeadsRequest(fragment=1),
     HeadsReply(fragment=1, heads=(head_of(),)),
@@ -171,8 +177,8 @@ def test_another_version_or_kind_is_named() -> None:
         decode_message(bytes((PROTOCOL_VERSION, 200)))
 
 
-@pytest.mark.parametrize("make", [heartbeat, goodbye])
-def test_what_is_signed_covers_who_said_it(make: Callable[..., Heartbeat | Goodbye]) -> None:
+@pytest.mark.parametrize("make", [heartbeat, declaration])
+def test_what_is_signed_covers_who_said_it(make: Callable[..., Heartbeat | Declaration]) -> None:
     first, second = ids(2)
     assert make(first).statement() != make(second).statement()
     assert make(first).statement() != make(first, incarnation=2).statement()

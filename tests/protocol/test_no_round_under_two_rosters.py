@@ -1,4 +1,4 @@
-"""Who has voted for a child names no parent under the roster before it: lost words, dead leads, halves.
+"""Who has voted for a child names no parent under the roster before it: lost words, dead leaders, halves.
 
 The driver checks at every entry and certificate that no round goes under two rosters.
 """
@@ -11,19 +11,29 @@ from founded_swarms import founded, goes_on, recovers
 from made import entry_on
 from swarm_driver import Swarm
 
+from p2p_diloco.protocol.ballot import Promised, Proposal
+from p2p_diloco.protocol.clock import LEAD_TURN_SHARE
 from p2p_diloco.protocol.entry import next_head
 from p2p_diloco.protocol.messages import Message, RosterReply
-from p2p_diloco.protocol.roster_delta import CertifiedDelta, ProposalDelta
 
-Certificate = (RosterReply, CertifiedDelta)
+Certificate = RosterReply
 
 
-def voting_round(swarm: Swarm, share: float = 0.0) -> int:
-    """Run to a share of the last round of a cycle; return it."""
+def voting(num_peers: int, group_size: int = 16) -> Swarm:
+    """A swarm without a bootstrap whose peers have trained for long enough to vote and to reduce."""
+    swarm = founded(num_peers, bootstrap=False, group_size=group_size)
+    swarm.run(10 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert len(swarm.machines["p0"].roster.voters) == num_peers
+    return swarm
+
+
+def voting_round(swarm: Swarm) -> int:
+    """Run to just before the last round of a cycle and let something change by then; return that round."""
     clock = swarm.rules.clock
     cycle = clock.cycle(clock.round_at(swarm.now)) + 1
     last = (cycle + 1) * clock.num_fragments - 1
-    swarm.run_to(clock.begin(last) - 1.0 + share * ROUND_SECONDS)
+    swarm.run_to(clock.begin(last) - 1.0)
+    swarm.machines["p0"].rules_engine.membership.share = 4
     return last
 
 
@@ -36,8 +46,8 @@ def rounds_with_entries(swarm: Swarm, first: int, last: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("num_peers", "group_size"), [(3, 16), (4, 16), (6, 2)])
-def test_a_certificate_that_is_lost_to_all_but_its_lead_comes_again(num_peers: int, group_size: int) -> None:
-    swarm = founded(num_peers, group_size=group_size)
+def test_a_certificate_that_is_lost_to_all_but_its_leader_comes_again(num_peers: int, group_size: int) -> None:
+    swarm = voting(num_peers, group_size)
     last, k = voting_round(swarm), newest(swarm)
     swarm.is_lost = lambda sender, target, message: isinstance(message, Certificate)
     swarm.run_to(swarm.rules.clock.begin(last + 1))
@@ -55,12 +65,12 @@ def test_a_certificate_that_is_lost_to_all_but_its_lead_comes_again(num_peers: i
 @pytest.mark.parametrize("num_peers", [2, 4, 5])
 def test_half_of_the_votes_block_entries_for_a_round_and_then_come_true(num_peers: int) -> None:
     """Neither voters nor the others are a majority; a quarter of a round later they all promise again."""
-    swarm = founded(num_peers)
+    swarm = voting(num_peers)
     last, k = voting_round(swarm), newest(swarm)
     deaf = {f"p{place}" for place in range(num_peers // 2, num_peers)}
 
     def is_lost(sender: Machine, target: Machine, message: Message) -> bool:
-        return isinstance(message, ProposalDelta) and target.name in deaf
+        return isinstance(message, Proposal) and target.name in deaf
 
     swarm.is_lost = is_lost
     swarm.run_to(swarm.rules.clock.begin(last + 1) + 0.1)
@@ -72,28 +82,32 @@ def test_half_of_the_votes_block_entries_for_a_round_and_then_come_true(num_peer
 
 
 def test_where_few_have_voted_the_others_go_on_under_the_roster_before() -> None:
-    swarm = founded(5)
+    swarm = voting(5)
     last, k = voting_round(swarm), newest(swarm)
-    loud = {"p0"}
-
-    def is_lost(sender: Machine, target: Machine, message: Message) -> bool:
-        is_ballot = isinstance(message, ProposalDelta)
-        return is_ballot and target.name not in loud
-
-    swarm.is_lost = is_lost
-    swarm.run_to(swarm.rules.clock.begin(last + 3))
+    clock = swarm.rules.clock
+    swarm.is_lost = lambda sender, target, message: isinstance(message, Proposal) and target.name != "p0"
+    swarm.run_to(clock.begin(last) + LEAD_TURN_SHARE * ROUND_SECONDS - 0.1)
+    swarm.is_lost = lambda sender, target, message: isinstance(message, Promised)
+    voters = {machine.name for machine in swarm.running() if has_voted(machine, last)}
+    assert 0 < len(voters) < 3
+    swarm.run_to(clock.begin(last + 3))
     assert newest(swarm) == k
-    voters = {m.name for m in swarm.running() if m.rules_engine.membership._voted_in is not None}
-    assert 0 < len(voters) < 5
+    assert rounds_with_entries(swarm, last, last + 2) == [last, last + 1, last + 2]
     swarm.is_lost = lambda sender, target, message: False
     recovers(swarm, MINUTE)
 
 
+def has_voted(machine: Machine, round_index: int) -> bool:
+    """Tell whether a peer has voted in a round, and so names no parent under its roster in the next one."""
+    membership = machine.rules_engine.membership
+    return not membership.may_name_parents(machine.roster.digest(), round_index + 1)
+
+
 def test_a_dead_member_and_half_of_the_votes_block_nothing_for_long() -> None:
-    swarm = founded(4)
+    swarm = voting(4)
     last, k = voting_round(swarm), newest(swarm)
     swarm.kill("p3")
-    swarm.is_lost = lambda sender, target, message: isinstance(message, ProposalDelta) and target.name == "p2"
+    swarm.is_lost = lambda sender, target, message: isinstance(message, Proposal) and target.name == "p2"
     swarm.run_to(swarm.rules.clock.begin(last + 1) + 0.1)
     swarm.is_lost = lambda sender, target, message: False
     swarm.run_to(swarm.rules.clock.begin(last + 2))
@@ -116,7 +130,7 @@ def test_clocks_an_eighth_of_a_round_apart_cost_no_round(seed: int) -> None:
 
 def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_finds_back() -> None:
     """Only liars can make such an entry: it would need a majority that has named its parent."""
-    swarm = founded(4)
+    swarm = voting(4)
     last, k = voting_round(swarm), newest(swarm)
     clock, victim = swarm.rules.clock, swarm.machines["p0"]
     swarm.is_lost = lambda sender, target, message: isinstance(message, Certificate) and target is victim

@@ -6,14 +6,19 @@ from dataclasses import replace
 
 from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
 from fake_run import ROUND_SECONDS, RUN, peer_id, run_rules
-from made import founding, head_of, ids, membership_of, roster_1, roster_of
+from made import certify, child_of, founding, head_of, ids, member, membership_of, roster_of
 
-from p2p_diloco.ids import SpanId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
-from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.entry import Entry, included_places, places_in
 from p2p_diloco.protocol.exchange import Exchange
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, SpanVector, decode_message, encode_message
 from p2p_diloco.protocol.round import contribution_messages
+
+
+def in_order(opening: Opening, vectors: tuple[SpanVector, ...]) -> tuple[Opening | SpanVector, ...]:
+    return opening, *vectors
 
 
 def test_openings_go_before_all_vectors() -> None:
@@ -26,7 +31,8 @@ def test_openings_go_before_all_vectors() -> None:
 def test_what_is_not_sent_is_named_where_it_stands_unless_its_log_has_reached_the_round() -> None:
     rounds, chains = exchange(3)
     rounds.begin(0, True)
-    here, there, ahead = (*owned(rounds), *(span for span in SPANS if span not in owned(rounds)))
+    (here,) = owned(rounds)
+    there, ahead = (span for span in SPANS if span != here)
     chains.set_head(there, head_of(digest=b"another place"))
     chains.set_head(ahead, head_of(round_index=0))
     (opening,) = sent_openings(rounds.contribute(contribution(spans=(here,)), 1.0)).values()
@@ -66,7 +72,7 @@ def test_the_last_word_that_nothing_comes_lets_the_mean_be_taken_at_once() -> No
     third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
     given, mine = contribution(spans=owned(rounds)), owned(rounds)
     opening, vectors = words(given, 3)
-    for word in (opening, *vectors):
+    for word in in_order(opening, vectors):
         assert rounds.take(ANN, word, 1.0) == []
     assert rounds.take(BOB, opened(rounds, mine), 1.1) == []
     orders = rounds.take(third, opened(rounds, mine), 1.2)
@@ -117,7 +123,7 @@ def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
     assert refusals(rounds.take(BOB, words(given)[0], 1.1)) == ["is a second one for the round"]
     reports = rounds.tick(4.8)
     assert all(
-        isinstance(action, Report) and "1 of 2 members were there on one parent" in action.text for action in reports
+        isinstance(action, Report) and "1 of 2 voters were there on one parent" in action.text for action in reports
     )
     assert len(reports) == len(owned(rounds))
 
@@ -129,7 +135,7 @@ def test_a_vector_without_its_opening_counts_nowhere() -> None:
     feed(rounds, ANN, given, 1.0)
     for vector in words(given)[1]:
         assert rounds.take(BOB, vector, 1.0) == []
-    assert "1 of 2 members were there" in str(rounds.tick(4.8)[0])
+    assert "1 of 2 voters were there" in str(rounds.tick(4.8)[0])
 
 
 def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing() -> None:
@@ -157,7 +163,7 @@ def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing()
     third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
     assert other.collection is not None
     (opening, vectors) = words(contribution(spans=owned(other)), 3)
-    for word in (opening, *vectors):
+    for word in in_order(opening, vectors):
         other.take(third, word, 1.0)
     empty = replace(opening, spans=())
     assert decode_message(encode_message(empty)) == empty
@@ -235,23 +241,78 @@ def test_a_single_contribution_of_norm_0_leaves_the_next_round_its_limit() -> No
     assert (entry.weights, entry.median_norm) == ((100.0,), 0.5)
 
 
-def test_a_helper_names_those_whose_vectors_do_not_come_once_it_hears_of_anybody() -> None:
-    boot, roster = peer_id("boot"), roster_1(2, dialable=False)
-    _, chains = exchange(2)
-    membership = membership_of(boot, founding(), roster, trains=False)
-    rounds = Exchange(rules=run_rules(), membership=membership, chains=chains)
-    rounds.begin(0, False)
+BOOT = peer_id("boot")
+
+
+def with_bootstrap(me: PeerId, *others: Member) -> tuple[Exchange, Digest]:
+    """The rounds at a member of a run whose bootstrap is on the roster; and that roster's digest."""
+    roster = child_of(founding().roster, [member(BOOT, trains=False, counts=False), *others])
+    _, chains = exchange()
+    membership = membership_of(me, founding(), certify(roster, [BOOT]), trains=me != BOOT)
+    return Exchange(rules=run_rules(), membership=membership, chains=chains), roster.digest()
+
+
+def test_a_bootstrap_opens_empty_handed_as_soon_as_the_round_begins() -> None:
+    """It is there for all that it holds, and needs no worker to say so."""
+    rounds, digest = with_bootstrap(BOOT, member(ANN), member(BOB))
+    actions = rounds.begin(0, True)
+    assert not [action for action in actions if isinstance(action, TakeSnapshot)]
+    openings = sent_openings(actions)
+    assert openings.keys() == {ANN, BOB}
+    assert rounds.collection is not None
+    for opening in (*openings.values(), rounds.collection.openings[BOOT]):
+        assert (opening.roster, opening.steps, opening.tokens) == (digest, 0, 0)
+        assert {(offer.parent, offer.sends) for offer in opening.spans} == {(HEAD.digest, False)}
+    assert {offer.index for opening in openings.values() for offer in opening.spans}.isdisjoint(
+        span.index for span in owned(rounds)
+    )
+    assert rounds._membership.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
+
+
+def test_a_bootstrap_and_one_of_two_are_a_majority_of_the_three_that_vote() -> None:
+    rounds, digest = with_bootstrap(ANN, member(ANN), member(BOB))
+    rounds.begin(0, True)
+    mine = owned(rounds)
+    given = contribution(spans=mine)
+    for word in in_order(*contribution_messages(given, given.spans, digest, 1)):
+        rounds.take(ANN, word, 1.0)
+    nothing = contribution_messages(
+        replace(given, tokens=0, steps=0, spans=()), (), digest, 1, dict.fromkeys(mine, HEAD.digest)
+    )[0]
+    rounds.take(BOOT, nothing, 1.0)
+    (order, *_) = [action for action in rounds.tick(4.8) if isinstance(action, ReduceSpan)]
+    entry = rounds.span_reduced(order, frozenset({ANN}), b"mean")
+    assert isinstance(entry, Entry)
+    assert (places_in(entry.present), included_places(entry)) == ((0, 1), (1,)), "bob is asleep"
+
+
+def test_where_all_others_are_at_home_the_bootstrap_reduces_what_they_send() -> None:
+    rounds, digest = with_bootstrap(BOOT, member(ANN, reduces=False), member(BOB, reduces=False))
+    assert sent_openings(rounds.begin(0, True)) == {}, "nobody else reduces"
     assert owned(rounds) == SPANS
-    rounds.tick(4.8)
-    assert rounds.close() == [], "a run that sleeps is not complained of in every round"
-    rounds.begin(2, False)
+    orders: list[ReduceSpan] = []
+    for peer in (ANN, BOB):
+        opening, vectors = contribution_messages(contribution(), contribution().spans, digest, 1)
+        for word in in_order(opening, vectors):
+            orders += [action for action in rounds.take(peer, word, 1.0) if isinstance(action, ReduceSpan)]
+    assert [(order.span, [part.peer for part in order.parts]) for order in orders] == [
+        (span, [ANN, BOB]) for span in SPANS
+    ]
+    entry = rounds.span_reduced(orders[0], frozenset({ANN, BOB}), b"mean")
+    assert isinstance(entry, Entry)
+    assert (places_in(entry.present), included_places(entry)) == ((0, 1, 2), (1, 2))
+
+
+def test_a_bootstrap_names_those_whose_vectors_do_not_come_and_never_itself() -> None:
+    rounds, digest = with_bootstrap(BOOT, member(ANN, reduces=False), member(BOB, reduces=False))
+    rounds.begin(2, True)
     now = 2 * ROUND_SECONDS
-    opening, _ = contribution_messages(contribution(2), contribution(2).spans, roster.roster.digest(), 1)
+    opening, _ = contribution_messages(contribution(2), contribution(2).spans, digest, 1)
     assert rounds.take(ANN, opening, now + 1.0) == []
     rounds.tick(now + 4.8)
     texts = [said.text for said in rounds.close() if isinstance(said, Report)]
     assert len(texts) == 2
-    assert f"no contribution from {short_peer_id(BOB)}" in texts[0]
+    assert f"no contribution from {short_peer_id(BOB)};" in texts[0]
     assert f"did not come in time: {len(SPANS)} from {short_peer_id(ANN)}" in texts[1]
 
 
@@ -269,7 +330,7 @@ def test_an_island_without_a_step_border_is_there_empty_handed() -> None:
     assert rounds.contribute(contribution(), half) == [], "it has said that nothing comes"
     assert rounds.tick(half) == []
     opening, vectors = words(contribution(spans=owned(rounds)), 3)
-    for word in (opening, *vectors):
+    for word in in_order(opening, vectors):
         assert rounds.take(BOB, word, half) == []
     orders = rounds.take(third, replace(opened_by[BOB], spans=()), half)
     assert [[part.peer for part in order.parts] for order in orders if isinstance(order, ReduceSpan)] == [

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
-from fake_run import run_rules
+from fake_run import peer_id, run_rules
 from made import ids, member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
@@ -21,16 +21,16 @@ GROUP = 16
 
 
 def play(log: OwnerLog, roster: Roster, silent: Collection[PeerId], rounds: range) -> dict[int, tuple[PeerId, ...]]:
-    """Play rounds, each cycle under a new roster; spans of owners in `silent` get no entries. Tell who loses."""
+    """Play rounds, with other owners in each cycle; spans of owners in `silent` get no entries. Tell who loses."""
     losers = {}
+    folded = fold_roster(roster, GROUP)
     for round_index in rounds:
-        governing = replace(roster, k=1 + round_index // CYCLE)
-        grid = fold_roster(governing, GROUP)
+        grid = folded.turned(CLOCK.cycle(round_index))
         for index in range(SPANS):
             span = SpanId(CLOCK.fragment(round_index), index)
             if grid.owner(span) not in silent:
-                log.entry_absorbed(round_index, span, governing, grid)
-        found = log.round_over(round_index, SPANS, governing, grid)
+                log.entry_absorbed(round_index, span, roster, grid)
+        found = log.round_over(round_index, SPANS, roster, grid)
         if found:
             losers[round_index] = found
     return losers
@@ -95,10 +95,9 @@ def test_an_entry_that_comes_late_is_evidence_too() -> None:
     for cycle in range(10):
         rounds = range(cycle * CYCLE, (cycle + 1) * CYCLE)
         assert play(log, roster, {slow}, rounds) == {}
-        governing = replace(roster, k=1 + cycle)
-        grid = fold_roster(governing, GROUP)
+        grid = fold_roster(roster, GROUP).turned(cycle)
         owned = next(SpanId(0, index) for index in range(SPANS) if grid.owner(SpanId(0, index)) == slow)
-        log.entry_absorbed(rounds[-1], owned, governing, grid)
+        log.entry_absorbed(rounds[-1], owned, roster, grid)
 
 
 def test_who_does_not_follow_the_logs_has_no_evidence() -> None:
@@ -109,7 +108,19 @@ def test_who_does_not_follow_the_logs_has_no_evidence() -> None:
     assert play(log, roster, {silent}, range(IDLE_CYCLES * CYCLE - 1, IDLE_CYCLES * CYCLE)) == {}
 
 
-def test_a_bootstrap_that_reduces_for_all_is_no_member_that_could_lose() -> None:
-    roster, log = roster_of(3, dialable=False), OwnerLog(clock=CLOCK)
-    assert play(log, roster, set(ids(3)), range(10 * CYCLE)) == {}
-    assert play(log, roster, {roster.helper or min(ids(3))}, range(10 * CYCLE)) == {}
+def test_a_bootstrap_is_an_owner_like_any_other() -> None:
+    boot = peer_id("boot")
+    home = [member(peer, reduces=False) for peer in ids(2)]
+    alone = replace(roster_of(1), members=(member(boot, trains=False), *home))
+    assert play(OwnerLog(clock=CLOCK), alone, {boot}, range(10 * CYCLE)) == {}, "nobody else owns anything"
+    two = replace(alone, members=(member(boot, trains=False), member(ids(1)[0]), *home[1:]))
+    log = OwnerLog(clock=CLOCK)
+    losers = play(log, two, {boot}, range(4 * CYCLE))
+    assert {peer for found in losers.values() for peer in found} == {boot}
+    assert log.lost() == {(boot, 1)}
+
+
+def test_of_a_roster_without_members_there_is_no_owner_that_could_lose() -> None:
+    nobody, log = replace(roster_of(1), members=()), OwnerLog(clock=CLOCK)
+    assert play(log, nobody, (), range(10 * CYCLE)) == {}
+    assert log.lost() == frozenset()

@@ -189,10 +189,22 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
     assert report.text == "ready: nobody else is here"
 
 
-def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repair:
-    """Return the page of one that does not train and holds the start, and has heard of others."""
+def test_who_leaves_does_not_become_ready_again() -> None:
     page = repair()
-    page._membership = membership_of(peer_id("boot"), founding(), roster or roster_1(2), trains=False)
+    page._linked.clear()
+    page._membership.leaving = True
+    for now in (0.0, 5.0, 10.0, 15.0, 17.0):
+        assert page.pump(now) == []
+    assert not page._membership.ready
+
+
+def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repair:
+    """Return the page of the founder of a run, which does not train and holds the start, and has heard of others.
+
+    Unless the roster says otherwise three members count and reduce, and the founder is needed no more.
+    """
+    page = repair()
+    page._membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False)
     page.followers = Followers(rules=run_rules(), membership=page._membership)
     for beat in beats:
         page._membership.hear(beat, 0.0)
@@ -206,8 +218,42 @@ def ready(peer: PeerId, **changes: object) -> Heartbeat:
 def test_a_bystander_follows_nobody() -> None:
     assert repair().follows
     page = bystander()
+    assert not page.follows
     assert page.pump(0.0) == []
-    assert page.compare(B, heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(-2),)), 0.0) == []
+    beat = heartbeat(B, roster=roster_1(3).roster.digest(), heads=(fragment_head(-2),))
+    assert page.compare(B, beat, 0.0) == []
+
+
+BOOTSTRAP = member(peer_id("boot"), trains=False, counts=False)
+IN_NEED = {
+    "two that count": roster_1(2),
+    "one that reduces": certify(
+        child_of(founding().roster, [member(A), *(member(peer, reduces=False) for peer in (B, C))]), [peer_id("boot")]
+    ),
+    "it is listed": certify(
+        child_of(founding().roster, [BOOTSTRAP, *(member(peer) for peer in (A, B, C))]), [peer_id("boot")]
+    ),
+}
+
+
+@pytest.mark.parametrize("roster", IN_NEED.values(), ids=IN_NEED.keys())
+def test_a_founder_that_is_needed_on_the_roster_follows_the_logs(roster: CertifiedRoster) -> None:
+    beat = heartbeat(B, roster=roster.roster.digest(), heads=(fragment_head(-2),))
+    page = bystander(beat, roster=roster)
+    assert page.follows
+    (ask,) = page.compare(B, beat, 0.0)
+    assert isinstance(ask, Send)
+    assert isinstance(ask.message, HeadsRequest)
+
+
+def test_a_founder_that_is_needed_again_becomes_ready_like_a_joiner_and_keeps_what_it_holds() -> None:
+    page = bystander(ready(A), ready(B), roster=roster_1(2))
+    assert not is_needless(page)
+    assert not page._membership.ready
+    for fragment, num_spans in enumerate(run_rules().num_spans):
+        for peer in (A, B):
+            page.content_compared(peer, fragment, num_spans, [], 0.0)
+    assert page._membership.ready
 
 
 def is_needless(page: Repair) -> bool:
@@ -249,11 +295,14 @@ def test_three_thin_lines_are_enough_but_who_fetches_from_a_founder_ends_there()
     assert is_needless(page)
 
 
-def test_a_hub_is_needed_whoever_is_ready() -> None:
-    unreachable = roster_1(2, dialable=False, helper=peer_id("boot"))
-    page = bystander(ready(A), ready(B, can_be_dialled=False), roster=unreachable)
-    assert page._membership.is_hub()
-    assert not is_needless(page)
+@pytest.mark.parametrize("roster", IN_NEED.values(), ids=IN_NEED.keys())
+def test_a_founder_that_belongs_on_the_roster_holds_the_state_whoever_is_ready(roster: CertifiedRoster) -> None:
+    assert not is_needless(bystander(ready(A), ready(B), ready(C), roster=roster))
+
+
+def test_who_is_ready_without_training_takes_the_state_over_from_nobody() -> None:
+    """Only a founder is, and that one is needed no more than this one."""
+    assert not is_needless(bystander(ready(peer_id("other"), trains=False)))
 
 
 def test_what_is_dropped_is_fetched_no_more() -> None:
@@ -403,7 +452,7 @@ def test_a_donor_that_has_gone_on_is_asked_where_it_stands() -> None:
 def test_a_donor_that_is_where_we_were_has_nothing_for_us() -> None:
     page = repair()
     book = page._membership.book
-    owner = book.folded[ROSTER.digest()][1].owner(SPAN)
+    owner = book.folded(ROSTER.digest(), 0)[1].owner(SPAN)
     assert owner is not None
     page._chains.offer(entry_on(HEAD, ROSTER, owner), 1.0, book, 1000)
     assert page._chains.heads[SPAN] != HEAD
@@ -424,7 +473,7 @@ def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round()
 
 def test_who_was_proved_reachable_since_its_start_hears_members_that_can_only_dial_out() -> None:
     rules, me = run_rules(), self_of(A, dialable=False)
-    roster = child_of(founding().roster, [member(A), member(B, dialable=False), member(C, dialable=False)])
+    roster = child_of(founding().roster, [member(A), member(B, reduces=False), member(C, reduces=False)])
     book = book_with(founding(), certify(roster, [peer_id("boot")]))
     membership = Membership(me=me, rules=rules, book=book, ballots=NO_BALLOTS, verify=verify, remembers=True)
     chains = ChainBook(
@@ -530,3 +579,21 @@ def test_a_damaged_span_whose_transfer_was_given_up_is_looked_at_again_in_the_ne
     assert page.begin_round(1) == [], "it is being fetched"
     page.catch_up.stop_waiting()
     assert page.begin_round(2) == [RebuildSpan(span=SPAN)]
+
+
+def test_a_branch_that_is_being_adopted_still_is_when_the_clock_is_set_back() -> None:
+    """Else this peer would go on with what it has given up, and tell others of it."""
+    page = repair()
+    page.adopt_branch()
+    page.set_back(0.0)
+    assert page.closed_heads(0.0) == ()
+    assert page.catch_up.left_out() is None
+
+
+def test_a_damaged_span_still_is_when_the_clock_is_set_back() -> None:
+    page = repair()
+    page.span_damaged(SPAN, "a reason", 100.0)
+    page.set_back(0.0)
+    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
+        SPAN, HEAD, b"right", 0.1
+    )

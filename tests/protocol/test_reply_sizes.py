@@ -1,16 +1,16 @@
-"""Every reply that is a list fits the frame that it goes in, however many members there are."""
+"""Every message that is a list fits the frame that it goes in, however many members there are."""
 
 from __future__ import annotations
 
 import pytest
 from fake_run import peer_id, run_rules, verify
-from made import book_with, certify, child_of, founding, goodbye, head_of, heartbeat, member, self_of
+from made import book_with, certify, child_of, declaration, founding, head_of, heartbeat, member, self_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.protocol.actions import Send
-from p2p_diloco.protocol.ballot import Promise, Proposal
+from p2p_diloco.protocol.ballot import MOST_DECLARATIONS, MOST_PROMISES, Promise, Promised, Proposal, View
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import (
@@ -24,12 +24,11 @@ from p2p_diloco.protocol.messages import (
     RosterRequest,
     encode_message,
 )
-from p2p_diloco.protocol.presence import MOST_COMING, RowReport
-from p2p_diloco.protocol.roster import MOST_MEMBERS, MOST_QUOTED, CertifiedRoster, Roster, votes_needed
-from p2p_diloco.protocol.roster_delta import certified_delta, proposal_delta
+from p2p_diloco.protocol.roster import MOST_MEMBERS, MOST_VOTERS, CertifiedRoster, Roster
 from p2p_diloco.transport.link import TransportLimits
 
 FRAME_BYTES = TransportLimits().control_frame_bytes
+ENOUGH_VOTES = MOST_VOTERS // 2 + 1
 
 
 def crowd(num_members: int) -> list[Member]:
@@ -37,8 +36,8 @@ def crowd(num_members: int) -> list[Member]:
 
 
 def certified_by_enough(roster: Roster, parent: Roster) -> CertifiedRoster:
-    voters = [voter.peer for voter in parent.members]
-    return certify(roster, voters[: votes_needed(len(voters), 0)])
+    voters = sorted(parent.voters)
+    return certify(roster, voters[: len(voters) // 2 + 1])
 
 
 def chain_of(num_members: int, length: int) -> list[CertifiedRoster]:
@@ -83,36 +82,54 @@ def test_a_roster_that_would_not_fit_a_frame_is_refused_before_it_is_in_force() 
     assert book.add(certified_by_enough(child, first.roster))
 
 
+def promises_on(parent: Roster, num_promises: int) -> tuple[Promise, ...]:
+    """Return promises of so many, each with as many declarations as it may show."""
+    bitmap = bytes(len(parent.members) // 8)
+    words = tuple(declaration(peer_id(f"new {number}")) for number in range(MOST_DECLARATIONS))
+    seen = View(absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=7, declarations=words)
+    return tuple(
+        Promise(
+            parent=parent.digest(),
+            degraded=False,
+            ballot=9,
+            voted=(5, parent.digest()),
+            view=seen,
+            voter=one.peer,
+            signature=bytes(64),
+        )
+        for one in parent.members[:num_promises]
+    )
+
+
+def proposal_of(num_promises: int) -> Proposal:
+    """Return the proposal of a full roster that shows so many promises, and as many of its first ballot."""
+    parent = chain_of(MOST_MEMBERS, 1)[-1].roster
+    words = promises_on(parent, num_promises)
+    return Proposal(ballot=9, roster=child_of(parent, parent.members), promises=words, origin=words)
+
+
 def largest_words() -> list[Message]:
     """Return the longest message of each kind that grows with the run."""
     first = chain_of(MOST_MEMBERS, 1)[-1].roster
-    words = tuple(goodbye(voter.peer, parent=first) for voter in first.members[:MOST_QUOTED])
-    turned = [*reversed(crowd(MOST_MEMBERS))][::2]
-    child = child_of(first, turned, goodbyes=words)
-    enough = certified_by_enough(child, first)
-    delta = certified_delta(enough, first)
-    assert delta is not None
-    promised = Promise(parent=first.digest(), level=0, ballot=1, voted=(1, child), signature=bytes(64))
-    asked = proposal_delta(Proposal(ballot=1, roster=child, signature=bytes(64)), first)
-    digest = sha256(b"a digest")
+    asked, digest = proposal_of(ENOUGH_VOTES), sha256(b"a digest")
     return [
-        RosterReply(rosters=(enough,)),
-        delta,
-        promised,
+        RosterReply(rosters=(certified_by_enough(child_of(first, crowd(MOST_MEMBERS)), first),)),
         asked,
+        Promised(promise=asked.promises[0], voted=asked),
         HeadsReply(fragment=0, heads=tuple(head_of() for _ in range(MOST_SPANS))),
         ContentReply(fragment=0, digests=tuple((digest, digest) for _ in range(MOST_SPANS))),
         Introductions(records=(bytes(MOST_RECORD_BYTES),) * MOST_RECORDS),
-        RowReport(
-            roster=digest,
-            row=0,
-            present=bytes(MOST_MEMBERS // 8),
-            coming=tuple(crowd(MOST_COMING)),
-            goodbyes=words[:MOST_COMING],
-        ),
     ]
 
 
 @pytest.mark.parametrize("word", largest_words(), ids=lambda word: type(word).__name__)
 def test_the_longest_word_of_each_kind_fits_a_frame(word: Message) -> None:
     assert len(encode_message(word)) <= FRAME_BYTES
+
+
+def test_a_proposal_with_as_many_promises_as_it_may_show_fits_a_frame_and_so_does_who_shows_it() -> None:
+    """All voters promise where nothing changes, until one brings news: a leader then holds more than it needs."""
+    assert MOST_PROMISES >= ENOUGH_VOTES
+    asked = proposal_of(MOST_PROMISES)
+    assert len(encode_message(asked)) <= FRAME_BYTES
+    assert len(encode_message(Promised(promise=asked.promises[0], voted=asked))) <= FRAME_BYTES

@@ -1,78 +1,244 @@
-"""What makes a roster valid, which of two is in force, who leads the next one."""
+"""What a roster says, who may vote for the next one, what makes it valid, who leads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from fake_run import ALL_SPANS, ORGANISER, RUN, peer_id, run_rules, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
-from made import certify, child_of, founding, goodbye, ids, member, roster_1, roster_of
+from made import certify, child_of, founding, ids, member, roster_1, roster_of
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURNS
-from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_message
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import (
+    MOST_LEADERS,
+    MOST_VOTERS,
     CertifiedRoster,
     Roster,
+    by_seniority,
     check_certificate,
     check_child,
     check_founding,
-    counted_members,
     founding_roster,
     founding_statement,
-    is_quotable,
+    is_majority,
+    is_quarter,
     lead_order,
-    most_included,
     reducers,
-    seniority,
-    votes_needed,
 )
-from p2p_diloco.protocol.wire import MOST_COUNTED
 
+RULES = run_rules()
 PARENT = roster_of(4)
 A, B, C, D = ids(4)
+BOOT = peer_id("boot")
 
 
 def child(**changes: object) -> Roster:
     return replace(child_of(PARENT, PARENT.members), **changes)  # type: ignore[arg-type]
 
 
+def listing(*members: Member) -> Roster:
+    return replace(PARENT, members=members)
+
+
+def fresh(peer: PeerId, since: int = 9) -> Member:
+    """One that trains and does not count yet."""
+    return member(peer, counts=False, since=since)
+
+
+def bootstrap(since: int = 0) -> Member:
+    return member(BOOT, counts=False, trains=False, since=since)
+
+
+# -- the electorate
+
+ELECTORATES: list[tuple[str, list[Member], set[PeerId]]] = [
+    ("a bootstrap alone", [bootstrap()], {BOOT}),
+    ("a bootstrap and two fresh ones", [bootstrap(), fresh(A), fresh(B)], {BOOT}),
+    ("a bootstrap and a crowd of fresh ones", [bootstrap(), *map(fresh, ids(8))], {BOOT}),
+    ("a founder and a fresh one", [member(A), fresh(B)], {A}),
+    ("a founder and two fresh ones", [member(A), fresh(B), fresh(C)], {A}),
+    ("a bootstrap, one that counts and a fresh one", [bootstrap(), member(A), fresh(B)], {BOOT, A, B}),
+    ("one that counts, a bootstrap, a crowd", [bootstrap(), member(A), *map(fresh, (C, D)), fresh(B, 8)], {BOOT, A, B}),
+    ("two that count and a bootstrap", [member(A), member(B), bootstrap()], {A, B, BOOT}),
+    ("two that count, a bootstrap and a fresh one", [member(A), member(B), fresh(C), bootstrap(9)], {A, B, BOOT}),
+    ("two that count and a fresh one", [member(A), member(B), fresh(C)], {A, B, C}),
+    ("two that count and two fresh ones", [member(A), member(B), fresh(C), fresh(D, 8)], {A, B, D}),
+    ("three that count, a fresh one and a bootstrap", [*map(member, (A, B, C)), fresh(D), bootstrap()], {A, B, C}),
+    ("nobody counts and there is no bootstrap", [fresh(A), fresh(B), fresh(C), fresh(D, 10)], {A, B, C}),
+    ("one that does not count", [fresh(A)], {A}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("num", "level", "needed"),
-    [(1, 0, 1), (2, 0, 2), (3, 0, 2), (4, 0, 3), (8, 0, 5), (8, 1, 2), (5, 1, 2), (1, 1, 1), (8, 2, 1), (100, 2, 13)],
+    ("members", "voters"), [case[1:] for case in ELECTORATES], ids=[case[0] for case in ELECTORATES]
 )
-def test_a_majority_certifies_and_later_ever_smaller_shares(num: int, level: int, needed: int) -> None:
-    assert votes_needed(num, level) == needed
+def test_who_votes(members: list[Member], voters: set[PeerId]) -> None:
+    assert listing(*members).voters == voters
 
 
-@given(st.integers(1, 500))
-def test_two_majorities_always_share_a_member(num: int) -> None:
-    assert 2 * votes_needed(num, 0) > num
+def test_of_forty_that_count_the_thirty_two_that_are_listed_for_longest_vote() -> None:
+    crowd = [member(peer_id(f"m{number}"), since=number) for number in range(40)]
+    assert listing(*reversed(crowd)).voters == {one.peer for one in crowd[:MOST_VOTERS]}
+
+
+MEMBERS = st.lists(
+    st.tuples(st.booleans(), st.booleans(), st.integers(0, 20)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def mixed(drawn: list[tuple[bool, bool, int]], *, has_bootstrap: bool) -> Roster:
+    members = [
+        member(peer_id(f"m{n}"), counts=counts, reduces=reduces, since=since)
+        for n, (counts, reduces, since) in enumerate(drawn)
+    ]
+    return listing(*members, *([bootstrap()] if has_bootstrap else []))
+
+
+@given(MEMBERS, st.booleans())
+def test_somebody_votes_and_fresh_identities_are_never_half_of_those_who_do(
+    drawn: list[tuple[bool, bool, int]], has_bootstrap: bool
+) -> None:
+    roster = mixed(drawn, has_bootstrap=has_bootstrap)
+    assert 0 < len(roster.voters) <= MOST_VOTERS
+    trusted = {m.peer for m in roster.members if m.counts or not m.trains}
+    if trusted:
+        assert 2 * len(roster.voters & trusted) > len(roster.voters)
+    crowded = replace(roster, members=(*roster.members, *(fresh(peer_id(f"sybil {n}"), 99) for n in range(50))))
+    if trusted:
+        assert not is_majority(crowded, crowded.peers() - trusted)
+
+
+@given(MEMBERS, st.booleans(), st.randoms())
+def test_who_votes_does_not_depend_on_the_order_of_the_members(
+    drawn: list[tuple[bool, bool, int]], has_bootstrap: bool, chance: object
+) -> None:
+    roster = mixed(drawn, has_bootstrap=has_bootstrap)
+    shuffled = list(roster.members)
+    chance.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert replace(roster, members=tuple(shuffled)).voters == roster.voters
+
+
+def test_of_those_listed_in_one_cycle_nobody_chooses_who_is_senior() -> None:
+    same = [member(peer) for peer in ids(8)]
+    orders = {tuple(m.peer for m in by_seniority(same, sha256(b"run %d" % n))) for n in range(20)}
+    assert len(orders) > 10
+    older, younger = member(A, since=3), member(B, since=4)
+    assert by_seniority([younger, older], RUN) == [older, younger]
+
+
+@given(MEMBERS, st.booleans(), st.data())
+def test_two_majorities_always_share_a_voter(
+    drawn: list[tuple[bool, bool, int]], has_bootstrap: bool, data: st.DataObject
+) -> None:
+    roster = mixed(drawn, has_bootstrap=has_bootstrap)
+    peers = sorted(roster.peers())
+    one, other = (data.draw(st.sets(st.sampled_from(peers))) for _ in range(2))
+    if is_majority(roster, one) and is_majority(roster, other):
+        assert one & other & roster.voters
+
+
+def test_a_majority_is_told_by_places_and_by_peers_alike() -> None:
+    roster = listing(fresh(D), member(A), member(B), member(C))
+    assert roster.voter_places == {1, 2, 3}
+    for places, num, is_enough in (({0, 1}, 1, False), ({1, 2}, 2, True), ({0}, 0, False), ({1, 2, 3}, 3, True)):
+        assert roster.num_voters(places) == num
+        assert roster.has_majority(places) is is_enough
+        assert is_majority(roster, {roster.members[place].peer for place in places}) is is_enough
+
+
+EIGHT = [member(peer) for peer in ids(8)]
+QUARTERS: list[tuple[str, list[Member], Iterable[PeerId], bool]] = [
+    ("two of eight voters", EIGHT, ids(2), True),
+    ("one of eight voters", EIGHT, ids(1), False),
+    ("one of four voters", EIGHT[:4], ids(1), True),
+    ("one of five voters", EIGHT[:5], ids(1), False),
+    ("one of three voters", EIGHT[:3], ids(1), True),
+    ("nobody", EIGHT[:3], [], False),
+    ("strangers", EIGHT[:3], [BOOT, D], False),
+    ("one of four that do not vote, no voter", [*EIGHT[:3], *map(fresh, ids(7)[3:])], ids(4)[3:], False),
+    ("two of seven members, no voter", [*EIGHT[:3], *map(fresh, ids(7)[3:])], ids(5)[3:], True),
+    ("a bootstrap that is the only voter", [bootstrap(), *map(fresh, ids(3))], [BOOT], True),
+    ("a crowd, and too few of the voters", [*EIGHT[:5], *map(fresh, ids(8)[5:])], [A, *ids(8)[5:]], False),
+]
+
+
+@pytest.mark.parametrize(
+    ("members", "peers", "expected"), [case[1:] for case in QUARTERS], ids=[case[0] for case in QUARTERS]
+)
+def test_a_quarter_of_the_electorate_or_of_the_members_where_none_of_it_is_left(
+    members: list[Member], peers: Iterable[PeerId], expected: bool
+) -> None:
+    assert is_quarter(listing(*members), set(peers)) is expected
+
+
+# -- what makes a child valid
+
+
+def check(certified: CertifiedRoster, parent: Roster = PARENT) -> None:
+    check_certificate(certified, parent, verify, RULES)
 
 
 def test_a_majority_of_the_parent_makes_a_child_valid() -> None:
-    check_certificate(certify(child(), [A, B, C]), PARENT, verify)
+    check(certify(child(), [A, B, C]))
 
 
 def test_too_few_votes_are_refused() -> None:
-    with pytest.raises(PeerError, match="has 2 votes of the 4 that count; 3 are needed"):
-        check_certificate(certify(child(), [A, B]), PARENT, verify)
+    with pytest.raises(PeerError, match="has 2 votes of the 4 that count; more than half are needed"):
+        check(certify(child(), [A, B]))
+
+
+def test_votes_of_members_outside_the_electorate_make_no_majority() -> None:
+    parent = listing(member(A), member(B), member(C), fresh(D))
+    one_voter = certify(child_of(parent, parent.members), [A, D])
+    with pytest.raises(PeerError, match="has 1 votes of the 3 that count"):
+        check(one_voter, parent)
+    check(certify(child_of(parent, parent.members), [A, B, D]), parent)
 
 
 def test_votes_of_strangers_are_refused() -> None:
     with pytest.raises(PeerError, match="could not give or did not sign"):
-        check_certificate(certify(child(), [A, B, C, peer_id("eve")]), PARENT, verify)
+        check(certify(child(), [A, B, C, peer_id("eve")]))
 
 
 def test_a_forged_vote_is_refused() -> None:
     sound = certify(child(), [A, B, C])
     votes = ((A, bytes(64)), *(vote for vote in sound.votes if vote[0] != A))
     with pytest.raises(PeerError, match="could not give or did not sign"):
-        check_certificate(replace(sound, votes=votes), PARENT, verify)
+        check(replace(sound, votes=votes))
+
+
+def test_a_vote_for_another_ballot_is_refused() -> None:
+    with pytest.raises(PeerError, match="could not give or did not sign"):
+        check(replace(certify(child(), [A, B, C], ballot=5), ballot=6))
+
+
+def test_a_vote_counts_once() -> None:
+    sound = certify(child(), [A, B])
+    with pytest.raises(PeerError, match="more than half are needed"):
+        check(replace(sound, votes=(*sound.votes, sound.votes[0])))
+
+
+def degraded(**changes: object) -> Roster:
+    return replace(child(degraded=True, cycle=RULES.stalled_cycles), **changes)  # type: ignore[arg-type]
+
+
+STALLED_BALLOT = ballot_number(2 * RULES.stalled_cycles, 0)
+
+
+def test_any_vote_of_a_member_will_do_for_a_degraded_roster_and_one_is_needed() -> None:
+    check(certify(degraded(), [D], STALLED_BALLOT))
+    for voters, text in (([], "has 0 votes"), ([peer_id("eve")], "could not give or did not sign")):
+        with pytest.raises(PeerError, match=text):
+            check(certify(degraded(), voters, STALLED_BALLOT))
 
 
 @pytest.mark.parametrize(
@@ -82,75 +248,80 @@ def test_a_forged_vote_is_refused() -> None:
         ({"run": sha256(b"other")}, "belongs to another run"),
         ({"genesis": sha256(b"other")}, "belongs to another run"),
         ({"k": 7}, "does not follow roster 1"),
-        ({"epoch": 1}, "does not follow epoch 0"),
-        ({"level": 1}, "does not follow epoch 0"),
-        ({"level": 13, "epoch": 1}, "says level 13, more than 12"),
         ({"members": ()}, "has no members"),
         ({"members": (member(A), member(A))}, "lists a peer twice"),
+        ({"members": (bootstrap(), member(C, trains=False))}, "lists more than one member that does not train"),
+        ({"members": (member(A, reduces=False), member(B))}, "lists members that do not reduce before some that do"),
+        ({"members": (member(A, since=1), member(B))}, "listed in another cycle than it was"),
+        ({"members": (member(A), member(peer_id("eve"), since=9))}, "listed in another cycle than it was"),
+        ({"height": 11}, "says 11 entries, where at most 10 can have been"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_child_must_follow_its_parent(changes: dict[str, object], text: str) -> None:
     with pytest.raises(PeerError, match=text):
-        check_certificate(certify(child(**changes), [A, B, C, D]), PARENT, verify)
+        check(certify(child(**changes), [A, B, C, D]))
 
 
 @pytest.mark.parametrize(
-    ("field", "text"), [("cycle", "is from cycle 4, before its parent's 5"), ("included_total", "counts fewer")]
+    ("field", "text"),
+    [("cycle", "is from cycle 4, before its parent's 5"), ("height", "has absorbed fewer entries than its parent")],
 )
 def test_nothing_falls_along_a_chain(field: str, text: str) -> None:
     parent = replace(PARENT, **{field: 5})  # type: ignore[arg-type]
     later = replace(child_of(parent, parent.members), **{field: 4})  # type: ignore[arg-type]
     with pytest.raises(PeerError, match=text):
-        check_certificate(certify(later, [A, B, C]), parent, verify)
+        check(certify(later, [A, B, C]), parent)
 
 
-def test_a_quoted_good_bye_lowers_the_majority() -> None:
-    quoting = child(goodbyes=(goodbye(C, parent=PARENT), goodbye(D, parent=PARENT)))
-    check_certificate(certify(quoting, [A, B]), PARENT, verify)
-    with pytest.raises(PeerError, match="could not give"):
-        check_certificate(certify(quoting, [A, B, C]), PARENT, verify)
+@pytest.mark.parametrize("more", [1, (1 << 62) - 1])
+def test_a_leader_cannot_write_a_height_that_nobody_can_have_reached(more: int) -> None:
+    ballot, most = ballot_number(3, 0), len(ALL_SPANS) * (1 + 2)
+    check_child(child(cycle=1, height=most), PARENT, ballot, RULES)
+    with pytest.raises(PeerError, match="where at most 15 can have been"):
+        check_child(child(cycle=1, height=most + more), PARENT, ballot, RULES)
 
 
-def test_a_good_bye_that_was_not_signed_is_refused() -> None:
-    forged = replace(goodbye(C, parent=PARENT), signature=bytes(64))
-    with pytest.raises(PeerError, match="did not sign"):
-        check_certificate(certify(child(goodbyes=(forged,)), [A, B]), PARENT, verify)
+def test_a_roster_is_from_no_later_cycle_than_its_ballot() -> None:
+    check_child(child(cycle=5), PARENT, ballot_number(10, 0), RULES)
+    with pytest.raises(PeerError, match="is from cycle 6, but its ballot from cycle 5"):
+        check_child(child(cycle=6), PARENT, ballot_number(11, 3), RULES)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"promised": 5}, True),
-        ({"promised": 6}, False),
-        ({"voted": True}, False),
-        ({"parent": sha256(b"another branch")}, False),
-        ({"parent": sha256(b"an older one"), "k": 0, "voted": True}, True),
-    ],
-)
-def test_a_good_bye_counts_only_where_the_leaver_cannot_have_voted(changes: dict[str, object], expected: bool) -> None:
-    word = replace(goodbye(D, parent=PARENT), **changes)  # type: ignore[arg-type]
-    word = replace(word, signature=sign_as(D, word.statement()))
-    assert is_quotable(word, PARENT, PARENT.digest(), 5) is expected
-    certified = certify(child(goodbyes=(word,)), [A, B], ballot=5)
-    if expected:
-        check_certificate(certified, PARENT, verify)
-    else:
-        with pytest.raises(PeerError, match="whose vote may have counted already"):
-            check_certificate(certified, PARENT, verify)
+def test_a_newcomer_is_listed_in_the_cycle_of_its_roster_and_a_new_incarnation_keeps_its_own() -> None:
+    again = member(A, incarnation=2)
+    check_child(child(cycle=5, members=(again, member(BOOT, since=5))), PARENT, ballot_number(10, 0), RULES)
 
 
-def test_good_byes_do_not_count_in_the_degraded_way() -> None:
-    words = [goodbye(peer, parent=PARENT) for peer in ids(4)]
-    assert counted_members(PARENT, words, 0) == frozenset()
-    assert counted_members(PARENT, words, 1) == frozenset(ids(4))
-    degraded = child(level=1, epoch=1)
-    assert degraded.is_degraded()
-    check_certificate(certify(degraded, [D]), PARENT, verify)
+def test_only_the_founder_is_listed_without_training_where_the_manifest_names_it() -> None:
+    named = replace(RULES, founder=BOOT)
+    check_child(child(members=(bootstrap(), member(A))), PARENT, 0, named)
+    with pytest.raises(PeerError, match="does not train and did not found the run"):
+        check_child(child(members=(member(A, trains=False), member(B))), PARENT, 0, named)
 
 
-def test_a_good_bye_of_an_earlier_incarnation_changes_nothing() -> None:
-    assert counted_members(PARENT, [goodbye(A, parent=PARENT, incarnation=0)], 0) == frozenset(ids(4))
+def test_a_peer_that_the_manifest_does_not_list_is_on_no_roster() -> None:
+    unlisted = (*PARENT.members, member(BOOT, counts=False))
+    with pytest.raises(PeerError, match="names a peer that the manifest does not list"):
+        check_child(child(members=unlisted), PARENT, 0, replace(RULES, listed=PARENT.peers()))
+    check_child(child(), PARENT, 0, replace(RULES, listed=frozenset({A})))  # who founded the run need not be listed
+
+
+def test_a_degraded_roster_comes_no_earlier_than_a_stall_takes() -> None:
+    check_child(degraded(), PARENT, STALLED_BALLOT, RULES)
+    with pytest.raises(PeerError, match="is degraded 2 cycles after its parent; a stall takes 3"):
+        check_child(degraded(cycle=2), PARENT, STALLED_BALLOT, RULES)
+
+
+def test_a_degraded_roster_lists_nobody_anew_and_makes_nobody_count() -> None:
+    parent = listing(member(A), fresh(B, since=0))
+    for members in ((member(A), member(C, since=3)), (member(A), member(B))):
+        later = child_of(parent, members, degraded=True, cycle=3)
+        with pytest.raises(PeerError, match="is degraded, and lists members that its parent does not list so"):
+            check_child(later, parent, STALLED_BALLOT, RULES)
+
+
+# -- the founding
 
 
 def test_a_founding_roster_is_signed_by_the_organiser() -> None:
@@ -163,11 +334,29 @@ def test_a_founding_roster_is_signed_by_the_organiser() -> None:
         check_founding(roster_1(2), RUN, ORGANISER, verify)
 
 
+@pytest.mark.parametrize("changes", [{"height": 7}, {"k": 1}, {"degraded": True}, {"members": (fresh(A),)}])
+def test_a_founding_roster_says_nothing_that_its_founder_could_choose(changes: dict[str, object]) -> None:
+    roster = replace(founding_roster(RUN, sha256(b"genesis"), member(A)), **changes)  # type: ignore[arg-type]
+    signature = sign_as(ORGANISER, founding_statement(roster.digest()))
+    with pytest.raises(PeerError, match="not the first link of a chain"):
+        check_founding(
+            CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),)), RUN, ORGANISER, verify
+        )
+
+
 def test_of_a_run_that_names_its_founder_nobody_else_signs_a_second_beginning() -> None:
     (founder,) = founding().roster.members
     check_founding(founding(), RUN, ORGANISER, verify, founder.peer)
     with pytest.raises(PeerError, match="may found this run"):
         check_founding(founding(), RUN, ORGANISER, verify, ORGANISER)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_founder_reduces_and_counts_from_the_founding_if_it_trains(trains: bool) -> None:
+    roster = founding_roster(RUN, sha256(b"genesis"), member(A, reduces=False, counts=False, trains=trains), cycle=4)
+    assert roster.members == (member(A, since=4, counts=trains, trains=trains),)
+    assert roster.bootstrap == (None if trains else A)
+    assert roster.voters == {A}
 
 
 def test_a_run_founded_before_its_round_0_begins_in_cycle_0() -> None:
@@ -177,17 +366,7 @@ def test_a_run_founded_before_its_round_0_begins_in_cycle_0() -> None:
     check_founding(CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),)), RUN, ORGANISER, verify)
 
 
-@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
-def test_a_child_is_senior_to_its_parent(more: int, cycles: int, level: int) -> None:
-    later = child(included_total=PARENT.included_total + more, cycle=PARENT.cycle + cycles, level=level)
-    assert seniority(later) > seniority(PARENT)
-
-
-def test_of_two_branches_the_one_with_more_contributions_wins() -> None:
-    short_but_busy, long_but_idle = child(included_total=9), child(k=99)
-    assert seniority(short_but_busy) > seniority(long_but_idle)
-    twins = [child(regrid=1), child(regrid=2)]
-    assert max(twins, key=seniority).digest() == min(twin.digest() for twin in twins)
+# -- who is where, who reduces, who leads
 
 
 def test_members_are_found_by_peer() -> None:
@@ -197,59 +376,46 @@ def test_members_are_found_by_peer() -> None:
     assert PARENT.position(peer_id("stranger")) is None
 
 
+def test_a_roster_has_the_bytes_that_it_takes_in_a_message() -> None:
+    one, two = (certify(child(), voters).num_bytes() for voters in ([A], [A, B]))
+    assert two - one == 32 + 64
+
+
+def test_where_nobody_can_be_reached_all_reduce() -> None:
+    assert reducers(listing(member(A), member(B), member(C, reduces=False))) == (A, B)
+    assert reducers(listing(member(A, reduces=False), member(B, reduces=False))) == (A, B)
+
+
+def test_those_lead_who_reduce_and_of_these_rather_those_who_vote() -> None:
+    crowd = [member(peer_id(f"m{n}"), counts=n < 20, reduces=n >= 15, since=n) for n in range(40)]
+    both = {m.peer for m in crowd[15:20]}
+    leaders = listing(*crowd).leaders
+    assert len(leaders) == MOST_LEADERS
+    assert both < leaders <= {m.peer for m in crowd if m.reduces}
+    assert len(listing(*(member(m.peer) for m in crowd[:20])).leaders) == MOST_LEADERS
+    assert PARENT.leaders == {A, B, C, D}
+
+
 @given(st.integers(0, 10_000))
-def test_leads_are_those_who_can_be_dialled_then_the_helper_then_anybody(round_index: int) -> None:
-    roster = replace(PARENT, members=(member(A), member(B), member(C, dialable=False), member(D, dialable=False)))
-    order = lead_order(roster, round_index)
+def test_turns_go_to_those_who_reduce_then_to_a_founder_that_is_no_member_then_to_any_voter(round_index: int) -> None:
+    roster = listing(member(A), member(B), member(C, reduces=False), member(D, reduces=False))
+    order = lead_order(roster, round_index, BOOT)
     assert len(order) == LEAD_TURNS
     assert set(order[:-2]) == {A, B}
-    assert order[-2] == peer_id("boot"), "should nobody who can be dialled be left, the helper sees the others"
-    assert order[-1] in roster.peers()
-    assert set(lead_order(replace(roster, helper=None), round_index)[:-1]) == {A, B}
+    assert order[-2] == BOOT, "should nobody who reduces be left, the founder sees the others"
+    assert order[-1] in roster.voters
+    assert set(lead_order(roster, round_index, A)[:-1]) == {A, B}
 
 
-def test_every_member_gets_the_last_turn_some_day() -> None:
-    roster = replace(PARENT, members=(member(A), member(B, dialable=False), member(C, dialable=False)))
-    assert {lead_order(roster, r)[-1] for r in range(50)} == {A, B, C}
-    assert {lead_order(PARENT, r)[0] for r in range(50)} == {A, B, C, D}
+def test_every_voter_gets_the_last_turn_some_day_and_nobody_else_does() -> None:
+    roster = listing(*(member(peer, reduces=peer == A) for peer in ids(4)), fresh(peer_id("eve")))
+    assert {lead_order(roster, r, A)[-1] for r in range(80)} == {A, B, C, D}
+    assert {lead_order(PARENT, r, A)[0] for r in range(50)} == {A, B, C, D}
 
 
-def test_the_hub_leads_and_reduces_while_nobody_can_be_dialled() -> None:
-    hidden = roster_of(3, dialable=False)
-    assert hidden.hub() == peer_id("boot")
-    assert reducers(hidden) == (peer_id("boot"),)
-    assert set(lead_order(hidden, 1)[:-1]) == {peer_id("boot")}
-    assert PARENT.hub() is None
-    orphans = replace(hidden, helper=None)
-    assert reducers(orphans) == ()
-    assert set(lead_order(orphans, 1)) <= orphans.peers()
-
-
-def test_a_lone_hidden_member_reduces_itself_and_the_hub_leads() -> None:
-    lone = roster_of(1, dialable=False)
-    assert reducers(lone) == (A,)
-    assert lead_order(lone, 1) == (peer_id("boot"),) * 3 + (A,)
-
-
-@pytest.mark.parametrize("more", [2 * len(ALL_SPANS) * 4 + 1, (1 << 62) - 1])
-def test_a_lead_cannot_write_a_sum_that_nobody_can_have_made(more: int) -> None:
-    rules, ballot = run_rules(), ballot_number(3, 0)
-    most = child(cycle=1, included_total=2 * len(ALL_SPANS) * 4)
-    check_child(most, PARENT, ballot, verify, rules)
-    with pytest.raises(PeerError, match="since roster 1, which counts 0, at most 40 can have come"):
-        check_child(replace(most, included_total=more), PARENT, ballot, verify, rules)
-
-
-def test_a_roster_is_from_no_later_cycle_than_its_ballot() -> None:
-    check_child(child(cycle=5), PARENT, ballot_number(10, 0), verify, run_rules())
-    with pytest.raises(PeerError, match="is from cycle 6, but its ballot from cycle 5"):
-        check_child(child(cycle=6), PARENT, ballot_number(11, 3), verify, run_rules())
-
-
-def test_a_sum_at_the_end_of_its_range_stays_there_and_makes_frames_that_can_be_read() -> None:
-    full = replace(PARENT, included_total=MOST_COUNTED)
-    assert most_included(full, 9, run_rules()) == MOST_COUNTED
-    beyond = RosterReply(rosters=(certify(replace(full, included_total=MOST_COUNTED + 7), [A]),))
-    assert decode_message(encode_message(beyond)) == RosterReply(rosters=(certify(full, [A]),)), (
-        "signed and named by what is read"
-    )
+def test_of_a_stalled_run_any_member_leads() -> None:
+    roster = listing(member(A), *(fresh(peer) for peer in (B, C, D)))
+    orders = [lead_order(roster, r, BOOT, degraded=True) for r in range(50)]
+    assert {len(order) for order in orders} == {LEAD_TURNS}
+    assert all(set(order) == {A, B, C, D} for order in orders), "four members have four turns"
+    assert len({order[0] for order in orders}) == 4

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from fake_run import ORGANISER, RUN, verify
+from fake_run import peer_id, run_rules, verify
 from made import book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster
-from p2p_diloco.protocol.roster_book import Governance, RosterBook
+from p2p_diloco.protocol.roster_book import MOST_BRANCHES, Governance, RosterBook
 
 
 def chain_of(first: CertifiedRoster, length: int, **changes: object) -> list[CertifiedRoster]:
+    """Return `first`, and so many that follow it."""
     chain = [first]
     for _ in range(length):
         parent = chain[-1].roster
@@ -29,6 +31,7 @@ def test_a_chain_is_taken_in_order_and_its_end_is_in_force() -> None:
     for certified in chain:
         assert book.add(certified)
         assert book.in_force == certified.roster
+        assert book.in_force_digest == certified.roster.digest()
     assert not book.add(chain[4])
     assert book.chain() == [founding(), *chain]
     grid = book.grid()
@@ -37,14 +40,16 @@ def test_a_chain_is_taken_in_order_and_its_end_is_in_force() -> None:
     assert book.parent_of(chain[3].roster) == chain[2].roster
     assert book.parent_of(founding().roster) is None
     assert chain[3].roster.digest() in book
+    assert book.founder == peer_id("boot")
 
 
 def test_an_empty_book_has_nothing_in_force() -> None:
-    book = RosterBook(run=RUN, organiser=ORGANISER, group_size=16, verify=verify)
+    book = RosterBook(rules=run_rules(), verify=verify)
     assert book.in_force is None
     assert book.grid() is None
     assert book.landmarks() == ()
     assert book.after(()) == ()
+    assert book.num_degraded() == 0
 
 
 def test_a_round_goes_by_the_newest_roster_that_was_agreed_on_before_it() -> None:
@@ -63,39 +68,135 @@ def test_a_roster_whose_parent_is_not_known_is_refused() -> None:
         book_with().add(roster_1(2))
 
 
-def test_a_senior_branch_takes_over_and_the_old_one_leaves_the_chain() -> None:
+def test_owners_take_turns_by_the_cycle_though_the_roster_stays() -> None:
+    book = book_with(founding(), roster_1(3))
+    digest, num_fragments = roster_1(3).roster.digest(), run_rules().clock.num_fragments
+    cycles = [[book.folded(digest, num_fragments * cycle + n)[1] for n in range(num_fragments)] for cycle in range(20)]
+    for grids in cycles:
+        assert all(grid == grids[0] for grid in grids)
+    assert cycles[0][0] == book.grid()
+    assert cycles[0][0] != cycles[1][0]
+    assert {grids[0].rows for grids in cycles} == {cycles[0][0].rows}
+    assert book.folded(digest, 0) == (roster_1(3).roster, cycles[0][0])
+
+
+def split_book() -> tuple[RosterBook, list[CertifiedRoster], list[CertifiedRoster], list[CertifiedRoster]]:
+    """A book that knows a trunk of four, and two lines from its second; the longer one is in force."""
+    trunk = chain_of(roster_1(3), 1)
+    ours = chain_of(trunk[-1], 5)[1:]
+    theirs = chain_of(trunk[-1], 2, height=9)[1:]
+    book = book_with(founding(), *trunk, *ours)
+    for certified in theirs:
+        assert book.add(certified, wins=False)
+    return book, trunk, ours, theirs
+
+
+def test_another_line_is_kept_beside_the_one_in_force() -> None:
+    book, trunk, ours, theirs = split_book()
+    assert book.in_force == ours[-1].roster
+    assert book.chain() == [founding(), *trunk, *ours]
+    assert not book.is_on_chain(theirs[-1].roster.digest())
+    assert theirs[-1].roster.digest() in book
+    assert book.roster(theirs[-1].roster.digest()) == theirs[-1].roster
+
+
+def test_a_better_line_takes_over_and_the_old_one_leaves_the_chain() -> None:
+    book, trunk, ours, theirs = split_book()
+    last = chain_of(theirs[-1], 1)[1]
+    assert book.add(last, wins=True)
+    assert book.in_force == last.roster
+    assert book.chain() == [founding(), *trunk, *theirs, last]
+    assert not book.is_on_chain(ours[0].roster.digest())
+    assert ours[-1].roster.digest() in book
+    assert book.add(chain_of(ours[-1], 1)[1], wins=True), "and back"
+    assert book.chain()[: len(trunk) + len(ours) + 1] == [founding(), *trunk, *ours]
+
+
+def test_what_follows_no_roster_in_force_is_not_in_force_of_its_own_accord() -> None:
+    book, _, ours, theirs = split_book()
+    assert book.add(chain_of(theirs[-1], 1)[1])
+    assert book.in_force == ours[-1].roster
+
+
+def test_where_two_lines_part_is_found_with_what_came_on_each_since() -> None:
+    book, trunk, ours, theirs = split_book()
+    assert book.parting(theirs[-1].roster.digest()) == (trunk[-1].roster, ours, theirs)
+    assert book.parting(theirs[0].roster.digest()) == (trunk[-1].roster, ours, theirs[:1])
+    assert book.parting(trunk[0].roster.digest()) == (trunk[0].roster, [*trunk[1:], *ours], [])
+    assert book.parting(ours[-1].roster.digest()) == (ours[-1].roster, [], [])
+    assert book.parting(sha256(b"unknown")) is None
+
+
+def test_nobody_fills_the_memory_with_branches_and_the_line_in_force_goes_on_all_the_same() -> None:
     trunk = chain_of(roster_1(3), 3)
     book = book_with(founding(), *trunk)
-    split = trunk[1]
-    ours = chain_of(split, 5)[1:]
-    theirs = chain_of(split, 2, included_total=9)[1:]
-    for certified in [*ours, *theirs]:
-        book.add(certified)
-    assert book.in_force == theirs[-1].roster
-    assert book.is_on_chain(theirs[0].roster.digest())
-    assert book.is_on_chain(split.roster.digest())
-    assert not book.is_on_chain(ours[0].roster.digest())
-    assert not book.is_on_chain(trunk[2].roster.digest())
-    assert ours[-1].roster.digest() in book
-    assert book.chain() == [founding(), *trunk[:2], *theirs]
+    begun = [chain_of(trunk[0], 1, height=n)[1] for n in range(1, 8)] + [
+        chain_of(trunk[1], 1, height=n)[1] for n in range(1, 8)
+    ]
+    begun += [chain_of(trunk[2], 1, height=n)[1] for n in range(1, 8)]
+    for certified in begun[:MOST_BRANCHES]:
+        assert book.add(certified, wins=False)
+    with pytest.raises(PeerError, match="begins a branch, and 16 others are kept already"):
+        book.add(begun[MOST_BRANCHES], wins=False)
+    assert book.add(chain_of(begun[0], 1)[1], wins=False), "one that is known may go on"
+    assert book.add(begun[MOST_BRANCHES], wins=True), "one that wins is kept"
+    assert book.add(chain_of(begun[MOST_BRANCHES], 1)[1])
+
+
+def test_rosters_without_a_majority_are_counted() -> None:
+    stalled = run_rules().stalled_cycles
+    first = roster_1(3)
+    second = child_of(first.roster, first.roster.members[:1], degraded=True, cycle=stalled)
+    ballot = ballot_number(2 * stalled, 0)
+    book = book_with(founding(), first, certify(second, ids(1), ballot))
+    assert book.num_degraded() == 1
+    book.add(certify(child_of(second, second.members), ids(1), ballot))
+    assert book.num_degraded() == 1
+
+
+def test_one_liar_that_fills_the_book_with_branches_keeps_out_no_line_of_more_members() -> None:
+    """Its first rosters come before those that make it win: refused, they would part two honest halves for good."""
+    parting, stalled = roster_1(4).roster, ballot_number(10, 0)
+    (liar, *_), halves = ids(4), (ids(4)[:2], ids(4)[2:])
+
+    def degraded_of(peers: list[PeerId], height: int) -> CertifiedRoster:
+        members = [m for m in parting.members if m.peer in peers]
+        child = child_of(parting, members, degraded=True, cycle=5, height=height)
+        return certify(child, peers, ballot=stalled)
+
+    book = book_with(founding(), roster_1(4), degraded_of(halves[0], 20))
+    lies = [degraded_of([liar], height) for height in range(MOST_BRANCHES)]
+    for lie in lies:
+        book.add(lie, wins=False)
+    honest = degraded_of(halves[1], 10)
+    assert book.add(honest, wins=False)
+    assert honest.roster.digest() in book
 
 
 def test_two_peers_find_where_their_chains_part_and_a_long_branch_comes_in_pieces() -> None:
     trunk = chain_of(roster_1(2), 60)
-    ours = book_with(founding(), *trunk, *chain_of(trunk[-1], 40, regrid=1, included_total=5)[1:])
-    branch = chain_of(trunk[30], 90)[1:]
-    end = certify(child_of(branch[-1].roster, branch[-1].roster.members, included_total=9), branch[-1].roster.peers())
-    theirs = book_with(founding(), *trunk[:31], *branch, end)
+    ours = book_with(founding(), *trunk, *chain_of(trunk[-1], 40, height=5)[1:])
+    branch = chain_of(trunk[30], 91)[1:]
+    theirs = book_with(founding(), *trunk[:31], *branch)
     replies = 0
     while ours.in_force != theirs.in_force:
         reply = theirs.after(ours.landmarks())
         assert reply
         for certified in reply:
-            ours.add(certified)
+            ours.add(certified, wins=certified == branch[-1])
         replies += 1
         assert replies < 10
     assert ours.chain() == theirs.chain()
     assert theirs.after(ours.landmarks()) == ()
+
+
+def test_a_common_roster_that_a_reply_began_with_is_a_landmark() -> None:
+    chain = chain_of(roster_1(2), 300)
+    book = book_with(founding(), *chain)
+    odd = chain[33].roster.digest()
+    assert odd not in book.landmarks()
+    book.add(chain[33])
+    assert odd in book.landmarks()
 
 
 def test_who_knows_nothing_gets_the_chain_from_its_beginning() -> None:
@@ -108,9 +209,14 @@ def test_who_knows_nothing_gets_the_chain_from_its_beginning() -> None:
 def test_whose_contributions_an_entry_includes_is_read_off_the_roster_that_it_names() -> None:
     book = book_with(founding(), roster_1(3))
     roster, owner = roster_1(3).roster, ids(1)[0]
-    for places in ((0, 2), (0, 2), (1,)):
-        entry = entry_on(head_of(), roster, owner, places=places)
-        assert book.included_in(entry) == {roster.members[place].peer for place in places}
+
+    def named(places: Sequence[int]) -> set[PeerId]:
+        return {roster.members[place].peer for place in places}
+
+    for places, present in (((0, 2), (0, 1, 2)), ((0, 2), (0, 2)), ((1,), (1, 2))):
+        entry = entry_on(head_of(), roster, owner, places=places, present=present)
+        assert book.included_in(entry) == named(places)
+        assert book.present_at(entry) == named(present)
 
 
 def certified_in(roster: Roster, voters: list[PeerId], round_index: int) -> CertifiedRoster:
@@ -149,7 +255,7 @@ def test_an_earlier_certificate_of_a_roster_on_a_branch_changes_nothing_on_the_c
     parent = roster_1(3).roster
     branch = child_of(parent, parent.members[:2])
     book = book_with(founding(), roster_1(3), certified_in(branch, ids(3), 7))
-    book.add(certified_in(child_of(parent, parent.members, included_total=9), ids(3), 6))
+    book.add(certified_in(child_of(parent, parent.members, height=9), ids(3), 6), wins=True)
     assert book.add(certified_in(branch, ids(3), 5))
     assert book.governance(branch.digest(), 7) is Governance.OTHER
 
@@ -157,7 +263,7 @@ def test_an_earlier_certificate_of_a_roster_on_a_branch_changes_nothing_on_the_c
 def test_an_earlier_certificate_needs_as_many_votes_as_any() -> None:
     child = child_of(roster_1(3).roster, roster_1(3).roster.members)
     book = book_with(founding(), roster_1(3), certified_in(child, ids(3), 7))
-    with pytest.raises(PeerError, match="2 are needed"):
+    with pytest.raises(PeerError, match="more than half are needed"):
         book.add(certified_in(child, ids(1), 5))
 
 
@@ -177,6 +283,6 @@ def test_an_unknown_roster_and_one_of_another_branch_govern_no_round() -> None:
     parent = roster_1(3).roster
     branch = child_of(parent, parent.members[:2])
     book = book_with(founding(), roster_1(3), certified_in(branch, ids(3), 5))
-    book.add(certified_in(child_of(parent, parent.members, included_total=9), ids(3), 5))
+    book.add(certified_in(child_of(parent, parent.members, height=9), ids(3), 5), wins=True)
     assert book.governance(branch.digest(), 6) is Governance.OTHER
     assert book.governance(sha256(b"unknown"), 6) is Governance.UNKNOWN

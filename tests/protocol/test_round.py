@@ -8,7 +8,7 @@ import pytest
 from fake_run import peer_id
 from hypothesis import given
 from hypothesis import strategies as st
-from made import SPAN, founding, head_of, ids, member, roster_of
+from made import NAMES, SPAN, founding, head_of, ids, member, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import Stage
@@ -123,7 +123,7 @@ def test_a_reducer_waits_for_those_who_may_still_come() -> None:
 def test_more_than_half_must_agree_on_a_parent() -> None:
     assert gather_contributions(collection(), SPAN, HEAD, RULES) == "nobody was there"
     assert gather_contributions(collection(A), SPAN, HEAD, RULES) == (
-        "1 of 3 members were there on one parent; more than half are needed"
+        "1 of 3 voters were there on one parent; more than half are needed"
     )
     found = gathered(collection(A, B))
     assert found.parent == HEAD.digest
@@ -151,13 +151,13 @@ def test_without_any_contribution_the_span_is_void() -> None:
     found = collection()
     found.openings[A], found.openings[B] = opening(), held_back()
     reason = gather_contributions(found, SPAN, HEAD, RULES)
-    assert reason == "nobody's contribution came; 2 of 3 members were there"
+    assert reason == "nobody's contribution came; 2 of 3 voters were there"
 
 
 def test_who_did_not_open_for_the_span_was_not_there_for_it() -> None:
     found = collection(A)
     found.openings[B] = replace(opening(), spans=(replace(opening().spans[0], index=9),))
-    assert "1 of 3 members were there" in str(gather_contributions(found, SPAN, HEAD, RULES))
+    assert "1 of 3 voters were there" in str(gather_contributions(found, SPAN, HEAD, RULES))
 
 
 def test_what_came_for_another_parent_than_most_name_is_in_no_mean() -> None:
@@ -177,29 +177,90 @@ def test_newcomers_weigh_something_where_nobody_elses_contribution_came() -> Non
     assert [part.weight for part in gathered(found).reduce.parts] == [1000.0]
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), min_size=1, max_size=8))
-def test_in_one_row_only_a_parent_named_by_a_majority_gets_a_child(members: list[tuple[int, bool, bool]]) -> None:
-    """Members by the parent that they name (0: none came), whether they send, and whether that arrives."""
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=len(NAMES)
+    ),
+    st.booleans(),
+)
+def test_in_one_row_only_a_parent_named_by_a_majority_of_voters_gets_a_child(
+    members: list[tuple[int, bool, bool, bool]], stands_there: bool
+) -> None:
+    """Members by the parent that they name (0: none came), whether they send, whether that arrives, and whether they
+    count."""
     roster = roster_of(len(members))
+    listed = zip(roster.members, members, strict=True)
+    roster = replace(roster, members=tuple(replace(each, counts=counts) for each, (*_, counts) in listed))
+    held = sha256(b"other") if stands_there else HEAD.digest
     found = replace(collection(roster=roster), grid=fold_roster(roster, 16), members=dict(enumerate(roster.members)))
     parents = {1: HEAD.digest, 2: sha256(b"other")}
-    for member_, (parent, sends, arrives) in zip(roster.members, members, strict=True):
+    for member_, (parent, sends, arrives, _) in zip(roster.members, members, strict=True):
         if parent:
             found.openings[member_.peer] = opening(parents[parent]) if sends else held_back(parents[parent])
             if sends and arrives:
                 found.payloads[member_.peer, SPAN] = b"vector"
-    result = gather_contributions(found, SPAN, None, RULES)
-    heads = [parents.get(parent) for parent, _, _ in members]
-    came = {p for p, (parent, sends, arrives) in enumerate(members) if parent and sends and arrives}
+    result = gather_contributions(found, SPAN, replace(HEAD, digest=held), RULES)
+    heads = [parents.get(parent) for parent, *_ in members]
+    came = {p for p, (parent, sends, arrives, _) in enumerate(members) if parent and sends and arrives}
+    voters = roster.voter_places
+
+    def has_majority(parent: Digest) -> bool:
+        return 2 * sum(heads[place] == parent for place in voters) > len(voters)
+
     if isinstance(result, str):
-        majority = next((p for p in parents.values() if 2 * heads.count(p) > len(members)), None)
-        assert majority is None or not any(heads[place] == majority for place in came)
+        assert not has_majority(held) or not any(heads[place] == held for place in came)
         return
     inclusion = result.inclusion_of(roster.peers())
-    assert inclusion.present == tuple(place for place, head in enumerate(heads) if head == result.parent)
-    assert 2 * len(inclusion.present) > len(members)
+    assert result.parent == held
+    assert has_majority(held)
+    assert inclusion.present == tuple(place for place, head in enumerate(heads) if head == held)
     assert inclusion.places == tuple(place for place in inclusion.present if place in came)
     assert inclusion.places
+
+
+def with_voters(roster: Roster, *voters: PeerId) -> Roster:
+    return replace(roster, members=tuple(replace(each, counts=each.peer in voters) for each in roster.members))
+
+
+def test_members_without_a_vote_void_nothing_in_one_row() -> None:
+    """However many of them stay away, or build on a parent of their own."""
+    eight = with_voters(roster_of(8), A, B, C)
+    found = replace(collection(A, B, roster=eight), grid=fold_roster(eight, 16), members=dict(enumerate(eight.members)))
+    assert {part.peer for part in gathered(found).reduce.parts} == {A, B}, "the others are away"
+    for peer in ids(8)[3:]:
+        found.openings[peer] = opening(sha256(b"other"))
+        found.payloads[peer, SPAN] = b"vector"
+    result = gathered(found)
+    assert result.parent == HEAD.digest
+    assert {part.peer for part in result.reduce.parts} == {A, B}
+    del found.openings[B]
+    assert "1 of 3 voters were there" in str(gather_contributions(found, SPAN, HEAD, RULES))
+    for peer in ids(8)[3:]:
+        found.openings[peer] = opening()
+    assert "1 of 3 voters were there" in str(gather_contributions(found, SPAN, HEAD, RULES)), "they make no majority"
+
+
+def test_members_without_a_vote_choose_no_parent_for_a_row_of_a_grid_that_has_voters() -> None:
+    six = roster_of(6)
+    grid = fold_roster(six, 3)
+    (voter, *crowd), silent = grid.rows[0], grid.rows[1]
+    found = collection(roster=with_voters(six, voter, *silent[:2]))
+    for peer in crowd:
+        found.openings[peer] = opening(sha256(b"other"))
+        found.payloads[peer, SPAN] = b"vector"
+    assert gathered(found).parent == sha256(b"other"), "while no voter of the row is there"
+    found.openings[voter] = opening()
+    result = gathered(found)
+    assert result.parent == HEAD.digest
+    assert result.reduce.parts == ()
+    assert [six.members[place].peer for place in result.inclusion_of(frozenset()).present] == [voter]
+
+
+def test_a_reducer_of_one_row_needs_to_stand_at_the_parent() -> None:
+    for head in (None, head_of(digest=b"behind")):
+        assert gather_contributions(collection(A, B, C), SPAN, head, RULES) == (
+            "the others build on another parent than this owner holds"
+        )
 
 
 def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
@@ -225,9 +286,7 @@ def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
 def test_who_builds_on_another_parent_is_left_out() -> None:
     found = collection(A, B, C)
     found.openings[C] = opening(sha256(b"other"))
-    result = gathered(found, None)
-    assert {part.peer for part in result.reduce.parts} == {A, B}
-    assert result.reduce.norm_limit == float("inf")
+    assert {part.peer for part in gathered(found).reduce.parts} == {A, B}
 
 
 def test_weights_are_quantity_times_quality_clipped_and_0_for_newcomers() -> None:
@@ -254,12 +313,18 @@ def test_a_contribution_is_dealt_to_the_reducers_of_its_row() -> None:
     spans = tuple(EncodedSpan(span=SpanId(0, i), parent=HEAD.digest, norm=1.0, payload=b"v") for i in range(6))
     shares = split_by_reducer(replace(contribution(), spans=spans), fold_roster(ROSTER, 16), 0)
     assert sorted(s.span for share in shares.values() for s in share) == [s.span for s in spans]
-    orphans = fold_roster(roster_of(2, dialable=False, helper=None), 16)
-    assert split_by_reducer(contribution(), orphans, 0) == {}
+    nobody = fold_roster(replace(ROSTER, members=()), 16)
+    assert split_by_reducer(contribution(), nobody, 0) == {}
 
 
 def test_newcomers_are_those_whose_incarnation_the_parent_lacks() -> None:
     again = replace(ROSTER, members=(member(A), member(B, incarnation=2)))
-    assert newcomers_of(again, ROSTER) == {B}
-    assert newcomers_of(ROSTER, founding().roster) == {A, B, C}
-    assert newcomers_of(ROSTER, None) == {A, B, C}
+    assert newcomers_of(again, ROSTER, 1) == {B}
+    assert newcomers_of(ROSTER, founding().roster, 1) == {A, B, C}
+    assert newcomers_of(ROSTER, None, 1) == {A, B, C}
+
+
+def test_newcomers_are_new_for_the_first_cycle_of_a_roster_only() -> None:
+    """A roster may stay for ever now."""
+    late = replace(ROSTER, cycle=7)
+    assert [newcomers_of(late, founding().roster, cycle) for cycle in (7, 8, 9, 70)] == [{A, B, C}] * 2 + [set()] * 2

@@ -1,154 +1,167 @@
-"""Whom a peer is linked with, and the ways of its words in a grid."""
+"""Whom a peer is linked with, and the ways of rosters and entries in a grid."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from fake_run import RUN, peer_id, run_rules
-from made import SPAN, certify, child_of, entry_on, founding, head_of, heartbeat, membership_of, roster_1, roster_of
+from made import SPAN, certify, child_of, entry_on, founding, head_of, heartbeat, member, membership_of, roster_1
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.actions import KeepRoster, Report, Send
-from p2p_diloco.protocol.ballot import Vote
-from p2p_diloco.protocol.grid import REGRID_ROSTERS, fold_roster, grid_order
-from p2p_diloco.protocol.messages import Ping, RosterReply, encode_message
-from p2p_diloco.protocol.overlay import MOST_HOPS, Relay
-from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.roster_delta import certified_delta
+from p2p_diloco.protocol.actions import KeepRoster, Send
+from p2p_diloco.protocol.grid import fold_roster, grid_order
+from p2p_diloco.protocol.messages import RosterReply
+from p2p_diloco.protocol.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.routes import Routes
 
-CERTIFIED = certify(roster_of(8), [peer_id("boot")])
+BOOT = peer_id("boot")
+NUM_MEMBERS = 24
+MEMBERS = [member(peer_id(f"m{n}"), counts=n < 3, reduces=n < 16) for n in range(NUM_MEMBERS)]
+"""Three vote; eight of those who reduce lead."""
+CERTIFIED = certify(child_of(founding().roster, MEMBERS), [BOOT])
 ROSTER = CERTIFIED.roster
 GRID = fold_roster(ROSTER, 3)
-FIRST, SECOND, THIRD = GRID.columns[0]
-OTHER_1, OTHER_2, _ = GRID.columns[1]
+FIRST, SECOND, THIRD, *_ = GRID.columns[0]
+OTHER_1, OTHER_2, *_ = GRID.columns[1]
 TWO = (SECOND, OTHER_1)
-VOTE = Vote(parent=RUN, roster=RUN, ballot=9, signature=bytes(64))
+STRANGERS = [peer_id(f"stranger {n}") for n in range(30)]
+LISTENERS = tuple(peer_id(f"listener {n}") for n in range(10))
 
 
-def routes_of(me: PeerId, *rosters: CertifiedRoster, linked: tuple[PeerId, ...] = ()) -> Routes:
+def routes_of(me: PeerId, *rosters: CertifiedRoster, linked: tuple[PeerId, ...] = (), void_cycles: int = 0) -> Routes:
     rules = replace(run_rules(), group_size=3)
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
-    membership.hear(heartbeat(peer_id("listener 1")), 0.0)
-    membership.hear(heartbeat(peer_id("listener 2"), ready=False), 0.0)
+    membership.void_cycles = void_cycles
+    for place, listener in enumerate(LISTENERS):
+        membership.hear(heartbeat(listener, ready=place % 2 == 0), 0.0)
     return Routes(rules=rules, membership=membership, linked=set(linked))
 
 
-def test_in_a_run_of_one_row_everybody_is_wanted_and_nothing_is_relayed() -> None:
-    routes = routes_of(FIRST, roster_1(3))
-    assert routes.wanted_links(0) is None
-    send = Send(to=SECOND, message=VOTE, deadline=1.0)
-    assert routes.routed([send]) == [send]
+def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
+    """Whom a peer needs a link to for ballots."""
+    may_lead = roster.leaders | {BOOT}
+    wanted = frozenset[PeerId]()
+    if me in roster.voters:
+        wanted |= may_lead
+    if me in may_lead:
+        wanted |= roster.voters
+    return wanted - {me}
+
+
+def test_in_a_run_of_one_row_everybody_is_wanted() -> None:
+    assert routes_of(FIRST, roster_1(3)).wanted_links(0) is None
     nobody = Routes(rules=run_rules(), membership=membership_of(FIRST), linked=set())
     assert nobody.wanted_links(None) is None
-    assert nobody.pass_on(Relay(to=SECOND, source=FIRST, hops=1, frame=b""), 1.0) == []
     assert nobody.hand_on_rosters(None, SECOND, [], 0.0, 1.0) == []
 
 
-def test_a_peer_wants_its_neighbours_and_before_a_new_grid_those_of_the_next() -> None:
-    routes = routes_of(FIRST, linked=TWO)
-    assert routes.wanted_links(None) == routes.wanted_links(5) == GRID.neighbours(FIRST)
-    chain, parent = [CERTIFIED], ROSTER
-    while parent.k < REGRID_ROSTERS - 2:
-        parent = child_of(parent, parent.members)
-        chain.append(certify(parent, [m.peer for m in parent.members]))
-    drawn = replace(parent, members=grid_order(parent.members, RUN, 1))
+def test_a_peer_wants_its_neighbours_and_for_ballots_voters_and_leaders_find_each_other() -> None:
+    assert len(GRID.rows) > 2
+    kinds = set()
+    for one in MEMBERS:
+        me = one.peer
+        routes = routes_of(me, linked=TWO)
+        assert routes.wanted_links(None) == routes.wanted_links(5) == GRID.neighbours(me) | to_vote_with(me)
+        kinds.add((me in ROSTER.voters, me in ROSTER.leaders))
+    assert kinds >= {(True, True), (False, True), (False, False)}
+    for voter in ROSTER.voters:
+        wanted = routes_of(voter, linked=TWO).wanted_links(None)
+        assert wanted is not None
+        assert wanted >= (ROSTER.leaders | {BOOT}) - {voter}, "a founder that is no member may lead, too"
+    plain = next(m.peer for m in MEMBERS if m.peer not in ROSTER.voters | ROSTER.leaders)
+    assert routes_of(plain, linked=TWO).wanted_links(None) == GRID.neighbours(plain)
+
+
+def test_a_voter_that_reduces_nothing_needs_the_leaders_alone() -> None:
+    members = [replace(m, reduces=place not in (0, 1), counts=place < 4) for place, m in enumerate(MEMBERS[:16])]
+    roster = child_of(founding().roster, sorted(members, key=lambda m: not m.reduces))
+    me = MEMBERS[0].peer
+    assert me in roster.voters - roster.leaders
+    routes = routes_of(me, certify(roster, [BOOT]), linked=TWO)
+    assert routes.wanted_links(None) == fold_roster(roster, 3).neighbours(me) | roster.leaders | {BOOT}
+
+
+def test_a_peer_wants_the_neighbours_of_the_grid_that_governs_a_round_as_long_as_it_does() -> None:
+    fewer = certify(child_of(ROSTER, MEMBERS[8:]), ROSTER.voters, ballot=4 * 5 + 1)
+    me = MEMBERS[12].peer
+    routes = routes_of(me, CERTIFIED, fewer, linked=TWO)
+    now = fold_roster(fewer.roster, 3)
+    voting = to_vote_with(me, fewer.roster)
+    assert routes.wanted_links(6) == (now.neighbours(me) | voting) - {me}
+    assert routes.wanted_links(5) == (now.neighbours(me) | GRID.neighbours(me) | voting) - {me}
+    assert GRID.neighbours(me) - now.neighbours(me)
+
+
+@pytest.mark.parametrize(("cycle", "is_ahead"), [(REFRESH_CYCLES - 3, False), (REFRESH_CYCLES - 2, True), (64, True)])
+def test_before_a_new_grid_a_peer_wants_the_neighbours_that_it_brings(cycle: int, is_ahead: bool) -> None:
+    drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
+    after = fold_roster(drawn, 3).neighbours(FIRST) if is_ahead else frozenset()
+    wanted = routes_of(FIRST, linked=TWO).wanted_links(2 * cycle)
+    assert wanted == (GRID.neighbours(FIRST) | after | to_vote_with(FIRST)) - {FIRST}
+
+
+def test_without_a_clock_the_grid_that_comes_next_is_told_by_the_cycle_of_the_roster() -> None:
+    late = certify(child_of(ROSTER, MEMBERS, cycle=REFRESH_CYCLES - 1), ROSTER.voters, ballot=4 * 127 + 1)
+    drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     both = GRID.neighbours(FIRST) | fold_roster(drawn, 3).neighbours(FIRST)
-    assert routes_of(FIRST, *chain, linked=TWO).wanted_links(None) == both
+    routes = routes_of(FIRST, CERTIFIED, late, linked=TWO)
+    assert routes.wanted_links(None) == (both | to_vote_with(FIRST, late.roster)) - {FIRST}
 
 
 def test_who_is_cut_off_wants_a_link_to_anybody() -> None:
     assert routes_of(FIRST, linked=TWO[:1]).is_cut_off(), "one link may lead nowhere"
-    membership = membership_of(FIRST, founding(), CERTIFIED, group_size=3)
-    rules = replace(run_rules(), group_size=3, void_cycles=5)
-    routes = Routes(rules=rules, membership=membership, linked=set(TWO))
-    for void_cycles, is_cut_off in ((0, False), (2, False), (3, True), (9, True)):
-        membership.void_cycles = void_cycles
-        assert routes.is_cut_off() == is_cut_off
+    assert not routes_of(FIRST, linked=TWO).is_cut_off()
+    for void_cycles, is_cut_off in ((0, False), (1, False), (2, True), (9, True)):
+        routes = routes_of(FIRST, linked=TWO, void_cycles=void_cycles)
+        assert routes.is_cut_off() == is_cut_off, "half of the three cycles of a stall"
         assert (routes.wanted_links(None) is None) == is_cut_off
 
 
 def test_each_row_meets_its_share_of_all_strangers() -> None:
-    strangers = [peer_id(f"stranger {n}") for n in range(20)]
     met: list[PeerId] = []
     for row, members in enumerate(GRID.rows):
-        share = {stranger for stranger in strangers if GRID.row_for(stranger) == row}
+        share = {stranger for stranger in STRANGERS if GRID.row_for(stranger) == row}
         assert share
         met += share
-        for member in members:
-            wanted = routes_of(member, linked=TWO).wanted_links(None, [*strangers, *ROSTER.peers()])
-            assert wanted == GRID.neighbours(member) | share
-    assert sorted(met) == sorted(strangers)
+        for each in members:
+            wanted = routes_of(each, linked=TWO).wanted_links(None, [*STRANGERS, *ROSTER.peers()])
+            assert wanted == GRID.neighbours(each) | share | to_vote_with(each)
+    assert sorted(met) == sorted(STRANGERS)
 
 
 def test_who_is_no_member_leaves_strangers_to_those_who_are() -> None:
-    listener = routes_of(peer_id("listener 1"), linked=TWO)
-    strangers = [peer_id(f"stranger {n}") for n in range(20)]
-    assert (
-        listener.wanted_links(None, strangers) == listener.wanted_links(None) == GRID.neighbours(peer_id("listener 1"))
-    )
+    listener = routes_of(LISTENERS[0], linked=TWO)
+    assert listener.wanted_links(None, STRANGERS) == listener.wanted_links(None) == GRID.neighbours(LISTENERS[0])
 
 
-def test_a_vote_for_a_lead_that_is_not_linked_goes_by_way_of_the_grid() -> None:
-    routes = routes_of(FIRST, linked=(SECOND, OTHER_1))
-    (direct, ping, relayed) = routes.routed(
-        [
-            Send(to=SECOND, message=VOTE, deadline=1.0),
-            Send(to=OTHER_2, message=Ping(nonce=1), deadline=1.0),
-            Send(to=OTHER_2, message=VOTE, deadline=1.0),
-        ]
-    )
-    assert isinstance(direct, Send)
-    assert direct.message == VOTE
-    assert isinstance(ping, Send)
-    assert ping.to == OTHER_2
-    assert isinstance(relayed, Send)
-    assert relayed.to == OTHER_1, "of the own row in the column of the lead"
-    assert relayed.message == Relay(to=OTHER_2, source=FIRST, hops=1, frame=encode_message(VOTE))
-    (lost,) = routes_of(FIRST).routed([Send(to=OTHER_2, message=VOTE, deadline=1.0)])
-    assert isinstance(lost, Send)
-    assert lost.to == OTHER_2, "nobody is linked: the transport drops it"
-
-
-def test_relays_are_passed_on_a_few_times() -> None:
-    relay = Relay(to=OTHER_2, source=FIRST, hops=1, frame=encode_message(VOTE))
-    routes = routes_of(OTHER_1, linked=(OTHER_2,))
-    assert routes.pass_on(relay, 1.0) == [Send(to=OTHER_2, message=replace(relay, hops=2), deadline=1.0)]
-    assert routes.pass_on(replace(relay, hops=MOST_HOPS), 1.0) == []
-
-
-def test_what_arrives_is_a_vote_or_a_promise_or_is_refused() -> None:
-    routes = routes_of(SECOND)
-    relay = Relay(to=SECOND, source=FIRST, hops=2, frame=encode_message(VOTE))
-    assert routes.arrived(relay) == VOTE
-    for frame in (b"nonsense", encode_message(Ping(nonce=1))):
-        refused = routes.arrived(replace(relay, frame=frame))
-        assert isinstance(refused, Report)
-        assert refused.topic == "frame-refused"
+def test_a_founder_that_is_no_member_needs_all_who_vote_for_its_turn() -> None:
+    assert routes_of(BOOT, linked=TWO).wanted_links(None) == GRID.neighbours(BOOT) | ROSTER.voters
 
 
 def test_rosters_that_came_down_the_column_go_to_the_row_and_its_listeners() -> None:
     routes = routes_of(FIRST)
     learnt = KeepRoster(certified=CERTIFIED)
     sends = routes.hand_on_rosters(GRID, SECOND, [learnt], 0.0, 1.0)
-    listeners = {peer_id("listener 1"), peer_id("listener 2")}
-    assert {send.to for send in sends if isinstance(send, Send)} == {*GRID.rows[0], *listeners} - {FIRST}
+    assert {send.to for send in sends if isinstance(send, Send)} == {*GRID.rows[0], *LISTENERS} - {FIRST}
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED,)) for s in sends)
     assert routes.hand_on_rosters(GRID, SECOND, [], 0.0, 1.0) == []
     assert routes.hand_on_rosters(GRID, OTHER_1, [learnt], 0.0, 1.0) == [], "from the own row: they have it"
 
 
-def test_one_roster_is_handed_on_as_a_difference_and_several_whole() -> None:
-    child = certify(child_of(ROSTER, ROSTER.members), ROSTER.peers())
-    routes = routes_of(FIRST, CERTIFIED, child)
-    sends = routes.hand_on_rosters(GRID, SECOND, [KeepRoster(certified=child)], 0.0, 1.0)
-    words = {send.to: send.message for send in sends if isinstance(send, Send)}
-    assert {to for to, word in words.items() if word == certified_delta(child, ROSTER)} == {*GRID.rows[0]} - {FIRST}
-    assert {to for to, word in words.items() if word == RosterReply(rosters=(child,))} == words.keys() - ROSTER.peers()
+def test_several_rosters_are_handed_on_together() -> None:
+    child = certify(child_of(ROSTER, ROSTER.members), ROSTER.voters)
     learnt = [KeepRoster(certified=CERTIFIED), KeepRoster(certified=child)]
-    both = routes.hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
+    both = routes_of(FIRST, CERTIFIED, child).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
+    assert both
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED, child)) for s in both)
-    assert len(both) == len(sends)
+
+
+def test_in_one_row_rosters_are_not_handed_on() -> None:
+    routes = routes_of(roster_1(3).roster.members[0].peer, roster_1(3))
+    grid = fold_roster(roster_1(3).roster, 16)
+    assert routes.hand_on_rosters(grid, grid.rows[0][1], [KeepRoster(certified=roster_1(3))], 0.0, 1.0) == []
 
 
 def receivers(me: PeerId) -> set[PeerId]:
@@ -165,9 +178,10 @@ def test_an_entry_goes_down_the_column_and_along_the_rows() -> None:
     for reducer in GRID.column(SPAN):
         row = set(GRID.rows[GRID.row_of[reducer]])
         column = set(GRID.column(SPAN)) if reducer == owner else set()
-        waiting = {p for p in (peer_id("listener 1"),) if GRID.row_for(p) == GRID.row_of[reducer]}
-        assert receivers(reducer) == (row | column | waiting) - {reducer}
+        waiting = {listener for listener in LISTENERS[::2] if GRID.row_for(listener) == GRID.row_of[reducer]}
+        assert receivers(reducer) == (row | column | waiting) - {reducer}, "of the listeners those that are ready"
         heard += sorted(receivers(reducer) - column)
+    assert set(heard) | {owner} >= ROSTER.peers() - set(GRID.column(SPAN))
     outside = next(peer for peer in GRID.row_of if peer not in GRID.column(SPAN))
     assert receivers(outside) == set(), "who reduces another span has nothing to hand down"
     late = entry_on(head_of(), ROSTER, owner)

@@ -1,19 +1,20 @@
-"""A split is said once by each side, and once when it is healed; who meets another branch says which wins."""
+"""A split is reported once by each side, and once when it is healed."""
 
 from __future__ import annotations
 
 import pytest
-from fake_run import CYCLE_SECONDS, MINUTE, peer_id, run_rules
+from fake_run import CYCLE_SECONDS, MINUTE, peer_id, run_rules, verify
 from founded_swarms import founded, recovers
-from made import founding, heartbeat, ids, membership_of, roster_1
+from made import book_with, certify, child_of, founding, heartbeat, ids, member, membership_of, roster_1, self_of
 
-from p2p_diloco.ids import sha256
 from p2p_diloco.protocol.actions import Report
+from p2p_diloco.protocol.ballot import NO_BALLOTS
+from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.split_watch import SplitWatch
 
 A, B, C = ids(3)
-ROSTER = roster_1(3).roster
 SILENCE = run_rules().silence_seconds
 
 
@@ -35,10 +36,10 @@ def test_who_hears_no_majority_says_so_once_and_once_when_it_does_again() -> Non
     assert said(watch, 1.0) == []
     assert said(watch, 2.0 + SILENCE) == []
     (text,) = said(watch, 2.0 + 2 * SILENCE)
-    assert text.startswith("hears 1 of 3 members; no entry comes about")
+    assert text.startswith("hears 1 of 3 voters; no entry comes about")
     assert said(watch, 3.0 + 2 * SILENCE) == []
     membership.hear(heartbeat(B, sequence=2), 90.0)
-    assert said(watch, 90.0) == ["hears 2 of 3 members again"]
+    assert said(watch, 90.0) == ["hears 2 of 3 voters again"]
     assert said(watch, 91.0) == []
 
 
@@ -49,33 +50,74 @@ def test_who_is_no_member_misses_nobody() -> None:
         assert said(stranger, now) == said(newcomer, now) == []
 
 
-def test_who_meets_a_junior_branch_says_that_ours_wins_once_until_it_is_gone() -> None:
-    membership = membership_of(A, founding(), roster_1(3, included_total=9))
+def reports_of(membership: Membership) -> list[str]:
+    """What is reported in a while in which nobody more is heard."""
     watch = watch_of(membership)
-    membership.hear(heartbeat(C, roster=ROSTER.digest()), 0.0)
-    membership.hear(heartbeat(B, roster=membership.book.in_force_digest), 0.0)
-    (text,) = said(watch, 0.0)
-    assert "on another branch of rosters; ours, of epoch 0, wins" in text
-    assert said(watch, 1.0) == []
-    membership.hear(heartbeat(C, roster=membership.book.in_force_digest, sequence=2), 2.0)
-    assert said(watch, 2.0) == []
-    membership.hear(heartbeat(C, roster=sha256(b"newer"), roster_k=9, included_total=99, sequence=3), 3.0)
-    assert said(watch, 3.0) == [], "that one may be ahead of us"
+    return [text for step in range(6) for text in said(watch, 0.5 * SILENCE * step)]
+
+
+def of_members(*members: Member) -> CertifiedRoster:
+    return certify(child_of(founding().roster, members), [peer_id("boot")])
+
+
+def test_members_without_a_vote_are_not_missed_and_make_up_for_no_voter() -> None:
+    crowd = [member(peer, counts=False) for peer in ids(8)[3:]]
+    roster = of_members(*(member(peer) for peer in (A, B, C)), *crowd)
+    one_voter = membership_of(A, founding(), roster)
+    alone = membership_of(A, founding(), roster)
+    one_of_the_crowd = membership_of(crowd[0].peer, founding(), roster)
+    for now in range(40):
+        for here in (one_voter, one_of_the_crowd):
+            here.hear(heartbeat(B, sequence=now + 1), float(now))
+        one_of_the_crowd.hear(heartbeat(C, sequence=now + 1), float(now))
+        for each in crowd:
+            alone.hear(heartbeat(each.peer, sequence=now + 1), float(now))
+    assert reports_of(one_voter) == []
+    assert reports_of(one_of_the_crowd) == [], "it has no vote itself"
+    (text,) = reports_of(alone)
+    assert text.startswith("hears 1 of 3 voters")
+
+
+def test_who_can_only_dial_out_misses_none_that_it_cannot_hear() -> None:
+    roster = of_members(member(A), member(B, reduces=False), member(C, reduces=False))
+    me = self_of(B, dialable=False)
+    membership = Membership(
+        me=me, rules=run_rules(), book=book_with(founding(), roster), ballots=NO_BALLOTS, verify=verify, remembers=True
+    )
+    for now in range(40):
+        membership.hear(heartbeat(A, sequence=now + 1), float(now))
+    assert reports_of(membership) == []
+
+
+def test_in_a_grid_a_peer_needs_most_of_its_row_and_column() -> None:
+    peers = [peer_id(f"peer {number}") for number in range(16)]
+    roster = of_members(*(member(peer) for peer in peers))
+    me = peers[0]
+    lonely = membership_of(me, founding(), roster, group_size=4)
+    (text,) = reports_of(lonely)
+    assert text.startswith("hears 1 of 7 voters")
+    grid = lonely.book.grid()
+    assert grid is not None
+    for now in range(40):
+        for peer in sorted(grid.neighbours(me))[:3]:
+            lonely.hear(heartbeat(peer, sequence=now + 1), float(now))
+    assert reports_of(lonely) == []
 
 
 @pytest.mark.no_cover
 def test_both_sides_of_a_long_split_say_what_they_noticed_and_which_side_wins() -> None:
     swarm = founded(4)
+    swarm.run_until(lambda: len(swarm.machines["p0"].roster.voters) == 4, 10 * MINUTE)
     swarm.partition(["boot", "p0", "p1", "p2"], ["p3"])
-    swarm.run(10 * 8 * CYCLE_SECONDS)
-    assert swarm.machines["p3"].roster.epoch > 0
+    swarm.run(12 * CYCLE_SECONDS)
+    assert swarm.machines["p3"].roster.degraded
+    assert not swarm.machines["p0"].roster.degraded
     swarm.heal()
     recovers(swarm, 5 * MINUTE)
     texts = {
         name: [report.text for _, report in machine.reports if report.topic in ("split", "branch")]
         for name, machine in swarm.machines.items()
     }
-    assert any("hears 1 of 4 members; no entry" in text for text in texts["p3"])
-    assert any("of another branch, epoch 0, wins over epoch" in text for text in texts["p3"])
-    assert any("ours, of epoch 0, wins" in text for text in texts["p0"]), texts
-    assert not any("members; no entry" in text for text in texts["p0"])
+    assert any("hears 1 of 4 voters; no entry" in text for text in texts["p3"])
+    assert any("of another branch wins over roster" in text for text in texts["p3"])
+    assert texts["p0"] == [], "it has always heard three of four"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fake_run import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, verify
-from made import founding, membership_of, roster_1
+from made import founding, heartbeat, membership_of, roster_1
 
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.chain import ChainBook
@@ -62,6 +62,30 @@ def test_who_slept_counts_neither_the_cycles_nor_the_one_it_woke_in() -> None:
     assert membership.void_cycles == counted
     pass_time(page, 51 * CYCLE_SECONDS + 1.0, 52 * CYCLE_SECONDS + 1.0)
     assert membership.void_cycles == counted + 1
+
+
+def hear_bob(page: Turns, membership: Membership, cycle: int, steps: int) -> None:
+    """Play a cycle in which the other voter is heard all the time."""
+    for second in range(int(CYCLE_SECONDS)):
+        now = cycle * CYCLE_SECONDS + second + 1.0
+        pass_time(page, now, now + 1.0)
+        membership.hear(heartbeat(peer_id("bob"), sequence=int(now), steps=steps), now)
+
+
+def test_a_cycle_in_which_most_voters_are_here_and_none_has_made_a_step_is_no_void_one() -> None:
+    """First steps compile for longer than a stall takes: nobody need go on without the others for that."""
+    page, membership = turns()
+    for cycle in range(6):
+        hear_bob(page, membership, cycle, steps=0)
+    assert membership.void_cycles == 0
+    for cycle in range(6, 10):
+        hear_bob(page, membership, cycle, steps=min(cycle, 8))
+    assert membership.void_cycles == 3, "the last cycle is not over"
+    hear_bob(page, membership, 10, steps=8)
+    assert membership.void_cycles == 3, "no step in the ninth cycle"
+    membership.own_steps = 3
+    hear_bob(page, membership, 11, steps=8)
+    assert membership.void_cycles == 4, "this peer's own steps are steps"
 
 
 def test_an_entry_starts_the_count_anew() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_run import MINUTE, ROUND_SECONDS, Machine, absorbed_bytes, sign_as
+from fake_run import MINUTE, ROUND_SECONDS, Machine, absorbed_bytes, peer_id, sign_as
 from founded_swarms import founded, recovers
 from made import SPAN
 from swarm_driver import Swarm
@@ -16,7 +16,7 @@ from p2p_diloco.protocol.entry import Entry, next_head
 
 def other_child(swarm: Swarm, last: Entry, *, wins: bool) -> Entry:
     """Return another entry of the owner for the parent of the last one, which wins over it or does not."""
-    _, grid = swarm.machines["p0"].rules_engine.book.folded[last.roster]
+    _, grid = swarm.machines["p0"].rules_engine.book.folded(last.roster, last.round)
     owner = grid.owner(last.span)
     assert owner is not None
     parent = replace(swarm.machines["p0"].vectors[last.span][0], digest=last.parent, height=last.height - 1)
@@ -69,7 +69,7 @@ def is_one_tip(swarm: Swarm) -> bool:
 
 @pytest.mark.parametrize("wins", [False, True])
 def test_of_two_on_two_children_of_one_tip_one_goes_back_by_its_disk_and_follows_the_other_entry(wins: bool) -> None:
-    swarm = founded(2)
+    swarm = founded(2, bootstrap=False)
     p0, p1 = split(swarm, wins=wins)
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
     mover, other = (p0, p1) if wins else (p1, p0)
@@ -80,7 +80,7 @@ def test_of_two_on_two_children_of_one_tip_one_goes_back_by_its_disk_and_follows
 
 
 def test_of_two_the_one_whose_disk_cannot_go_back_fetches_the_span_from_the_only_other_member() -> None:
-    swarm = founded(2)
+    swarm = founded(2, bootstrap=False)
     p0, p1 = split(swarm, wins=False)
     p1.disk.checkpoint.clear()
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
@@ -90,8 +90,19 @@ def test_of_two_the_one_whose_disk_cannot_go_back_fetches_the_span_from_the_only
 
 
 @pytest.mark.parametrize("wins", [False, True])
+def test_of_two_and_a_bootstrap_the_one_that_stands_alone_moves_for_a_bootstrap_follows_the_logs(wins: bool) -> None:
+    swarm = founded(2)
+    p0, p1 = split(swarm, wins=wins)
+    assert p0.roster.bootstrap is not None
+    swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
+    assert said(p1)
+    assert said(p0) == said(swarm.machines["boot"]) == ""
+    grows(swarm)
+
+
+@pytest.mark.parametrize("wins", [False, True])
 def test_who_alone_stands_on_another_child_follows_the_majority_even_where_its_own_would_win(wins: bool) -> None:
-    swarm = founded(4)
+    swarm = founded(4, bootstrap=False)
     _, p1 = split(swarm, wins=wins)
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
     assert said(p1)
@@ -120,11 +131,10 @@ def test_all_killed_at_different_tips_and_started_from_their_disks_agree_again(n
 def test_entries_that_only_one_disk_holds_lead_the_others_on_and_a_tip_without_them_leads_nobody(
     num_peers: int,
 ) -> None:
-    swarm = founded(num_peers)
+    swarm = founded(num_peers, bootstrap=False)
     p0, _ = split(swarm, wins=False)
     for machine in swarm.running():
         swarm.kill(machine.name)
-    swarm.kill("boot")
     parent = min(m.disk.rebuilt_before(SPAN, p0.vectors[SPAN][0].digest) or p0.vectors[SPAN] for m in [p0])
     for place in range(1, num_peers):
         disk = swarm.machines[f"p{place}"].disk
@@ -141,9 +151,9 @@ def test_entries_that_only_one_disk_holds_lead_the_others_on_and_a_tip_without_t
 
 
 def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() -> None:
-    swarm = founded(2)
+    swarm = founded(2, bootstrap=False)
     p0, p1 = split(swarm, wins=True)
-    theirs = next(entry for entry in p1.disk.entries[SPAN].values() if entry.payload.startswith(b"other"))
+    theirs = next(entry for entry in p1.disk.entries[SPAN].values() if bytes(entry.payload).startswith(b"other"))
     swarm.is_lost = lambda sender, target, message: isinstance(message, Entry)
     swarm.run_until(lambda: SPAN in p0.rules_engine.chains._forks, MINUTE, step=0.05)
     p0.rules_engine._repair.adopt_branch()
@@ -153,10 +163,10 @@ def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() 
 
 @pytest.mark.parametrize("wins", [False, True])
 def test_two_against_two_are_no_majority_and_one_pair_goes_back_by_its_disk(wins: bool) -> None:
-    swarm = founded(4)
+    swarm = founded(4, bootstrap=False)
     _, p1 = split(swarm, wins=wins)
     p3, (head, state) = swarm.machines["p3"], p1.vectors[SPAN]
-    entry = next(entry for entry in p1.disk.entries[SPAN].values() if entry.payload.startswith(b"other"))
+    entry = next(entry for entry in p1.disk.entries[SPAN].values() if bytes(entry.payload).startswith(b"other"))
     p3.disk.entries[SPAN][entry.parent] = entry
     p3.rules_engine.chains.set_head(SPAN, head)
     swarm._place(p3, SPAN, head, state)
@@ -170,7 +180,7 @@ def test_who_hears_a_single_member_follows_it_from_a_child_that_the_others_did_n
     can_go_back: bool,
 ) -> None:
     """Behind a router it hears the one that can be dialled; its own child even won, but nobody else stood there."""
-    swarm = founded(4, "one")
+    swarm = founded(4, "one", bootstrap=False)
     p0, p1 = split(swarm, wins=True)
     if not can_go_back:
         p1.disk.checkpoint[SPAN] = p1.vectors[SPAN]
@@ -184,15 +194,15 @@ def test_who_hears_a_single_member_follows_it_from_a_child_that_the_others_did_n
 
 @pytest.mark.parametrize("tips", ["xyz", "xxyy", "xyzw", "xxyyz"])
 def test_members_whose_disks_cannot_go_back_agree_again_however_they_are_spread_over_tips(tips: str) -> None:
-    swarm = founded(len(tips))
+    swarm = founded(len(tips), bootstrap=False)
     p0, _ = split(swarm, wins=True)
     parent, state = p0.disk.rebuilt_before(SPAN, p0.vectors[SPAN][0].digest) or p0.vectors[SPAN]
     last = p0.disk.entries[SPAN][parent.digest]
-    _, grid = swarm.machines["p0"].rules_engine.book.folded[last.roster]
+    _, grid = swarm.machines["p0"].rules_engine.book.folded(last.roster, last.round)
     for place, tip in enumerate(tips):
         machine = swarm.machines[f"p{place}"]
         entry = replace(last, payload=tip.encode())
-        entry = replace(entry, signature=sign_as(grid.owner(SPAN) or b"", entry.statement()))
+        entry = replace(entry, signature=sign_as(grid.owner(SPAN) or peer_id("nobody"), entry.statement()))
         machine.rules_engine.chains.set_head(SPAN, next_head(parent, entry))
         swarm._place(machine, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
         machine.disk.checkpoint[SPAN] = machine.vectors[SPAN]

@@ -16,9 +16,21 @@ from p2p_diloco.protocol.grid import fold_roster
 CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
 
 
+def num_degraded(swarm: Swarm, name: str = "p0") -> int:
+    """How many rosters of a peer's chain went without a majority."""
+    return swarm.machines[name].rules_engine.book.num_degraded()
+
+
 @pytest.mark.parametrize(("num_peers", "who"), [*CASES, (8, "all")])
 def test_a_run_is_founded_by_a_bootstrap_and_joined_one_by_one(num_peers: int, who: str) -> None:
     goes_on(founded(num_peers, who))
+
+
+def voting(swarm: Swarm) -> Swarm:
+    """Let a swarm go on until all who train count, and so many as may reduce do."""
+    swarm.run(10 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert all(member.counts for member in swarm.machines["p0"].roster.members if member.trains)
+    return swarm
 
 
 @pytest.mark.parametrize(("num_peers", "who"), [(1, "none"), (2, "one"), (3, "all")])
@@ -34,7 +46,7 @@ def test_after_a_good_bye_the_others_go_on_at_once(num_peers: int, who: str) -> 
     swarm.kill("p1")
     swarm.run_until(swarm.all_members, MINUTE)
     goes_on(swarm)
-    assert swarm.machines["p0"].roster.epoch == 0
+    assert num_degraded(swarm, "p0") == 0
     swarm.start("p1")
     recovers(swarm, 3 * MINUTE)
 
@@ -44,17 +56,19 @@ def test_a_dead_member_is_taken_off_and_comes_back(num_peers: int, who: str) -> 
     swarm = founded(num_peers, who)
     swarm.kill("p1")
     swarm.run_until(swarm.all_members, MINUTE)
-    assert swarm.machines["p0"].roster.epoch == 0
+    assert num_degraded(swarm, "p0") == 0
     goes_on(swarm)
     swarm.start("p1")
     recovers(swarm, 3 * MINUTE)
 
 
-def test_of_two_the_survivor_goes_on_alone_after_eight_void_cycles() -> None:
-    swarm = founded(2, "one")
+def test_of_two_without_a_bootstrap_the_survivor_goes_on_alone_when_it_is_stalled() -> None:
+    swarm = founded(2, "one", bootstrap=False)
+    swarm.run(8 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert len(swarm.machines["p0"].roster.voters) == 2
     swarm.kill("p0")
-    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 9 * MINUTE)
-    assert swarm.machines["p1"].roster.is_degraded()
+    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 2 * MINUTE)
+    assert swarm.machines["p1"].roster.degraded
     goes_on(swarm, "p1")
     swarm.start("p0")
     recovers(swarm, 5 * MINUTE)
@@ -71,7 +85,7 @@ def test_a_swarm_that_slept_through_a_weekend_goes_on_in_the_same_epoch(num_peer
         swarm.resume(name)
         swarm.run(swarm.random.uniform(0.0, 20.0))
     recovers(swarm, 3 * MINUTE)
-    assert swarm.machines["p0"].roster.epoch == 0
+    assert num_degraded(swarm, "p0") == 0
 
 
 @pytest.mark.parametrize(
@@ -107,33 +121,33 @@ def test_after_roster_1_the_bootstrap_is_not_needed(num_peers: int, who: str) ->
 
 @pytest.mark.parametrize("who", ["all", "none"])
 def test_when_half_are_gone_at_once_the_rest_opens_a_degraded_epoch(who: str) -> None:
-    swarm = founded(4, who)
+    swarm = voting(founded(4, who))
     for name in ("p2", "p3"):
         swarm.kill(name)
-    seconds = swarm.run_until(swarm.all_members, 6 * MINUTE)
-    assert seconds > 7 * len(swarm.rules.num_spans) * ROUND_SECONDS
-    assert swarm.machines["p0"].roster.epoch == 1
+    seconds = swarm.run_until(swarm.all_members, 4 * MINUTE)
+    assert seconds > 2 * len(swarm.rules.num_spans) * ROUND_SECONDS
+    assert num_degraded(swarm) == 1
     goes_on(swarm)
 
 
 def test_a_short_split_never_forks_and_the_majority_goes_on() -> None:
-    swarm = founded(3)
+    swarm = voting(founded(3))
     swarm.partition(["p0", "boot"], ["p1", "p2"])
     goes_on(swarm, "p1")
-    assert swarm.members("p1") == {"p1", "p2"}
+    swarm.run_until(lambda: swarm.members("p1") == {"p1", "p2"}, MINUTE)
     height = swarm.height("p0")
     swarm.heal()
     recovers(swarm, 2 * MINUTE)
     assert swarm.height("p0") > height
-    assert swarm.machines["p0"].roster.epoch == 0
+    assert num_degraded(swarm, "p0") == 0
 
 
 @pytest.mark.no_cover
 def test_after_a_long_split_all_go_by_one_branch() -> None:
-    swarm = founded(4)
+    swarm = voting(founded(4))
     swarm.partition(["p0", "p1", "boot"], ["p2", "p3"])
     swarm.run(8 * MINUTE)
-    assert swarm.members("p0") == {"p0", "p1"}
+    assert swarm.members("p0") - {"boot"} == {"p0", "p1"}
     assert swarm.members("p2") == {"p2", "p3"}
     assert not swarm.agreed()
     swarm.heal()
@@ -243,7 +257,7 @@ def test_whatever_happened_all_agree_and_go_on_once_faults_stop(seed: int) -> No
 
 def grid_swarm(num_peers: int, who: str = "all", group_size: int = 2, seed: int = 0) -> Swarm:
     """A swarm whose members fold into several rows."""
-    swarm = founded(num_peers, who, group_size=group_size, seed=seed)
+    swarm = voting(founded(num_peers, who, group_size=group_size, seed=seed))
     grid = swarm.machines["p0"].rules_engine.book.grid()
     assert grid is not None
     assert len(grid.rows) > 1
@@ -254,7 +268,7 @@ def included_share(swarm: Swarm, since: float) -> float:
     """Return how many of all possible contributions the entries of the last rounds included."""
     recent = [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= since]
     included = sum(len(included_places(entry)) for entry in recent)
-    return included / sum(len(swarm.rosters[entry.roster].members) for entry in recent)
+    return included / sum(member.trains for entry in recent for member in swarm.rosters[entry.roster].members)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +284,8 @@ def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_p
     assert swarm.height("p1") - height >= 6 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
     assert included_share(swarm, begin) > 0.99
     if num_peers > 20:
-        most = max(len(machine.rules_engine.linked) for machine in swarm.running())
-        assert most <= 2 * (4 + 4), "its row and its column, of this grid and perhaps of the next"
+        links = sorted(len(machine.rules_engine.linked) for machine in swarm.running())
+        assert links[len(links) // 2] <= 2 * (4 + 4) + 8, "row and column, of this grid and perhaps the next; leaders"
     assert swarm.included_once()
     recovers(swarm, MINUTE)
 
@@ -295,7 +309,7 @@ def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None
     for name in swarm.random.sample(sorted(n for n in swarm.machines if n not in ("boot", "p0")), 2):
         swarm.kill(name)
     recovers(swarm, 2 * MINUTE)
-    assert all(machine.roster.epoch == 0 for machine in swarm.running())
+    assert all(num_degraded(swarm, machine.name) == 0 for machine in swarm.running())
 
 
 def test_who_hangs_without_dying_holds_no_grid() -> None:
@@ -309,7 +323,7 @@ def test_who_hangs_without_dying_holds_no_grid() -> None:
 @pytest.mark.parametrize(("num_peers", "group_size"), [(6, 16), (13, 2)], ids=["one row", "a grid"])
 @pytest.mark.no_cover
 def test_whose_line_is_thin_averages_less_and_nothing_is_lost(num_peers: int, group_size: int) -> None:
-    swarm = founded(num_peers, "all", group_size=group_size)
+    swarm = voting(founded(num_peers, "all", group_size=group_size))
     swarm.machines["p1"].rules_engine.membership.share = 1
     swarm.run_to_cycle_end()
     swarm.run(2 * len(swarm.rules.num_spans) * ROUND_SECONDS)
@@ -323,9 +337,10 @@ def test_whose_line_is_thin_averages_less_and_nothing_is_lost(num_peers: int, gr
         assert shares.pop(thin) == 1
         assert set(shares.values()) == {8}
     folded = {digest: fold_roster(roster, group_size) for digest, roster in swarm.rosters.items()}
-    averaged = sum(thin in folded[entry.roster].column(entry.span) for entry in recent) / len(recent)
+    turned = [(folded[entry.roster].turned(swarm.rules.clock.cycle(entry.round)), entry.span) for entry in recent]
+    averaged = sum(thin in grid.column(span) for grid, span in turned) / len(recent)
     columns = len(next(iter(folded[entry.roster] for entry in recent)).columns)
-    assert averaged < 0.9 / columns, "of a column of five, where all others have eight shares"
+    assert averaged < 0.95 / columns, "of a column of five, where all others have eight shares"
     assert included_share(swarm, begin) > 0.99
     swarm.machines["p1"].rules_engine.membership.share = 8
     recovers(swarm, MINUTE)

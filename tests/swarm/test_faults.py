@@ -172,7 +172,7 @@ def test_three_peers_become_two_and_one_and_two_again() -> None:
         killed = swarm.kill("cleo")
         swarm.wait_for_whole_round(["ben"], 1, since=killed)
         check_nobody_was_held(swarm, ["ben"], killed, time.time())
-        assert swarm.peers["ben"].status.epoch == 1
+        assert swarm.peers["ben"].status.epoch >= 1
         assert any("degraded" in event.text for event in swarm.peers["ben"].events("roster", since=killed))
 
         # It comes back without a checkpoint, and with it a third.

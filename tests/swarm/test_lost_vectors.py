@@ -25,8 +25,8 @@ async def found(swarm: Simulation, num_peers: int) -> None:
     swarm.add("bootstrap", trains=False, founds=True)
     for number in range(num_peers):
         swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
-    await swarm.until(swarm.all_ready, within=180.0)
-    swarm.kill("bootstrap")
+    await swarm.until(swarm.all_settled, within=600.0)
+    await swarm.outlive("bootstrap")
     await swarm.run_to_round(swarm.round + 2)
 
 

@@ -27,10 +27,10 @@ class Keeper(SilentListener):
         self.transport = transport
         self.standings: list[Standing] = []
         self.probed: list[PeerId] = []
-        roster = SimpleNamespace(peers=lambda: members, helper=None)
+        roster = SimpleNamespace(peers=lambda: members)
         self.engine: Any = SimpleNamespace(
             me=SimpleNamespace(peer=transport.peer),
-            book=SimpleNamespace(in_force=roster if members else None),
+            book=SimpleNamespace(in_force=roster if members else None, founder=transport.peer),
             membership=SimpleNamespace(heard={}, can_be_dialled=False),
             rules=SimpleNamespace(may_be_member=listed.__contains__),
             wanted_links=lambda: None,

@@ -20,13 +20,15 @@ Scene = Callable[[Simulation, Machine, list[str]], None]
 
 
 def with_grown_swarm(scene: Scene) -> None:
-    """Let three peers train for a while, then play a scene; the list gets what is violated from then on."""
+    """Let three peers train until all vote, then play a scene; the list gets what is violated from then on."""
 
     async def whole() -> None:
         async with Simulation(seed=1, as_bytes=False) as swarm:
             for name in ("p0", "p1", "p2"):
                 swarm.add(name, founds=name == "p0")
             await swarm.until(swarm.all_members, within=120.0)
+            await swarm.run(200.0)
+            swarm.machines["p2"].running.membership.share = 2  # one more roster, of a parent of three voters
             await swarm.run(40.0)
             found: list[str] = []
             swarm.inspector._violated = lambda invariant, text, machine: found.append(f"{invariant}: {text}")
@@ -98,7 +100,7 @@ def test_entries_that_count_too_few_too_many_or_something_else() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         entry = list(swarm.inspector.entries.values())[-1]
         for wrong, text in (
-            (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 members there"),
+            (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 voters there"),
             (replace(entry, present=pack_included({0, 1}, 3)), "I8: .* includes members that were not there"),
             (replace(entry, parent=entry.roster), "I8: .* has p. there, which did not name its parent"),
             (replace(entry, round=entry.round + 2000), "I8: .* has p. there, which did not name its parent"),
@@ -129,13 +131,13 @@ def test_rosters_without_their_votes() -> None:
         for wrong, text in (
             (roster(1, cycle=99), "I8: roster .* has 1 votes of 3"),
             (roster(3, cycle=98), "a fork"),
-            (roster(0, cycle=97, level=1), "I8: .* has 0 votes"),
+            (roster(0, cycle=97, degraded=True), "I8: .* has 0 votes"),
             (roster(3, parent=sha256(b"nobody")), "a parent that nobody certified"),
             (roster(3, k=0), "a second founding"),
         ):
             swarm.inspector.roster_kept(machine, wrong)
             expect(found, text)
-        swarm.inspector.roster_kept(machine, roster(1, cycle=96, level=1))
+        swarm.inspector.roster_kept(machine, roster(1, cycle=96, degraded=True))
         assert found == []
 
     with_grown_swarm(scene)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.protocol import ballot, membership
+from p2p_diloco.protocol import membership, roster
 from p2p_diloco.swarm import node, vector_work
 from p2p_diloco.testing.command import catch, is_caught
 from p2p_diloco.testing.mistakes import MISTAKES
@@ -25,5 +25,5 @@ def test_what_was_planted_is_taken_out_again() -> None:
     for mistake in MISTAKES.values():
         with mistake.planted():
             pass
-    assert vars(membership)["vote"] is ballot.vote
+    assert vars(membership)["is_majority"] is roster.is_majority
     assert vars(node)["reduce_parts"] is vector_work.reduce_parts

@@ -18,7 +18,7 @@ def test_a_signature_binds_signer_and_statement() -> None:
 
 def test_the_run_is_founded_by_the_organiser_and_spans_start_apart() -> None:
     rules = run_rules(num_spans=(2, 1))
-    founding = found_run(rules, Member(peer=key_named("boot").peer, incarnation=1, can_be_dialled=True), 0)
+    founding = found_run(rules, Member(peer=key_named("boot").peer, incarnation=1), 0)
     check_founding(founding, RUN, ORGANISER, verify)
     states = start_states(rules, founding.roster)
     assert set(states) == set(rules.span_elements)

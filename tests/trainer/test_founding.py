@@ -17,7 +17,7 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.run_plan import RunPlan
 
-FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, can_be_dialled=True)
+FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, counts=True)
 
 
 def found(plan: RunPlan, organiser: SigningKey = ORGANISER, cycle: int = 0) -> CertifiedRoster:
@@ -25,7 +25,7 @@ def found(plan: RunPlan, organiser: SigningKey = ORGANISER, cycle: int = 0) -> C
 
 
 def book_of(plan: RunPlan) -> RosterBook:
-    return RosterBook(run=plan.rules.run, organiser=ORGANISER.peer, group_size=16, verify=is_signed_by)
+    return RosterBook(rules=plan.rules, verify=is_signed_by)
 
 
 def test_two_builds_have_one_genesis() -> None:
@@ -65,7 +65,7 @@ def test_roster_0_is_valid_and_puts_the_founder_in_force() -> None:
     book = book_of(plan)
     assert book.add(found(plan))
     assert book.in_force is not None
-    assert (book.in_force.k, book.in_force.members, book.in_force.helper) == (0, (FOUNDER,), FOUNDER.peer)
+    assert (book.in_force.k, book.in_force.members) == (0, (FOUNDER,))
 
 
 def test_nobody_but_the_organiser_founds() -> None:

@@ -27,7 +27,7 @@ def peer_id(number: int) -> PeerId:
 def engine(
     members: int, *, trains: bool = True, has_roster: bool = True, alive: dict[PeerId, Any] | None = None
 ) -> Any:
-    listed = tuple(SimpleNamespace(peer=peer_id(number), can_be_dialled=True) for number in range(members))
+    listed = tuple(SimpleNamespace(peer=peer_id(number), reduces=True) for number in range(members))
     peers = frozenset(member.peer for member in listed)
     roster = SimpleNamespace(members=listed, peers=lambda: peers)
     return SimpleNamespace(

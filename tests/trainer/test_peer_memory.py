@@ -12,16 +12,15 @@ from small_run import ORGANISER, peer_key, small_plan
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
-from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Bond
+from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Bond, Proposal
 from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import CertifiedRoster, Goodbye
+from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.trainer.founding import found_roster
 from p2p_diloco.trainer.peer_memory import (
     ADDRESSES_FILE,
     BALLOTS_FILE,
     CLOCK_FILE,
     CUT_ROSTERS_FILE,
-    GOODBYE_FILE,
     INCARNATION_FILE,
     MOST_ADDRESSES_KEPT,
     ROSTERS_FILE,
@@ -38,19 +37,13 @@ def folder_in(path: Path) -> RunFolder:
 
 
 def roster(number: int) -> CertifiedRoster:
-    founder = Member(peer=peer_key("founder").peer, incarnation=number + 1, can_be_dialled=True)
+    founder = Member(peer=peer_key("founder").peer, incarnation=number + 1)
     return found_roster(PLAN, founder, ORGANISER, ZERO_DIGEST, number)
 
 
 def ballots(promised: int) -> Ballots:
-    voted = (promised, roster(1).roster)
-    return Ballots(parent=sha256(b"parent"), bonds=(Bond(level=0, promised=promised, voted=voted),))
-
-
-GOODBYE = Goodbye(
-    run=RUN, peer=peer_key("ada").peer, incarnation=3, parent=ZERO_DIGEST, k=2, promised=9, voted=True,
-    signature=bytes(64),
-)  # fmt: skip
+    voted = Proposal(ballot=promised, roster=roster(1).roster, promises=(), origin=())
+    return Ballots(parent=sha256(b"parent"), bonds=(Bond(degraded=False, promised=promised, voted=voted),))
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +60,6 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:
     folder = folder_in(tmp_path / "new" / "deep")
     assert folder.recall_ballots() == NO_BALLOTS
-    assert folder.recall_goodbye() is None
     assert folder.recall_rosters() == ()
     assert folder.recall_addresses() == {}
     assert folder.read("anything") is None
@@ -131,23 +123,16 @@ def test_ballots_that_cannot_be_kept_are_not_said(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in folder.path.iterdir()) == [BALLOTS_FILE], "half a draft is left"
 
 
-@pytest.mark.parametrize("name", [BALLOTS_FILE, GOODBYE_FILE])
 @pytest.mark.parametrize("damage", ["torn", "longer", "foreign", "empty"])
-def test_a_broken_promise_is_not_forgotten_silently(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_broken_promise_is_not_forgotten_silently(tmp_path: Path, damage: str) -> None:
     folder = folder_in(tmp_path)
     folder.keep_ballots(ballots(4))
-    folder.keep_goodbye(GOODBYE)
-    path = folder.path / name
+    path = folder.path / BALLOTS_FILE
     whole = path.read_bytes()
     damaged = {"torn": whole[:-1], "longer": whole + b"\0", "foreign": b"\xff" * len(whole), "empty": b""}
     path.write_bytes(damaged[damage])
-    with pytest.raises(StateError, match=f"{name} is broken .*; move it away to start as a newcomer"):
-        folder.recall_ballots() if name == BALLOTS_FILE else folder.recall_goodbye()
-
-
-def test_the_goodbye_survives_a_restart(tmp_path: Path) -> None:
-    folder_in(tmp_path).keep_goodbye(GOODBYE)
-    assert folder_in(tmp_path).recall_goodbye() == GOODBYE
+    with pytest.raises(StateError, match=f"{BALLOTS_FILE} is broken .*; move it away to start as a newcomer"):
+        folder.recall_ballots()
 
 
 def test_rosters_come_back_in_order(tmp_path: Path) -> None:

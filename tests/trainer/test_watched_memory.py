@@ -23,12 +23,11 @@ class FakeMemory:
             raise StateError("cannot write: No space left on device")
         self.kept.append(what)
 
-    keep_ballots = keep_goodbye = keep_roster = keep
+    keep_ballots = keep_roster = keep
 
 
 KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
     "ballots": WatchedMemory.keep_ballots,
-    "goodbye": WatchedMemory.keep_goodbye,
     "roster": WatchedMemory.keep_roster,
 }
 

@@ -76,7 +76,7 @@ class StatePeer:
 
     def meet(self, words: list[dict[str, Any]]) -> None:
         """Hold the state, or nothing, and have a link to each of the others."""
-        founder = Member(peer=PeerId(bytes.fromhex(words[0]["peer"])), incarnation=1, can_be_dialled=True)
+        founder = Member(peer=PeerId(bytes.fromhex(words[0]["peer"])), incarnation=1)
         founding = found_roster(self._plan, founder, self._organiser, sha256(b"bench"), cycle=0)
         states = {} if self._is_joiner else made_states(self._plan)
         self._peer.assemble(founding, states, self._make_thread)

@@ -286,18 +286,14 @@ def _peer(learner: int) -> PeerId:
 
 def _roster(learners: Sequence[int]) -> Roster:
     """Return a roster of these; nobody votes on it."""
-    members = tuple(Member(peer=_peer(learner), incarnation=1, can_be_dialled=True) for learner in learners)
+    members = tuple(Member(peer=_peer(learner), incarnation=1, counts=True) for learner in learners)
     return Roster(
         run=RUN,
         genesis=ZERO_DIGEST,
         parent=ZERO_DIGEST,
         k=1,
-        epoch=0,
-        level=0,
         cycle=0,
-        regrid=0,
+        degraded=False,
         members=members,
-        helper=None,
-        goodbyes=(),
-        included_total=0,
+        height=0,
     )

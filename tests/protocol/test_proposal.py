@@ -1,0 +1,627 @@
+"""The next roster as it follows from promises: who is dropped, listed, counts and reduces, and what makes a roster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import pytest
+from fake_run import ALL_SPANS, peer_id, run_rules
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import NO_SIGNATURE, declaration, founding, ids, member, roster_of
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.ballot import Promise, View, ballot_number
+from p2p_diloco.protocol.entry import pack_included
+from p2p_diloco.protocol.grid import grid_order
+from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member
+from p2p_diloco.protocol.proposal import (
+    FEWEST_NEWCOMERS,
+    FRESH_CYCLES,
+    REDUCES_AFTER_CYCLES,
+    REFRESH_CYCLES,
+    is_bootstrap_needed,
+    next_roster,
+)
+from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, check_child
+from p2p_diloco.protocol.rules import RunRules
+
+RULES = run_rules()
+A, B, C, D, E, *_ = ids(8)
+BOOT = peer_id("boot")
+NEW = [peer_id(f"new {number}") for number in range(12)]
+CYCLE = 20
+FOUR = roster_of(4)
+
+
+def ballot_in(cycle: int) -> int:
+    return ballot_number(cycle * RULES.clock.num_fragments, 0)
+
+
+def listing(*members: Member, **changes: object) -> Roster:
+    return replace(FOUR, members=members, **changes)  # type: ignore[arg-type]
+
+
+def fresh(peer: PeerId, **changes: object) -> Member:
+    return member(peer, counts=False, **changes)  # type: ignore[arg-type]
+
+
+def bootstrap(**changes: object) -> Member:
+    return member(BOOT, counts=False, trains=False, **changes)  # type: ignore[arg-type]
+
+
+def said(
+    voter: PeerId,
+    parent: Roster = FOUR,
+    *,
+    absent: Collection[PeerId] = (),
+    heard: Collection[PeerId] | None = None,
+    counting: Collection[PeerId] = (),
+    idle: Collection[PeerId] = (),
+    height: int = 0,
+    declared: Iterable[Declaration] = (),
+    cycle: int = CYCLE,
+) -> Promise:
+    """A promise of a voter that hears everybody but those whom it would drop, unless it says something else."""
+
+    def bitmap(named: Collection[PeerId]) -> bytes:
+        return pack_included({n for n, m in enumerate(parent.members) if m.peer in named}, len(parent.members))
+
+    return Promise(
+        parent=parent.digest(),
+        degraded=False,
+        ballot=ballot_in(cycle),
+        voted=None,
+        view=View(
+            absent=bitmap(absent),
+            heard=bitmap(parent.peers() - set(absent) if heard is None else heard),
+            counting=bitmap(counting),
+            idle=bitmap(idle),
+            height=height,
+            declarations=tuple(declared),
+        ),
+        voter=voter,
+        signature=NO_SIGNATURE,
+    )
+
+
+def child(
+    parent: Roster, *promises: Promise, degraded: bool = False, rules: RunRules = RULES, founder: PeerId = BOOT
+) -> Roster:
+    found = next_roster(parent, promises, rules, founder, degraded=degraded)
+    assert found is not None
+    check_child(found, parent, promises[0].ballot, rules)
+    return found
+
+
+def nothing_follows(parent: Roster, *promises: Promise, rules: RunRules = RULES, degraded: bool = False) -> bool:
+    return next_roster(parent, promises, rules, BOOT, degraded=degraded) is None
+
+
+def applies(peer: PeerId, **changes: object) -> Declaration:
+    return declaration(peer, **{"cycle": CYCLE, **changes})
+
+
+def listed(roster: Roster, peer: PeerId) -> Member:
+    found = roster.member(peer)
+    assert found is not None
+    return found
+
+
+# -- when there is a next roster at all
+
+
+def test_where_nobody_promised_or_nothing_changes_nothing_follows() -> None:
+    assert nothing_follows(FOUR)
+    assert nothing_follows(FOUR, said(A), said(B), said(C))
+    assert nothing_follows(FOUR, said(A, height=9, counting=FOUR.peers()), said(B, height=9, counting=FOUR.peers()))
+
+
+def test_once_in_sixty_four_cycles_the_grid_is_drawn_anew() -> None:
+    words = [said(peer, cycle=REFRESH_CYCLES) for peer in (A, B, C)]
+    refreshed = child(FOUR, *words)
+    assert refreshed.cycle == REFRESH_CYCLES
+    assert refreshed.members == grid_order(FOUR.members, FOUR.run, 1)
+    assert nothing_follows(FOUR, *(said(peer, cycle=REFRESH_CYCLES - 1) for peer in (A, B, C)))
+    later = [said(peer, refreshed, cycle=2 * REFRESH_CYCLES - 1) for peer in (A, B, C)]
+    assert nothing_follows(refreshed, *later), "not before the next sixty-four"
+
+
+def test_each_drawing_of_the_grid_is_another_one() -> None:
+    parent = listing(*map(member, ids(8)))
+    drawings = (REFRESH_CYCLES * number for number in range(1, 8))
+    assert len({child(parent, *(said(p, parent, cycle=c) for p in ids(5))).members for c in drawings}) > 5
+
+
+def test_who_stays_keeps_its_place_between_two_drawings() -> None:
+    order = listing(member(D), member(B), member(A), member(C))
+    later = child(order, *(said(peer, order, declared=[applies(NEW[0], reachable=False)]) for peer in (A, B, C)))
+    assert [m.peer for m in later.members] == [D, B, A, C, NEW[0]]
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [((4, 7, 7), 7), ((1, 7, 9), 7), ((7, 9), 7), ((0, 0, 0), 5), ((5, 1 << 60, 1 << 60), 5 + 22 * len(ALL_SPANS))],
+)
+def test_the_height_is_what_most_say_no_less_than_before_and_no_more_than_can_be(
+    heights: tuple[int, ...], expected: int
+) -> None:
+    parent, change = replace(FOUR, height=5), [applies(NEW[0])]
+    words = [said(peer, parent, height=h, declared=change) for peer, h in zip(ids(4), heights, strict=False)]
+    assert child(parent, *words).height == expected
+
+
+def test_a_roster_that_follows_is_the_next_link_of_the_chain() -> None:
+    later = child(FOUR, *(said(peer, declared=[applies(NEW[0])]) for peer in (A, B, C)))
+    assert (later.k, later.parent, later.run) == (FOUR.k + 1, FOUR.digest(), FOUR.run)
+    assert (later.genesis, later.degraded) == (FOUR.genesis, False)
+
+
+def test_a_roster_is_from_the_cycle_of_its_ballot_and_never_before_its_parent() -> None:
+    words = [said(peer, declared=[applies(NEW[0])]) for peer in (A, B, C)]
+    assert child(FOUR, *words).cycle == CYCLE
+    late = replace(FOUR, cycle=CYCLE + 1)
+    assert child(late, *(said(peer, late, declared=[applies(NEW[0])]) for peer in (A, B, C))).cycle == CYCLE + 1
+
+
+# -- who is dropped
+
+
+@pytest.mark.parametrize(
+    ("num_promises", "num_absent", "is_dropped"), [(4, 2, False), (4, 3, True), (3, 2, False), (3, 3, True)]
+)
+def test_a_member_is_dropped_when_more_than_half_of_the_electorate_would_drop_it(
+    num_promises: int, num_absent: int, is_dropped: bool
+) -> None:
+    five = listing(*map(member, ids(4)), fresh(E, reduces=False))
+    words = [said(p, five, absent=[E] if n < num_absent else []) for n, p in enumerate(ids(num_promises))]
+    if is_dropped:
+        assert child(five, *words).peers() == set(ids(4))
+    else:
+        assert nothing_follows(five, *words)
+
+
+def test_one_that_can_be_reached_is_dropped_where_one_misses_it_and_nobody_hears_it() -> None:
+    quiet = FOUR.peers() - {D}
+    missed, unheard, heard = (said(A, absent=[D]), said(B, heard=quiet), said(B))
+    assert child(FOUR, missed, unheard, said(C, heard=quiet)).peers() == quiet
+    assert nothing_follows(FOUR, missed, heard, said(C, heard=quiet))
+    assert nothing_follows(FOUR, said(A, heard=quiet), unheard, said(C, heard=quiet)), "somebody must miss it"
+    hidden = listing(*map(member, (A, B, C)), member(D, reduces=False))
+    words = [replace(word, parent=hidden.digest()) for word in (missed, unheard, said(C, heard=quiet))]
+    assert nothing_follows(hidden, *words), "who can only dial out need not be heard by all"
+
+
+def test_who_leaves_is_dropped_on_the_word_of_one_voter() -> None:
+    assert child(FOUR, said(A), said(B, declared=[applies(D, leaving=True)]), said(C)).peers() == {A, B, C}
+
+
+def test_a_good_bye_of_an_earlier_incarnation_drops_nobody() -> None:
+    parent = listing(*map(member, (A, B, C)), member(D, incarnation=2))
+    assert nothing_follows(parent, said(A, parent, declared=[applies(D, leaving=True)]), said(B, parent))
+
+
+def test_a_bootstrap_that_is_cut_off_from_all_who_train_drops_nobody() -> None:
+    lonely = listing(bootstrap(), fresh(A), fresh(B))
+    assert nothing_follows(lonely, said(BOOT, lonely, absent=[A, B]))
+    assert child(lonely, said(BOOT, lonely, absent=[A])).peers() == {BOOT, B}
+
+
+def test_the_last_member_that_leaves_stays_on_the_roster() -> None:
+    lone = listing(member(A))
+    assert nothing_follows(lone, said(A, lone, declared=[applies(A, leaving=True)]))
+
+
+# -- who is listed
+
+
+def test_one_voter_that_holds_an_application_is_enough() -> None:
+    later = child(FOUR, said(A), said(B, declared=[applies(NEW[0], incarnation=3, share=5)]), said(C))
+    assert listed(later, NEW[0]) == fresh(NEW[0], incarnation=3, since=CYCLE, reduces=False)
+
+
+BAD_APPLICATIONS: list[tuple[str, Declaration]] = [
+    ("of three cycles ago", applies(NEW[0], cycle=CYCLE - FRESH_CYCLES - 1)),
+    ("of a cycle that is not near", applies(NEW[0], cycle=CYCLE + 2)),
+    ("of who leaves again", applies(NEW[0], leaving=True)),
+    ("of no incarnation", applies(NEW[0], incarnation=0)),
+    ("of another who does not train", applies(NEW[0], trains=False)),
+    ("of a peer that the manifest does not list", applies(NEW[1])),
+]
+
+
+@pytest.mark.parametrize("word", [case[1] for case in BAD_APPLICATIONS], ids=[case[0] for case in BAD_APPLICATIONS])
+def test_an_application_that_is_worth_nothing(word: Declaration) -> None:
+    rules = replace(RULES, listed=FOUR.peers() | {NEW[0]})
+    assert nothing_follows(FOUR, *(said(peer, declared=[word]) for peer in (A, B, C)), rules=rules)
+    assert child(FOUR, said(A, declared=[applies(NEW[0])]), rules=rules).peers() == FOUR.peers() | {NEW[0]}
+
+
+@pytest.mark.parametrize("cycle", [CYCLE - FRESH_CYCLES, CYCLE, CYCLE + 1])
+def test_an_application_is_good_for_two_cycles_and_a_clock_may_be_ahead(cycle: int) -> None:
+    assert NEW[0] in child(FOUR, said(A, declared=[applies(NEW[0], cycle=cycle)])).peers()
+
+
+def test_who_has_said_since_that_it_leaves_is_not_listed() -> None:
+    words = (said(A, declared=[applies(NEW[0])]), said(B, declared=[applies(NEW[0], leaving=True, cycle=CYCLE - 1)]))
+    assert nothing_follows(FOUR, *words)
+
+
+@pytest.mark.parametrize(("num_members", "quota"), [(1, 2), (4, 2), (14, 2), (15, 3), (40, 8)])
+def test_one_roster_lists_two_newcomers_or_a_fifth_of_the_members(num_members: int, quota: int) -> None:
+    parent = listing(*(member(peer_id(f"m{number}")) for number in range(num_members)))
+    voters = [m.peer for m in parent.members]
+    later = child(parent, *(said(peer, parent, declared=map(applies, NEW)) for peer in voters))
+    assert len(later.members) == num_members + quota
+    assert quota >= FEWEST_NEWCOMERS
+
+
+def test_the_founder_lists_all_who_are_there_at_once() -> None:
+    boot = founding().roster
+    later = child(boot, said(BOOT, boot, declared=map(applies, NEW)))
+    assert later.peers() == {BOOT, *NEW}
+    assert later.members == grid_order(later.members, later.run, 0)
+
+
+def test_those_that_can_be_reached_are_listed_first_and_then_an_order_that_nobody_chooses() -> None:
+    words = [applies(peer, reachable=number in (5, 8)) for number, peer in enumerate(NEW)]
+    for declared in (words, words[::-1]):
+        assert child(FOUR, said(A, declared=declared)).peers() - FOUR.peers() == {NEW[5], NEW[8]}
+    chosen = set()
+    for height in range(20):
+        parent = replace(FOUR, height=height)
+        later = child(parent, *(said(peer, parent, declared=map(applies, NEW)) for peer in (A, B, C)))
+        chosen.add(frozenset(later.peers() - FOUR.peers()))
+    assert len(chosen) > 10, "the draw depends on the parent"
+
+
+def test_there_is_room_for_so_many_members_and_the_bootstrap() -> None:
+    crowd = [member(peer_id(f"m{number}"), reduces=False) for number in range(MOST_MEMBERS - 3)]
+    parent = listing(*crowd)
+    voters = sorted(parent.voters)[:17]
+    later = child(parent, *(said(peer, parent, declared=map(applies, [*NEW, BOOT])) for peer in voters))
+    assert len(later.members) == MOST_MEMBERS - 1
+    boot, hidden = applies(BOOT, trains=False), [applies(peer, reachable=False) for peer in NEW]
+    full = child(parent, *(said(peer, parent, declared=[*hidden, boot]) for peer in voters))
+    assert len(full.members) == MOST_MEMBERS
+    assert full.bootstrap == BOOT
+
+
+def test_a_roster_that_is_full_lists_nobody_anew() -> None:
+    crowd = [member(peer_id(f"m{number}"), reduces=False) for number in range(MOST_MEMBERS - 1)]
+    parent = listing(bootstrap(), *crowd)
+    assert len(parent.members) == MOST_MEMBERS
+    words = [applies(peer, reachable=False) for peer in NEW]
+    assert nothing_follows(parent, *(said(peer, parent, declared=words) for peer in sorted(parent.voters)[:17]))
+
+
+# -- what a member says of itself
+
+
+def test_another_incarnation_keeps_its_place_and_since_when_it_is_listed() -> None:
+    parent = listing(*map(member, (A, B, C)), member(D, since=3))
+    later = child(parent, said(A, parent), said(B, parent, declared=[applies(D, incarnation=2)]), said(C, parent))
+    assert later.members == (*parent.members[:3], replace(parent.members[3], incarnation=2))
+
+
+def test_a_declaration_of_an_earlier_incarnation_changes_nothing() -> None:
+    parent = listing(*map(member, (A, B, C)), member(D, incarnation=2))
+    words = [said(peer, parent, declared=[applies(D, reachable=False, share=1)]) for peer in (A, B, C)]
+    assert nothing_follows(parent, *words)
+
+
+def test_an_old_declaration_of_this_incarnation_changes_nothing() -> None:
+    """Each peer begins as one that can only dial out: a voter that kept that word could take *reduces* from anybody."""
+    old = applies(D, reachable=False, share=1, cycle=CYCLE - FRESH_CYCLES - 1)
+    assert nothing_follows(FOUR, said(A), said(B, declared=[old]), said(C))
+
+
+def test_of_several_declarations_the_newest_is_believed() -> None:
+    words = [applies(D, reachable=False, cycle=CYCLE - 1), applies(D, share=5), applies(D, share=2, cycle=CYCLE - 2)]
+    for order in itertools.permutations(words):
+        later = child(FOUR, *(said(p, declared=[one]) for p, one in zip((A, B, C), order, strict=True)))
+        assert listed(later, D) == member(D, share=5)
+
+
+def test_of_two_declarations_of_one_cycle_all_orders_of_the_promises_choose_the_same() -> None:
+    """A peer may change twice in a cycle; a leader must not choose which of its words counts."""
+    one, other = said(A, declared=[applies(D, share=2)]), said(B, declared=[applies(D, share=5)])
+    assert child(FOUR, one, other, said(C)) == child(FOUR, other, one, said(C))
+
+
+@pytest.mark.parametrize(("before", "declared", "expected"), [(8, 7, 8), (8, 6, 6), (3, 4, 3), (3, 5, 5), (3, 0, 1)])
+def test_a_share_changes_by_two_steps_or_not_at_all(before: int, declared: int, expected: int) -> None:
+    parent = listing(*map(member, (A, B, C)), member(D, share=before))
+    words = [said(A, parent, declared=[applies(D, share=declared), applies(NEW[0])]), said(B, parent), said(C, parent)]
+    assert listed(child(parent, *words), D).share == expected
+    only_share = said(A, parent, declared=[applies(D, share=declared)])
+    assert nothing_follows(parent, only_share) is (before == expected)
+
+
+# -- who counts
+
+
+@pytest.mark.parametrize(("num_promises", "num_saying"), [(4, 3), (3, 2), (2, 2), (1, 1)])
+def test_a_member_comes_to_count_when_more_than_half_of_the_promises_say_so(num_promises: int, num_saying: int) -> None:
+    parent = listing(*map(member, (A, B, C)), fresh(D))
+    for enough in (True, False):
+        num = num_saying if enough else num_saying - 1
+        words = [said(p, parent, counting=[D] if n < num else []) for n, p in enumerate([A, B, C, D][:num_promises])]
+        if enough:
+            assert listed(child(parent, *words), D).counts
+        else:
+            assert nothing_follows(parent, *words)
+
+
+def test_who_counts_goes_on_counting_and_the_bootstrap_never_does() -> None:
+    parent = listing(bootstrap(), member(A), fresh(B))
+    later = child(parent, *(said(peer, parent, counting=[BOOT, B]) for peer in (BOOT, A)))
+    assert {m.peer for m in later.members if m.counts} == {A, B}
+
+
+# -- the bootstrap
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], True),
+        ([member(A), member(B)], True),
+        ([member(A), member(B), fresh(C)], True),
+        ([member(A), member(B), member(C)], False),
+        ([member(A), member(B, reduces=False), member(C, reduces=False)], True),
+        ([member(A), member(B), member(C, reduces=False), fresh(D)], False),
+        ([member(A, reduces=False), member(B, reduces=False), *map(member, (C, D))], False),
+    ],
+)
+def test_the_bootstrap_is_needed_while_fewer_than_three_others_count_or_fewer_than_two_reduce(
+    others: list[Member], expected: bool
+) -> None:
+    assert is_bootstrap_needed(others) is expected
+    parent = listing(*sorted([bootstrap(), *others], key=lambda m: not m.reduces))
+    stays = nothing_follows(parent, *(said(m.peer, parent) for m in parent.members if m.peer in parent.voters))
+    assert stays is expected
+
+
+def test_the_bootstrap_comes_back_when_it_is_needed_and_it_alone_need_not_train() -> None:
+    three = listing(member(A), member(B), member(C))
+    words = [applies(BOOT, trains=False), applies(NEW[0])]
+    assert child(three, said(A, three, declared=words)).peers() == {A, B, C, NEW[0]}
+    two = listing(member(A), member(B), fresh(C))
+    later = child(two, said(A, two, declared=[*words, *map(applies, NEW[1:4])]))
+    assert later.bootstrap == BOOT
+    assert len(later.members) == 6, "it takes no newcomer's place"
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+@pytest.mark.parametrize("num_reducing", [1, 2])
+def test_the_bootstrap_reduces_from_when_it_is_listed_and_by_its_word(num_reducing: int, reachable: bool) -> None:
+    parent = listing(member(A), member(B, reduces=num_reducing == 2), fresh(C, reduces=False))
+    word = applies(BOOT, trains=False, reachable=reachable)
+    assert listed(child(parent, said(A, parent, declared=[word])), BOOT) == bootstrap(since=CYCLE)
+
+
+def test_a_founder_that_trains_is_a_newcomer_like_any() -> None:
+    later = child(FOUR, said(A, declared=[applies(BOOT), *map(applies, NEW)]))
+    assert len(later.members) == 6
+    assert later.bootstrap is None
+
+
+def test_the_bootstrap_stays_where_those_who_reduced_lose_it() -> None:
+    parent = listing(bootstrap(), member(A), member(B), *(member(peer, reduces=False) for peer in (C, D)))
+    without = listing(*parent.members[1:])
+    words = [said(peer, without, idle=[A, B]) for peer in (A, B, C)]
+    assert not any(m.reduces for m in child(without, *words).members)
+    words = [said(peer, parent, idle=[A, B]) for peer in (A, B, C)]
+    later = child(parent, *words)
+    assert later.bootstrap == BOOT
+    assert listed(later, BOOT).reduces
+
+
+def test_and_where_those_who_could_be_reached_have_lost_it_already() -> None:
+    parent = listing(bootstrap(), *(member(peer, reduces=False) for peer in (A, B, C)))
+    assert nothing_follows(
+        parent, *(said(p, parent, idle=[A, B], declared=[applies(A), applies(B)]) for p in (A, B, C))
+    )
+
+
+# -- who reduces
+
+
+def reducing(roster: Roster) -> set[PeerId]:
+    return {m.peer for m in roster.members if m.reduces}
+
+
+@pytest.mark.parametrize(("age", "expected"), [(REDUCES_AFTER_CYCLES - 1, False), (REDUCES_AFTER_CYCLES, True)])
+def test_while_two_others_reduce_it_needs_eight_cycles_on_the_roster(age: int, expected: bool) -> None:
+    parent = listing(member(A), member(B), member(C, reduces=False), member(D, reduces=False, since=CYCLE - age))
+    words = [said(A, parent, declared=[applies(D), applies(NEW[0])]), said(B, parent), said(C, parent)]
+    later = child(parent, *words)
+    assert (D in reducing(later)) is expected
+    assert NEW[0] not in reducing(later)
+
+
+def test_where_fewer_reduce_the_senior_of_those_who_can_be_reached_do() -> None:
+    parent = listing(member(A), *(member(peer, reduces=False, since=15) for peer in (B, C)), fresh(D, reduces=False))
+    later = child(parent, said(A, parent, declared=[applies(B), applies(D)]), said(B, parent), said(C, parent))
+    assert reducing(later) == {A, D}, "D has been listed for longest of those who can be reached"
+    alone = listing(member(A), member(B, reduces=False))
+    assert reducing(child(alone, said(A, alone, declared=map(applies, NEW[:2])))) > {A}
+
+
+def test_who_cannot_be_reached_any_more_says_so_and_has_a_full_share_then() -> None:
+    parent = listing(member(A), member(B), member(C), member(D, share=2))
+    later = child(parent, said(A, parent, declared=[applies(D, reachable=False, share=2)]), said(B, parent))
+    assert listed(later, D) == member(D, reduces=False, share=FULL_SHARE)
+
+
+@pytest.mark.parametrize(("num_saying", "expected"), [(0, True), (1, True), (2, False), (3, False)])
+def test_an_owner_loses_it_when_more_than_half_of_the_promises_say_so(num_saying: int, expected: bool) -> None:
+    words = [
+        said(peer, idle=[D] if n < num_saying else [], declared=[applies(NEW[0])]) for n, peer in enumerate((A, B, C))
+    ]
+    assert (D in reducing(child(FOUR, *words))) is expected
+
+
+@pytest.mark.parametrize(("num_saying", "expected"), [(0, True), (1, True), (2, False)])
+def test_and_gets_it_back_when_two_thirds_of_them_do_not_say_so(num_saying: int, expected: bool) -> None:
+    parent = listing(*map(member, (A, B, C)), member(D, reduces=False))
+    words = [
+        said(p, parent, idle=[D] if n < num_saying else [], declared=[applies(D)]) for n, p in enumerate((A, B, C))
+    ]
+    if expected:
+        assert D in reducing(child(parent, *words))
+    else:
+        assert nothing_follows(parent, *words)
+
+
+# -- going on without a majority
+
+
+def test_on_a_degraded_roster_are_exactly_those_who_promised_and_whom_they_hear() -> None:
+    eight = listing(*map(member, ids(8)))
+    words = [said(A, eight, heard=[A, B], absent=[A, B]), said(C, eight, heard=[])]
+    later = child(eight, *words, degraded=True)
+    assert later.degraded
+    assert later.peers() == {A, B, C}
+
+
+def test_a_degraded_roster_lists_nobody_anew_and_makes_nobody_count() -> None:
+    parent = listing(member(A), fresh(B), member(C))
+    words = [said(A, parent, heard=[A, B], counting=[B], declared=[applies(NEW[0]), applies(C, incarnation=2)])]
+    assert child(parent, *words, degraded=True).members == (member(A), fresh(B))
+
+
+def test_a_degraded_roster_takes_along_who_leaves_no_more_than_any() -> None:
+    later = child(FOUR, said(A, declared=[applies(D, leaving=True), applies(C, incarnation=2)]), degraded=True)
+    assert later.members == (member(A), member(B), member(C, incarnation=2))
+
+
+def test_a_degraded_roster_follows_though_nothing_else_changes_and_a_bootstrap_may_be_all_that_is_left() -> None:
+    assert child(FOUR, said(A), degraded=True).peers() == FOUR.peers()
+    parent = listing(bootstrap(), member(A), member(B))
+    assert child(parent, said(BOOT, parent, heard=[]), degraded=True).peers() == {BOOT}
+
+
+def test_where_all_that_is_left_have_said_that_they_leave_nothing_follows() -> None:
+    words = [said(A, heard=[A], declared=[applies(A, leaving=True)])]
+    assert nothing_follows(FOUR, *words, degraded=True)
+
+
+# -- whatever is promised
+
+PEERS = [BOOT, *ids(6), *NEW[:4]]
+
+
+@st.composite
+def parents(draw: st.DrawFn) -> Roster:
+    flags = st.tuples(st.booleans(), st.booleans(), st.integers(0, CYCLE), st.integers(1, 8))
+    members = []
+    for peer in draw(st.lists(st.sampled_from(ids(6)), min_size=1, unique=True)):
+        counts, reduces, since, share = draw(flags)
+        share = share if reduces else FULL_SHARE
+        members.append(member(peer, counts=counts, reduces=reduces, since=since, share=share, incarnation=2))
+    if draw(st.booleans()) and is_bootstrap_needed(members):
+        members.append(bootstrap(incarnation=2))
+    cycle = draw(st.sampled_from((CYCLE, CYCLE - 1, CYCLE - 10)))
+    members = [replace(m, since=min(m.since, cycle)) for m in members]
+    ordered = sorted(members, key=lambda m: not m.reduces)
+    return listing(*ordered, cycle=cycle, height=draw(st.integers(0, 9)))
+
+
+@st.composite
+def words_on(draw: st.DrawFn, parent: Roster) -> tuple[Promise, ...]:
+    """Promises of a majority of the electorate; a declaration says the same wherever it is shown."""
+    voters = draw(st.permutations(sorted(parent.voters)))
+    num = draw(st.integers(len(voters) // 2 + 1, len(voters)))
+    some = st.lists(st.sampled_from(sorted(parent.peers())), unique=True)
+    known = [
+        applies(peer, incarnation=incarnation, cycle=cycle, leaving=leaving, trains=peer != BOOT, **rest)
+        for peer in draw(st.lists(st.sampled_from(PEERS), unique=True))
+        for incarnation, leaving in draw(st.sets(st.tuples(st.integers(0, 3), st.booleans()), max_size=2))
+        for cycle in draw(st.sets(st.integers(CYCLE - 4, CYCLE + 2), max_size=2))
+        for rest in [{"reachable": draw(st.booleans()), "share": draw(st.integers(0, 8))}]
+    ]
+    shown = st.lists(st.sampled_from(known), max_size=4) if known else st.just([])
+    return tuple(
+        said(
+            voter,
+            parent,
+            absent=draw(some),
+            heard=draw(some),
+            counting=draw(some),
+            idle=draw(some),
+            height=draw(st.integers(0, 200)),
+            declared=draw(shown),
+        )
+        for voter in voters[:num]
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.booleans())
+def test_what_follows_is_valid_and_does_not_depend_on_the_order_of_the_promises(
+    data: st.DataObject, degraded: bool
+) -> None:
+    parent = data.draw(parents())
+    words = data.draw(words_on(parent))
+    found = next_roster(parent, words, RULES, BOOT, degraded=degraded)
+    for order in itertools.islice(itertools.permutations(words), 6):
+        assert next_roster(parent, order, RULES, BOOT, degraded=degraded) == found
+    if found is not None and (not degraded or found.cycle >= parent.cycle + RULES.stalled_cycles):
+        check_child(found, parent, words[0].ballot, RULES)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_nobody_is_dropped_or_listed_on_the_word_of_a_few(data: st.DataObject) -> None:
+    parent = data.draw(parents())
+    words = data.draw(words_on(parent))
+    found = next_roster(parent, words, RULES, BOOT, degraded=False)
+    if found is None:
+        return
+
+    def num_saying(bitmap: str, peer: PeerId) -> int:
+        place = parent.position(peer)
+        assert place is not None
+        return sum(getattr(word.view, bitmap)[place // 8] >> place % 8 & 1 for word in words)
+
+    declared = [one for word in words for one in word.view.declarations]
+    for gone in parent.peers() - found.peers():
+        is_missed = 2 * num_saying("absent", gone) > len(parent.voters)
+        is_unheard = listed(parent, gone).reduces and not num_saying("heard", gone) and num_saying("absent", gone)
+        has_left = any(one.peer == gone and one.leaving and one.incarnation >= 2 for one in declared)
+        assert is_missed or is_unheard or has_left or gone == parent.bootstrap
+    for come in found.peers() - parent.peers():
+        assert any(one.peer == come and not one.leaving and abs(one.cycle - CYCLE) <= 2 for one in declared)
+        assert not listed(found, come).counts
+    newcomers = {peer for peer in found.peers() - parent.peers() if peer != BOOT}
+    assert len(newcomers) <= max(FEWEST_NEWCOMERS, len(parent.members) // 5)
+    for each in found.members:
+        before = parent.member(each.peer)
+        if before is not None:
+            assert each.incarnation >= before.incarnation
+            assert each.counts >= before.counts
+            assert abs(each.share - before.share) != 1 or not (each.reduces and before.reduces)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_the_bootstrap_is_on_the_roster_while_it_is_needed_and_no_longer(data: st.DataObject) -> None:
+    parent = data.draw(parents())
+    words = tuple(
+        replace(word, view=replace(word.view, absent=bytes(len(word.view.absent)), idle=bytes(len(word.view.idle))))
+        for word in data.draw(words_on(parent))
+    )
+    found = next_roster(parent, words, RULES, BOOT, degraded=False)
+    if found is None:
+        return
+    is_needed = is_bootstrap_needed(m for m in found.members if m.trains)
+    declared = [one for word in words for one in word.view.declarations if one.peer == BOOT]
+    if found.bootstrap is not None:
+        assert is_needed
+        assert listed(found, BOOT).reduces
+    elif parent.bootstrap is not None and not any(one.leaving for one in declared):
+        assert not is_needed
