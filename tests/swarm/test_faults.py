@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from tests.swarm.process_swarm import LATE_SECONDS, ROUND_SECONDS, SPANS, ClosedRound, ProcessSwarm
+from tests.swarm.process_swarm import FRAGMENTS, LATE_SECONDS, ROUND_SECONDS, SPANS, ClosedRound, ProcessSwarm
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.timeout(240)]
 
@@ -69,6 +69,7 @@ def test_four_peers_lose_their_bootstrap_freeze_die_leave_and_come_back() -> Non
         swarm.wait_for_whole_round(four, 4, since=0.0)
 
         # The bootstrap dies: nothing happens.
+        swarm.sleep_rounds(12 * FRAGMENTS)  # until all four vote and average, and nobody needs the bootstrap
         killed = swarm.kill("bootstrap")
         swarm.sleep_rounds(4)
         check_nobody_was_held(swarm, four, killed, time.time())
