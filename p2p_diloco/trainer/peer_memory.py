@@ -123,11 +123,9 @@ class RunFolder:
         return dict(islice(known.items(), MOST_ADDRESSES_KEPT))
 
     def keep_clock_offset(self, seconds: float) -> None:
-        """Keep swarm time minus wall time. Not brought to the disk, and no reason to stop: it is a hint."""
-        draft = self.path / f".{CLOCK_FILE}.part"
+        """Keep swarm time minus wall time, through a loss of power too; a disk that refuses is no reason to stop."""
         with contextlib.suppress(OSError):
-            draft.write_text(f"{seconds:.3f}\n", encoding="ascii")
-            draft.replace(self.path / CLOCK_FILE)
+            replace_file(self.path / CLOCK_FILE, lambda draft: write_all(draft, f"{seconds:.3f}\n".encode("ascii")))
 
     def recall_clock_offset(self) -> float:
         """Return what was kept last; 0 when that cannot be read or is out of all reason."""
