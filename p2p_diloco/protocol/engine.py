@@ -366,6 +366,10 @@ class PeerEngine:
         """Tell whether a peer is neither a member nor the founder; nobody is before a roster is known here."""
         return self.book.in_force is not None and not self._is_member(peer) and peer != self.book.founder
 
+    def is_unknown(self, peer: PeerId) -> bool:
+        """Tell whether a peer is a stranger, and was no member lately either: both sides of a split must find back."""
+        return self.is_stranger(peer) and not self.book.has_listed(peer)
+
     def _is_member(self, peer: PeerId) -> bool:
         return self.book.in_force is not None and self.book.in_force.member(peer) is not None
 

@@ -26,6 +26,8 @@ _TURNED_KEPT = 8
 _RECENT = 8
 _SPARSE = 40
 _MOST_IN_ONE_REPLY = 24
+LATELY_LISTED = 64
+"""Rosters whose members are no strangers."""
 MOST_BRANCHES = 16
 """Lines of rosters that are kept beside the one in force."""
 MOST_REPLY_BYTES = 240 * 1024
@@ -241,6 +243,10 @@ class RosterBook:
             return None
         ours = [self._certified[digest] for digest in self._chain[self._places[parent] + 1 :]]
         return self._certified[parent].roster, ours, theirs[::-1]
+
+    def has_listed(self, peer: PeerId) -> bool:
+        """Tell whether one of the last rosters of the chain lists a peer."""
+        return any(self.roster(digest).member(peer) is not None for digest in self._chain[-LATELY_LISTED:])
 
     def num_degraded(self) -> int:
         """Return how many rosters of the chain went without a majority."""

@@ -53,7 +53,8 @@ class LinkKeeper:
         known: addresses from the invite, the settings and earlier starts.
         hear: who is told when the directory fails; `(topic, text)`.
         wanted: whom this peer needs links to, when these are announced; None: everybody.
-        is_stranger: whether a peer is neither a member of the run nor its founder; those in `known` count as none.
+        is_stranger: whether a peer is no member of the run, was none lately and is not its founder; those in `known`
+            count as none.
     """
 
     def __init__(

@@ -288,7 +288,7 @@ class Machine:
             unix_seconds=self.wall,
             hear=self.report,
             wanted=engine.wanted_links,
-            is_stranger=engine.is_stranger,
+            is_stranger=engine.is_unknown,
         )
 
     def _record(self, transport: SimulatedTransport) -> PeerRecord:

@@ -102,7 +102,7 @@ class PeerSession:
             unix_seconds=time.time,
             hear=tally.report,
             wanted=self._engine.wanted_links,
-            is_stranger=self._engine.is_stranger,
+            is_stranger=self._engine.is_unknown,
         )
         parts.transport.is_needed = self._is_needed
         self._reach = ReachKeeper(

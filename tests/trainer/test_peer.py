@@ -424,7 +424,7 @@ def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkey
         ]
         assert named == [True, True], "and a member names both"
         assert second.texts("founded") == []
-        assert second.last.num_members == lives.watchers["ada"].last.num_members == 2, "ada and who founded"
+        assert second.last.num_members == lives.watchers["ada"].last.num_members == 1, "who founded does not train"
         await lives.kill("boot")
         lives.start("ben", stage.joiner("ben", replace(invite, bootstraps=printed.bootstraps[:1]), until_round=None))
         await lives.ready("ben")
