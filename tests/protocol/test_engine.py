@@ -74,6 +74,17 @@ def test_members_and_the_founder_are_no_strangers_and_nobody_is_before_a_roster_
     assert [peer for peer in everybody if engine.is_stranger(peer)] == [peer_id("mallory")]
 
 
+def test_who_was_a_member_lately_is_a_stranger_and_not_unknown() -> None:
+    """Both sides of a split drop the other one, and must dial it again."""
+    first = roster_1(3)
+    smaller = certify(child_of(first.roster, first.roster.members[:2]), ids(3), ballot=ballot_number(4, 0))
+    engine, gone = with_roster(engine_of(), first), ids(3)[2]
+    engine.book.add(smaller)
+    assert engine.is_stranger(gone)
+    assert not engine.is_unknown(gone)
+    assert engine.is_unknown(peer_id("mallory"))
+
+
 def test_an_alone_peer_just_goes() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     engine.link_up(peer_id("boot"))
