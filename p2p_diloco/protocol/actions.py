@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.messages import Message
 from p2p_diloco.protocol.roster import CertifiedRoster
 
@@ -33,6 +34,13 @@ class KeepRoster:
     """Put a certified roster on disk."""
 
     certified: CertifiedRoster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLiveliness:
+    """Put on disk since when this peer's own line of rosters goes on; once a cycle."""
+
+    liveliness: Liveliness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +209,6 @@ class Report:
 
 
 Action = (
-    Send | KeepBallots | KeepRoster | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
+    Send | KeepBallots | KeepRoster | KeepLiveliness | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
     | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan | RoundClosed | Report
 )  # fmt: skip

@@ -20,6 +20,7 @@ from p2p_diloco.protocol.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.entry import Entry, EntryRules
 from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.member import Declaration
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import Message, Opening, Refusal, RosterReply, RosterRequest, RowMean, SpanVector
@@ -60,6 +61,7 @@ class Recalled:
     rosters: tuple[CertifiedRoster, ...] = ()
     ballots: Ballots = NO_BALLOTS
     heads: Mapping[SpanId, SpanHead] | None = None
+    liveliness: Liveliness | None = None
 
 
 class PeerEngine:
@@ -107,6 +109,8 @@ class PeerEngine:
     def _recall(self, recalled: Recalled) -> None:
         for certified in recalled.rosters:
             self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
+        if recalled.liveliness is not None:
+            self.membership.recall(recalled.liveliness)
         if recalled.heads is not None:
             self.hold_state(recalled.heads)
 
@@ -191,7 +195,7 @@ class PeerEngine:
         if begun is not None:
             self.membership.own_steps = self.progress.steps
             self.membership.height = sum(head.height for head in self.chains.heads.values())
-            actions += self.membership.round_over(begun - 1)
+            actions += self.membership.round_over(begun - 1) + self.membership.keep_liveliness()
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)

@@ -10,18 +10,44 @@ line from the same parting can be sound too, unless a leader lies.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from p2p_diloco.ids import ZERO_DIGEST
+from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.wire import DIGEST, U64, Layout
 
 LONGEST_GAP_CYCLES = REFRESH_CYCLES + 8
 """A swarm that lives certifies a roster at least so often."""
 
+LIVELY_CYCLES = 8
+"""A line goes on while it has no longer gap between entries."""
+
 Strength = tuple[bool, int, int, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveliness:
+    """What a peer has seen of its own line of rosters. It counts for that peer alone, and is kept on its disk.
+
+    Attributes:
+        roster: in force when the last entry came.
+        first, last: cycles of the first and the last entry of the stretch in which the line has gone on.
+    """
+
+    roster: Digest
+    first: int
+    last: int
+
+    def is_of(self, cycle: int) -> bool:
+        """Tell whether the line still goes on in a cycle."""
+        return self.last >= cycle - LIVELY_CYCLES
+
+
+LIVELINESS_LAYOUT: Layout = (("roster", DIGEST), ("first", U64), ("last", U64))
 
 
 def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
-from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
+from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, KeepRoster, Report, Send
 from p2p_diloco.protocol.attendance import NO_SIGNATURE, Attendance, Self
 from p2p_diloco.protocol.ballot import (
     MOST_DECLARATIONS,
@@ -41,7 +41,7 @@ from p2p_diloco.protocol.ballot import (
     vote,
 )
 from p2p_diloco.protocol.entry import pack_included
-from p2p_diloco.protocol.histories import is_left_behind, strength
+from p2p_diloco.protocol.histories import LIVELY_CYCLES, Liveliness, is_left_behind, strength
 from p2p_diloco.protocol.member import Declaration, Member
 from p2p_diloco.protocol.messages import RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, row_mates
@@ -62,8 +62,6 @@ from p2p_diloco.protocol.rules import RunRules
 
 PATIENT_STALLS = 4
 """After so many times as long as a stall takes, any members go on that are left."""
-LIVELY_CYCLES = 8
-"""A line goes on while it has no longer gap between entries."""
 MOST_APPLICATIONS = MOST_DECLARATIONS // 2
 """In one promise; applicants keep out no member that leaves or has changed."""
 MOST_REFUSED = 16
@@ -106,8 +104,8 @@ class Membership(Attendance):
         self._remembers = remembers
         self._doubted_since: float | None = None
         self._ticked_at, self._listens_since = -math.inf, math.inf
-        self._lively: tuple[int, int] | None = None
-        """Cycles of the first and the last entry of the stretch in which the line in force has gone on."""
+        self._lively: Liveliness | None = None
+        self._kept: Liveliness | None = None
         self._leaves_at: float | None = None
         self._has_refused: list[Digest] = []
         self._checked: list[Proposal] = []
@@ -244,12 +242,9 @@ class Membership(Attendance):
 
         One that a majority certified too is of voters of the past, or of a leader that lies; the latter shows at once.
         """
-        if self._lively is None or any(each.roster.degraded for each in ours):
+        if self._lively is None or not self._lively.is_of(cycle) or any(each.roster.degraded for each in ours):
             return False
-        first, last = self._lively
-        if last < cycle - LIVELY_CYCLES:
-            return False
-        begun = ours[0].roster.cycle
+        first, begun = self._lively.first, ours[0].roster.cycle
         if any(each.roster.degraded for each in theirs):
             return first <= theirs[0].roster.cycle
         return begun <= cycle - LIVELY_CYCLES and first <= begun + LIVELY_CYCLES
@@ -327,9 +322,22 @@ class Membership(Attendance):
     def entry_absorbed(self, round_index: int) -> None:
         """Note that the line in force has gone on."""
         cycle = self.rules.clock.cycle(round_index)
-        if self._lively is None or cycle - self._lively[1] > LIVELY_CYCLES:
-            self._lively = (cycle, cycle)
-        self._lively = (self._lively[0], max(cycle, self._lively[1]))
+        before = self._lively if self._lively is not None and self._lively.is_of(cycle) else None
+        first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
+        assert self.book.in_force_digest is not None, "entries follow rosters"
+        self._lively = Liveliness(roster=self.book.in_force_digest, first=first, last=last)
+
+    def recall(self, liveliness: Liveliness) -> None:
+        """Take up what this peer had seen of its line before it was started again, if that is the one in force."""
+        if self.book.is_on_chain(liveliness.roster):
+            self._lively = self._kept = liveliness
+
+    def keep_liveliness(self) -> list[Action]:
+        """Return what is to be kept of the line in force; nothing where that has not changed."""
+        if self._lively is None or self._lively == self._kept:
+            return []
+        self._kept = self._lively
+        return [KeepLiveliness(liveliness=self._lively)]
 
     # -- certifying the next one
 

@@ -18,6 +18,7 @@ from p2p_diloco.protocol.actions import (
     CompareContent,
     HashSpan,
     KeepBallots,
+    KeepLiveliness,
     KeepRoster,
     RebuildParent,
     RebuildSpan,
@@ -406,6 +407,8 @@ class SwarmNode:
                     self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
                 case KeepBallots():
                     self._memory.keep_ballots(action.ballots)
+                case KeepLiveliness():
+                    self._memory.keep_liveliness(action.liveliness)
                 case KeepRoster():
                     self._memory.keep_roster(action.certified)
                     self._choose_clocks()

@@ -9,6 +9,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.messages import ReachReply, ReachRequest
 from p2p_diloco.protocol.roster import CertifiedRoster
 
@@ -22,6 +23,10 @@ class PeerMemory(Protocol):
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Keep a certified roster."""
+        ...
+
+    def keep_liveliness(self, liveliness: Liveliness) -> None:
+        """Keep what this peer has seen of its line of rosters. Nothing agreed is lost with it."""
         ...
 
 

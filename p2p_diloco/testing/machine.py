@@ -21,8 +21,9 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import Ballots
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
@@ -272,7 +273,7 @@ class Machine:
             trains=self.trains,
             sign=signer(self.peer),
         )
-        recalled = Recalled(rosters=folder.recall_rosters(), ballots=folder.recall_ballots())
+        recalled = folder.recall()
         engine = _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
         engine.exchange.ration.bytes_per_second = self.limits.upload_bytes_per_second
         return engine
@@ -462,6 +463,10 @@ class _KeptMemory:
         if not self._process.is_dying:
             self._memory.keep_roster(certified)
             self._machine.around.inspector.roster_kept(self._machine, certified)
+
+    def keep_liveliness(self, liveliness: Liveliness) -> None:
+        if not self._process.is_dying:
+            self._memory.keep_liveliness(liveliness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

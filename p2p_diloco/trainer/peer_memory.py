@@ -15,6 +15,8 @@ from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.protocol.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
+from p2p_diloco.protocol.engine import Recalled
+from p2p_diloco.protocol.histories import LIVELINESS_LAYOUT, Liveliness
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, CertifiedRoster
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
 from p2p_diloco.trainer.whole_file import append_to_file, replace_file, write_all
@@ -24,6 +26,7 @@ ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"
 """What was behind the last roster that could be read, each time."""
 BALLOTS_FILE = "ballots.bin"
+LIVELINESS_FILE = "liveliness.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
 CLOCK_FILE = "clock"
@@ -63,6 +66,21 @@ class RunFolder:
         encoded = to_bytes(certified, CERTIFIED_LAYOUT)
         path = self.path / ROSTERS_FILE
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
+
+    def keep_liveliness(self, liveliness: Liveliness) -> None:
+        """Keep what this peer has seen of its line of rosters."""
+        self.write(LIVELINESS_FILE, to_bytes(liveliness, LIVELINESS_LAYOUT))
+
+    def recall(self) -> Recalled:
+        """Return all that a peer that is started again must know of its earlier starts."""
+        fields = None
+        with contextlib.suppress(StateError):  # it protects only until eight cycles after the last entry
+            fields = self._recall(LIVELINESS_FILE, LIVELINESS_LAYOUT)
+        return Recalled(
+            rosters=self.recall_rosters(),
+            ballots=self.recall_ballots(),
+            liveliness=Liveliness(**fields) if fields is not None else None,
+        )
 
     def recall_ballots(self) -> Ballots:
         """Return what this peer was bound to, or nothing."""

@@ -20,7 +20,7 @@ from p2p_diloco.island.model import build_model
 from p2p_diloco.manifest import RunManifest, SignedManifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.attendance import Self
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey, is_signed_by
@@ -152,7 +152,7 @@ class PeerSession:
             trains=self._parts.trains,
             sign=key.sign,
         )
-        recalled = Recalled(rosters=folder.recall_rosters(), ballots=folder.recall_ballots())
+        recalled = folder.recall()
         engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
         engine.exchange.ration.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
         return engine

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.swarm.surroundings import PeerMemory
 
@@ -32,6 +33,10 @@ class WatchedMemory:
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Keep a certified roster."""
         self._watch(lambda: self._memory.keep_roster(certified))
+
+    def keep_liveliness(self, liveliness: Liveliness) -> None:
+        """Keep what this peer has seen of its line of rosters."""
+        self._watch(lambda: self._memory.keep_liveliness(liveliness))
 
     def _watch(self, keep: Callable[[], None]) -> None:
         try:

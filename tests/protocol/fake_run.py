@@ -11,6 +11,7 @@ from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry, next_head
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
@@ -97,6 +98,7 @@ class Disk:
     incarnation: int = 0
     rosters: list[CertifiedRoster] = field(default_factory=list)
     ballots: Ballots = NO_BALLOTS
+    liveliness: Liveliness | None = None
     checkpoint: dict[SpanId, tuple[SpanHead, bytes]] = field(default_factory=dict)
     entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from p2p_diloco.protocol.actions import (
     CompareContent,
     HashSpan,
     KeepBallots,
+    KeepLiveliness,
     KeepRoster,
     RebuildParent,
     RebuildSpan,
@@ -209,6 +210,8 @@ class Stage:
                 self._send(machine, action.to, action.message, action.deadline)
             case KeepBallots():
                 machine.disk.ballots = action.ballots
+            case KeepLiveliness():
+                machine.disk.liveliness = action.liveliness
             case KeepRoster():
                 self._keep_roster(machine, action.certified)
             case TakeSnapshot():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_run import ALL_SPANS, PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
 from founded_swarms import founded, goes_on
@@ -28,6 +30,7 @@ from p2p_diloco.protocol.actions import (
     CompareContent,
     HashSpan,
     KeepBallots,
+    KeepLiveliness,
     KeepRoster,
     RebuildSpan,
     ReduceSpan,
@@ -536,6 +539,19 @@ def test_the_latest_round_in_which_a_peer_has_been_is_that_of_its_tips_or_of_its
     bond = Bond(degraded=False, promised=ballot_number(9, 2), voted=None)
     ballots = Ballots(parent=certified.roster.digest(), bonds=(bond,))
     assert engine_of(recalled=Recalled(rosters=rosters, heads=heads, ballots=ballots)).latest_round() == 9
+
+
+def test_a_peer_keeps_once_a_cycle_that_its_line_goes_on_and_takes_it_up_when_it_is_started_again() -> None:
+    swarm = founded(3)
+    goes_on(swarm)
+    machine = swarm.machines["p1"]
+    kept = machine.disk.liveliness
+    assert kept is not None
+    assert kept.first < kept.last
+    swarm.kill("p1")
+    again = swarm.start("p1").rules_engine.membership
+    again.entry_absorbed(2 * (kept.last + 1))
+    assert again.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
 
 
 def test_a_peer_that_only_listens_begins_no_first_round_contributes_nothing_and_does_not_vote() -> None:

@@ -14,9 +14,9 @@ from made import founding as founding_of
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.actions import Report
+from p2p_diloco.protocol.actions import KeepLiveliness, Report
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.histories import LONGEST_GAP_CYCLES, is_left_behind, is_sound, strength
+from p2p_diloco.protocol.histories import LONGEST_GAP_CYCLES, Liveliness, is_left_behind, is_sound, strength
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import RosterReply
@@ -197,6 +197,27 @@ def test_no_key_of_the_past_displaces_a_living_majority(every: int) -> None:
     for cycle in range(DAY):
         here.entry_absorbed(2 * cycle)
     assert here.is_better(forged[-1], DAY) is False
+
+
+@pytest.mark.parametrize(("last", "is_kept"), [(DAY, True), (DAY - 9, False)])
+def test_a_member_that_is_started_again_still_knows_that_its_line_went_on(last: int, is_kept: bool) -> None:
+    before, _ = hears_of_a_forged_line(1)
+    for cycle in range(last + 1):
+        before.entry_absorbed(2 * cycle)
+    kept = before.keep_liveliness()
+    assert [type(action) for action in kept] == [KeepLiveliness]
+    assert before.keep_liveliness() == []
+
+    here, forged = hears_of_a_forged_line(1)
+    assert isinstance(kept[0], KeepLiveliness)
+    here.recall(kept[0].liveliness)
+    assert here.is_better(forged[-1], DAY) is not is_kept
+
+
+def test_what_was_seen_of_a_line_that_was_given_up_since_counts_for_nothing() -> None:
+    here, forged = hears_of_a_forged_line(1)
+    here.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))
+    assert here.is_better(forged[-1], DAY) is True
 
 
 @pytest.mark.parametrize(

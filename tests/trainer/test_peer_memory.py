@@ -13,6 +13,8 @@ from small_run import ORGANISER, peer_key, small_plan
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Bond, Proposal
+from p2p_diloco.protocol.engine import Recalled
+from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.trainer.founding import found_roster
@@ -22,6 +24,7 @@ from p2p_diloco.trainer.peer_memory import (
     CLOCK_FILE,
     CUT_ROSTERS_FILE,
     INCARNATION_FILE,
+    LIVELINESS_FILE,
     MOST_ADDRESSES_KEPT,
     ROSTERS_FILE,
     RunFolder,
@@ -104,6 +107,20 @@ def test_a_start_that_cannot_be_counted_is_none(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(StateError, match=r"cannot write .*incarnation: No space left"):
             folder.next_incarnation()
     assert folder_in(tmp_path).next_incarnation() == 2
+
+
+def test_what_was_seen_of_the_own_line_survives_a_restart(tmp_path: Path) -> None:
+    seen = Liveliness(roster=sha256(b"roster"), first=3, last=70)
+    folder_in(tmp_path).keep_liveliness(seen)
+    assert folder_in(tmp_path).recall().liveliness == seen
+
+
+@pytest.mark.parametrize("content", [None, b"", b"torn"])
+def test_a_peer_starts_without_what_was_seen_of_its_line(tmp_path: Path, content: bytes | None) -> None:
+    folder = folder_in(tmp_path)
+    if content is not None:
+        (folder.path / LIVELINESS_FILE).write_bytes(content)
+    assert folder.recall() == Recalled()
 
 
 def test_ballots_survive_a_restart(tmp_path: Path) -> None:

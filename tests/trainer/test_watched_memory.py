@@ -23,12 +23,13 @@ class FakeMemory:
             raise StateError("cannot write: No space left on device")
         self.kept.append(what)
 
-    keep_ballots = keep_roster = keep
+    keep_ballots = keep_roster = keep_liveliness = keep
 
 
 KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
     "ballots": WatchedMemory.keep_ballots,
     "roster": WatchedMemory.keep_roster,
+    "liveliness": WatchedMemory.keep_liveliness,
 }
 
 
