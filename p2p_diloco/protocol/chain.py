@@ -292,7 +292,7 @@ class ChainBook:
             return None
         grid = rosters.folded(entry.roster, entry.round)[1]
         owner = grid.owner(entry.span)
-        if owner is None or owner in self.evidence or not is_signed_by_owner(entry, grid, self._verify):
+        if owner in self.evidence or not is_signed_by_owner(entry, grid, self._verify):
             return None
         signed = ((twin.statement(), twin.signature), (entry.statement(), entry.signature))
         found = Equivocation(owner=owner, span=entry.span, round=entry.round, signed=signed)

@@ -178,8 +178,7 @@ def within_reach(median: float, last: float, bounds: tuple[float, float]) -> flo
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
     """Tell whether the owner of the entry's span, under the grid of the roster that the entry names, has signed it."""
-    owner = grid.owner(entry.span)
-    return owner is not None and verify(owner, entry.statement(), entry.signature)
+    return verify(grid.owner(entry.span), entry.statement(), entry.signature)
 
 
 def check_entry(
@@ -224,8 +223,7 @@ def check_entry(
     if text is not None:
         raise PeerError(f"the entry for {entry.span} in round {entry.round} {text}")
     if not is_signed_by_owner(entry, grid, verify):
-        owner = grid.owner(entry.span)
-        name = "nobody" if owner is None else short_peer_id(owner)
+        name = short_peer_id(grid.owner(entry.span))
         raise PeerError(f"the entry for {entry.span} in round {entry.round} is not signed by its owner {name}")
 
 

@@ -200,7 +200,7 @@ class Exchange:
         for index in range(self._rules.num_spans[collection.fragment]):
             span = SpanId(collection.fragment, index)
             head, reducer = self._chains.heads.get(span), collection.grid.reducer(span, collection.row)
-            if span not in unsaid and head is not None and head.round < collection.round and reducer is not None:
+            if span not in unsaid and head is not None and head.round < collection.round:
                 held.setdefault(reducer, {})[span] = head.digest
         return held
 
@@ -344,7 +344,6 @@ class Exchange:
         """Send the mean of this row to the span's owner."""
         assert self.collection is not None, "a mean belongs to the round in progress"
         owner, me = self.collection.grid.owner(mean.span), self._membership.me.peer
-        assert owner is not None, "who reduces can be reached, so somebody owns"
         if owner == me:
             return self.take(me, mean, now)
         return [Send(to=owner, message=mean, deadline=self._rules.clock.finish_by(mean.round))]

@@ -71,11 +71,15 @@ class Finish:
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
         inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
         inclusions = _bound_weights(inclusions, head, rules.weight_clip)
-        senders = {row: collection.grid.reducer(span, row) for row in agreeing}
         parts = tuple(
-            Part(peer=sender, payload=mean.payload, weight=sum(inclusions[row].weights), norm=0.0)
+            Part(
+                peer=collection.grid.reducer(span, row),
+                payload=mean.payload,
+                weight=sum(inclusions[row].weights),
+                norm=0.0,
+            )
             for row, (mean, inclusion) in agreeing.items()
-            if (sender := senders[row]) is not None and inclusion.places
+            if inclusion.places
         )
         if not parts:
             return f"nobody's contribution came; {too_few(roster, named[parent])}"
@@ -89,7 +93,7 @@ class Finish:
                 norm_limit=ROW_MEAN_SLACK * rules.radius_limit * head.radius,
                 rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
             ),
-            inclusions={sender: inclusions[row] for row, sender in senders.items() if sender is not None},
+            inclusions={collection.grid.reducer(span, row): inclusions[row] for row in agreeing},
         )
 
 

@@ -23,7 +23,7 @@ class Grid:
 
     Attributes:
         rows: members of each row in grid order, those that reduce first; rows differ by at most one member.
-        columns: for each column its reducer in each row. As many columns as each row has members that reduces.
+        columns: for each column its reducer in each row; at least one, for a roster has members.
         turns: columns in the order in which spans are dealt to them, each as often as it has shares.
         rotation: spans move on by one turn and one row with each cycle, so that shares are kept over time.
         row_of: the row of each member.
@@ -39,28 +39,22 @@ class Grid:
         """Return the grid with the owners of a cycle."""
         return replace(self, rotation=cycle)
 
-    def column_index(self, span: SpanId) -> int | None:
-        """Return the column that reduces `span`; None while nobody can be reached."""
-        if not self.columns:
-            return None
+    def column_index(self, span: SpanId) -> int:
+        """Return the column that reduces `span`."""
         return self.turns[(span.index + span.fragment + self.rotation) % len(self.turns)]
 
     def column(self, span: SpanId) -> tuple[PeerId, ...]:
-        """Return the reducers of `span`, one per row; none while nobody can be reached."""
-        index = self.column_index(span)
-        return self.columns[index] if index is not None else ()
+        """Return the reducers of `span`, one per row."""
+        return self.columns[self.column_index(span)]
 
-    def owner(self, span: SpanId) -> PeerId | None:
-        """Return who finishes `span` for everybody; None while nobody can be reached."""
+    def owner(self, span: SpanId) -> PeerId:
+        """Return who finishes `span` for everybody."""
         column = self.column(span)
-        if not column:
-            return None
         return column[(span.index // len(self.columns) + self.rotation) % len(column)]
 
-    def reducer(self, span: SpanId, row: int) -> PeerId | None:
+    def reducer(self, span: SpanId, row: int) -> PeerId:
         """Return who averages `span` for the members of `row`."""
-        column = self.column(span)
-        return column[row] if column else None
+        return self.column(span)[row]
 
     def row_for(self, peer: PeerId) -> int:
         """Return the row of a member; a listener is dealt to one, whose reducers hand it the entries."""
@@ -101,7 +95,7 @@ def num_rows(members: int, reachable: int, group_size: int) -> int:
 
     So each row has two reducers at least.
     """
-    width = max(group_size, math.isqrt(members - 1) + 1) if members else group_size
+    width = max(group_size, math.isqrt(members - 1) + 1)
     return max(1, min(-(-members // width), reachable // 2))
 
 
@@ -117,7 +111,7 @@ def fold_roster(roster: Roster, group_size: int) -> Grid:
     return Grid(
         rows=rows,
         columns=columns,
-        turns=deal_turns([_share(roster, column) for column in columns]) if columns else (),
+        turns=deal_turns([_share(roster, column) for column in columns]),
         rotation=0,
         row_of={peer: row for row, members in enumerate(rows) for peer in members},
     )

@@ -42,10 +42,8 @@ class OwnerLog:
 
     def entry_absorbed(self, round_index: int, span: SpanId, roster: Roster, grid: Grid) -> None:
         """Note that a span got an entry in a round, however late it came."""
-        name = _incarnation(roster, grid.owner(span))
-        if name is not None:
-            owner = self._owners.setdefault(name, _Owner())
-            owner.last_entry = max(owner.last_entry, round_index)
+        owner = self._owners.setdefault(_incarnation(roster, grid.owner(span)), _Owner())
+        owner.last_entry = max(owner.last_entry, round_index)
 
     def round_over(self, round_index: int, num_spans: int, roster: Roster, grid: Grid) -> tuple[PeerId, ...]:
         """Note who owned spans of a round that is over; return the owners that lose *reduces* for it.
@@ -56,8 +54,8 @@ class OwnerLog:
         """
         fragment = self._clock.fragment(round_index)
         owned = {_incarnation(roster, grid.owner(SpanId(fragment, index))) for index in range(num_spans)}
-        for name in owned - {None}:
-            owner = self._owners.setdefault(name, _Owner())  # type: ignore[arg-type]
+        for name in owned:
+            owner = self._owners.setdefault(name, _Owner())
             if owner.last_entry >= round_index:
                 owner.num_missed = 0
             else:
@@ -90,6 +88,7 @@ class OwnerLog:
         return any(other.last_entry >= since for key, other in self._owners.items() if key != name)
 
 
-def _incarnation(roster: Roster, peer: PeerId | None) -> tuple[PeerId, int] | None:
-    member = roster.member(peer) if peer is not None else None
-    return (member.peer, member.incarnation) if member is not None else None
+def _incarnation(roster: Roster, peer: PeerId) -> tuple[PeerId, int]:
+    member = roster.member(peer)
+    assert member is not None, "owners are members"
+    return (member.peer, member.incarnation)

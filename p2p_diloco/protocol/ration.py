@@ -52,7 +52,7 @@ class Ration:
         budget -= self.backlog_bytes
         chosen = set()
         for span in spans:
-            cost = 0 if grid.reducer(span, collection.row) in (self._me, None) else rules.payload_bytes[span]
+            cost = 0 if grid.reducer(span, collection.row) == self._me else rules.payload_bytes[span]
             if cost <= max(budget, 0.0):
                 budget -= cost
                 chosen.add(span)

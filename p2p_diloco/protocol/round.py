@@ -101,12 +101,10 @@ def row_members(roster: Roster, grid: Grid, row: int) -> dict[int, Member]:
 
 
 def split_by_reducer(contribution: FragmentContribution, grid: Grid, row: int) -> dict[PeerId, list[EncodedSpan]]:
-    """Deal the spans of a contribution to the reducers of its row; spans that nobody can reduce are left out."""
+    """Deal the spans of a contribution to the reducers of its row."""
     shares: dict[PeerId, list[EncodedSpan]] = {}
     for encoded in contribution.spans:
-        reducer = grid.reducer(encoded.span, row)
-        if reducer is not None:
-            shares.setdefault(reducer, []).append(encoded)
+        shares.setdefault(grid.reducer(encoded.span, row), []).append(encoded)
     return shares
 
 

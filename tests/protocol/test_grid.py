@@ -139,13 +139,6 @@ def test_a_bootstrap_reduces_like_any_member() -> None:
     assert fold_roster(replace(roster_of(1), members=members), ROW).reducers() == {boot}
 
 
-def test_of_a_roster_without_members_nobody_owns_anything() -> None:
-    grid = fold_roster(replace(roster_of(1), members=()), ROW)
-    assert grid.owner(SpanId(0, 0)) is None
-    assert grid.reducer(SpanId(0, 0), 0) is None
-    assert grid.owned(ids(1)[0], 0, 4) == ()
-
-
 def test_the_founding_roster_is_a_grid_of_one() -> None:
     assert fold_roster(founding().roster, ROW).rows == ((peer_id("boot"),),)
 

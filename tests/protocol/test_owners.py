@@ -118,9 +118,3 @@ def test_a_bootstrap_is_an_owner_like_any_other() -> None:
     losers = play(log, two, {boot}, range(4 * CYCLE))
     assert {peer for found in losers.values() for peer in found} == {boot}
     assert log.lost() == {(boot, 1)}
-
-
-def test_of_a_roster_without_members_there_is_no_owner_that_could_lose() -> None:
-    nobody, log = replace(roster_of(1), members=()), OwnerLog(clock=CLOCK)
-    assert play(log, nobody, (), range(10 * CYCLE)) == {}
-    assert log.lost() == frozenset()
