@@ -183,8 +183,11 @@ class Membership(Attendance):
         """Return whose clocks count here: the other members that this peer can hear; of a joiner those that it hears.
 
         Not the voters alone: a run begins with one, and who has slept or was started again must have others to ask.
+        Where no member can be heard, the founder's counts: those who cannot reach each other must agree by somebody.
         """
         others, _ = self._audible()
+        if not others and self.book.in_force is not None and self.me.peer != self.book.founder:
+            return frozenset((self.book.founder,))
         return others if self._is_listed(self.me.peer) else (others & self.alive(now).keys() or others)
 
     def _audible(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
@@ -501,7 +504,7 @@ class Membership(Attendance):
             return self._tell_child(sender, said.parent, now)
         if self._lead_of(parent, said.ballot, now, degraded=said.degraded) != self.me.peer:
             return []
-        if said.degraded and not self.is_stalled():
+        if said.degraded and not self.is_stalled() and parent.member(self.me.peer) is not None:
             return []
         candidacy = self._candidacies.get(said.degraded)
         if candidacy is None or candidacy.ballot < said.ballot:

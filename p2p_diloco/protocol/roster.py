@@ -327,17 +327,14 @@ def lead_order(roster: Roster, round_index: int, founder: PeerId, *, degraded: b
     Leaders need no trust and no vote. The first turns belong to a few of those who reduce, for the others can be sure
     to reach only them; the draw depends on the round, so that dead ones do not stay first. A turn belongs to the
     founder where it is no member: should nobody on the roster be reachable, it may still be. The last turn belongs to
-    anybody who votes, and of a stalled run all turns to anybody: those who reduce may all be dead.
+    anybody who votes, and of a stalled run the others to anybody: those who reduce may all be dead.
     """
     seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
-    if degraded:
-        pool = _drawn(seed, roster.peers())
-        return tuple(pool[turn % len(pool)] for turn in range(LEAD_TURNS))
-    first = _drawn(seed, roster.leaders)
-    turns = [first[turn % len(first)] for turn in range(LEAD_TURNS - 1)]
+    pool = _drawn(seed, roster.peers() if degraded else roster.leaders)
+    turns = [pool[turn % len(pool)] for turn in range(LEAD_TURNS - 1)]
     if roster.member(founder) is None:
         turns[-1] = founder
-    return (*turns, _drawn(seed, roster.voters)[0])
+    return (*turns, pool[-1] if degraded else _drawn(seed, roster.voters)[0])
 
 
 @lru_cache(maxsize=16)  # asked for with every promise and proposal of a voting round

@@ -791,6 +791,10 @@ def test_voters_are_heard_first_and_where_there_are_none_all_other_members() -> 
     assert here.clocks(0.0) == {B, C, D}
     here.can_be_dialled = False
     assert here.audible_voters() == {B}, "two that only dial out never hear each other"
+    hidden = certify(child_of(founding().roster, [member(peer, reduces=False) for peer in (A, B)]), [BOOT])
+    alone = membership_of(A, founding(), hidden)
+    alone.can_be_dialled = False
+    assert alone.clocks(0.0) == {BOOT}, "who hears no member agrees with them by the founder"
     fresh = certify(child_of(founding().roster, [member(A), *(member(p, counts=False) for p in (B, C))]), [BOOT])
     assert fresh.roster.voters == {A}
     assert membership_of(A, founding(), fresh).audible_voters() == {B, C}
@@ -873,6 +877,17 @@ def test_a_quarter_of_a_stalled_run_goes_on_with_exactly_those_who_are_there() -
     assert roster.peers() == {A, B}
     assert roster.degraded
     assert all(one.void_cycles == 0 for one in council.here.values())
+
+
+def test_members_that_reach_a_founder_outside_the_roster_and_nobody_else_go_on_together() -> None:
+    council = Council(roster_1(5), BOOT)
+    council.is_lost = lambda sender, to, message: BOOT not in (sender, to)
+    stalled(council, C, D, E)
+    council.here[BOOT].void_cycles = 0
+    for turn in range(6 * LEAD_TURNS):
+        council.tick(STALL + turn * TURN_SECONDS + 0.1)
+    assert council.here[A].book.in_force == council.here[B].book.in_force
+    assert {member.peer for member in council.here[A].book.in_force.members if member.trains} == {A, B}
 
 
 def test_less_than_a_quarter_waits_until_it_has_been_stalled_for_four_times_as_long() -> None:

@@ -415,7 +415,10 @@ def test_every_voter_gets_the_last_turn_some_day_and_nobody_else_does() -> None:
 
 def test_of_a_stalled_run_any_member_leads() -> None:
     roster = listing(member(A), *(fresh(peer) for peer in (B, C, D)))
-    orders = [lead_order(roster, r, BOOT, degraded=True) for r in range(50)]
+    orders = [lead_order(roster, r, A, degraded=True) for r in range(50)]
     assert {len(order) for order in orders} == {LEAD_TURNS}
     assert all(set(order) == {A, B, C, D} for order in orders), "four members have four turns"
     assert len({order[0] for order in orders}) == 4
+    outside = [lead_order(roster, r, BOOT, degraded=True) for r in range(50)]
+    assert all(order[-2] == BOOT for order in outside), "a founder that is no member may be all that they can reach"
+    assert {peer for order in outside for peer in order} == {A, B, C, D, BOOT}
