@@ -617,9 +617,11 @@ class Membership(Attendance):
 
         cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
 
-        def rank(word: Declaration) -> tuple[bool, bool, bytes]:
-            is_behind = not self._is_reachable(word, parent, cycle)
-            return (not word.leaving, is_behind, sha256(parent.digest(), word.peer))
+        counting = {member.peer for member in parent.members if member.counts}
+
+        def rank(word: Declaration) -> tuple[bool, bool, bool, bytes]:
+            is_hidden = not self._is_reachable(word, parent, cycle)
+            return (not word.leaving, word.peer not in counting, is_hidden, sha256(parent.digest(), word.peer))
 
         news = sorted((word for word in self.declared.values() if self._is_news(word, parent, now)), key=rank)
         coming = [word for word in news if parent.member(word.peer) is None]

@@ -651,6 +651,24 @@ def test_applicants_that_claim_without_proof_come_after_those_that_others_have_d
     assert here.view(ROSTER, NOW).declarations[0].peer == proved
 
 
+def test_members_that_count_come_before_fresh_ones_that_ask_for_more_again_and_again() -> None:
+    crowd = [peer_id(f"fresh {n}") for n in range(30)]
+    many = certify(
+        child_of(
+            founding().roster,
+            [*map(member, (A, B, C)), *(member(peer, counts=False, reduces=False) for peer in crowd)],
+        ),
+        [BOOT],
+    )
+    here = membership_of(A, founding(), many)
+    for peer in crowd:
+        here.pass_on(declaration(peer, cycle=1), peer, NOW)
+    here.pass_on(declaration(B, cycle=1, reachable=False), B, NOW)
+    words = here.view(many.roster, NOW).declarations
+    assert words[0].peer == B
+    assert len(words) > 1
+
+
 def test_of_applicants_that_claim_nothing_half_of_the_declarations_are() -> None:
     here = member_of_three()
     for n in range(40):
