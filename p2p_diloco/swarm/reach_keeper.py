@@ -212,6 +212,9 @@ class ReachKeeper:
             while not self._waiting:
                 self._has_requests.clear()
                 await self._has_requests.wait()
+            if self._engine.only_listens:  # a proof names the cycle: it must be known
+                await asyncio.sleep(TURN_SECONDS)
+                continue
             peer = next(iter(self._waiting))
             request = self._waiting.pop(peer)
             if self._may_probe(peer):
@@ -245,8 +248,6 @@ class ReachKeeper:
         host, port = reached[0] if reached else places[0]
         host = self._as_seen(host)
         proof = self._sign(peer, host) if reached else None
-        if reached and proof is None:
-            return None  # it asks again, when the time is known here
         reason = "" if reached else "; ".join(dict.fromkeys(tried))
         return ReachReply(
             nonce=request.nonce,
@@ -257,11 +258,9 @@ class ReachKeeper:
             signature=proof.signature if proof is not None else NO_SIGNATURE,
         )
 
-    def _sign(self, peer: PeerId, host: str) -> ReachProof | None:
-        """Return our proof that we dialled `peer`; None while this peer does not know the run's time."""
+    def _sign(self, peer: PeerId, host: str) -> ReachProof:
+        """Return our proof that we dialled `peer`."""
         me, rules = self._engine.me, self._engine.rules
-        if self._engine.only_listens:
-            return None
         cycle = max(rules.clock.cycle(rules.clock.round_at(self._now())), 0)
         unsigned = ReachProof(prover=me.peer, place=place_of(rules.run, host), cycle=cycle, signature=NO_SIGNATURE)
         return replace(unsigned, signature=me.sign(unsigned.statement(rules.run, peer)))

@@ -179,16 +179,15 @@ def test_a_yes_without_a_proof_or_with_one_of_something_else_is_not_counted() ->
     play(scene)
 
 
-def test_who_does_not_know_the_time_yet_gives_no_proof_and_is_asked_again() -> None:
+def test_who_does_not_know_the_time_yet_answers_when_it_does() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
         ben.engine.only_listens = True
         await stage.link(ann, ben)
-        await asyncio.sleep(2.0)
-        assert ben.probed == [ANN.peer]
+        await asyncio.sleep(5.0)
         assert not ann.engine.membership.can_be_dialled
         ben.engine.only_listens = False
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(1.0)
         assert ann.engine.membership.can_be_dialled
 
     play(scene)
