@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member
+from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member, ReachProof
+from p2p_diloco.protocol.reach_proofs import most_telling
 from p2p_diloco.protocol.roster import Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
@@ -50,8 +51,8 @@ class Heard:
 class Attendance:
     """One peer's view of who is here. A state machine without I/O.
 
-    `share` is what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable;
-    both are kept by the shell.
+    `share` is what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable, and
+    `proofs` is what they have signed of that, newest first; all three are kept by the shell.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
@@ -63,6 +64,7 @@ class Attendance:
         """The round of the last entry for which each member was there."""
         self.share = FULL_SHARE
         self.can_be_dialled = me.can_be_dialled
+        self.proofs: tuple[ReachProof, ...] = ()
         self.ready = False
         self.leaving = False
         self.declared: dict[PeerId, Declaration] = {}
@@ -139,7 +141,7 @@ class Attendance:
             peer=self.me.peer,
             incarnation=self.me.incarnation,
             cycle=max(self.rules.clock.cycle(self.rules.clock.round_at(now)), 0),
-            reachable=self.can_be_dialled,
+            proofs=self._shown_proofs(),
             trains=self.me.trains,
             share=max(self.share, 1),
             leaving=leaving,
@@ -148,6 +150,12 @@ class Attendance:
         word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
         self.declared[self.me.peer] = word
         return word
+
+    def _shown_proofs(self) -> tuple[ReachProof, ...]:
+        roster = self.book.in_force
+        if roster is None or not self.can_be_dialled:
+            return ()
+        return most_telling(self.proofs, self.me.peer, roster, self.book.founder)
 
     def take_declaration(self, word: Declaration, cycle: int) -> bool:
         """Note what a peer declares; False where that is not news, of a cycle to come, or not signed by it."""
@@ -159,7 +167,7 @@ class Attendance:
             return False
         if known is not None and known.age() >= word.age():
             return False
-        if not self._verify(word.peer, word.statement(), word.signature):
+        if not word.is_signed(self._verify):
             return False
         self.declared[word.peer] = word
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId
@@ -13,13 +14,19 @@ from p2p_diloco.protocol.wire import (
     U32,
     U64,
     Layout,
+    fixed,
+    many,
     number,
+    record,
     to_bytes,
 )
 
 FULL_SHARE = 8
 EQUAL_SHARE = FULL_SHARE // 2
 SHARE = number("B", FULL_SHARE)
+PLACE_BYTES = 8
+NO_PLACE = bytes(PLACE_BYTES)
+MOST_PROOFS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,8 @@ class Member:
         trains: False for the bootstrap only, which reduces while it is needed and contributes nothing.
         share: of averaging that its line carries: 4 is what all have where all have the same, 8 as much again or
             more, 1 the least; full where it does not reduce.
+        place: the public address at which it was reached, as a short digest; of one place at most one member reduces.
+            Zeros where it does not reduce, or was reached at no public address.
     """
 
     peer: PeerId
@@ -43,6 +52,7 @@ class Member:
     reduces: bool = True
     trains: bool = True
     share: int = FULL_SHARE
+    place: bytes = NO_PLACE
 
 
 MEMBER_LAYOUT: Layout = (
@@ -53,6 +63,34 @@ MEMBER_LAYOUT: Layout = (
     ("reduces", FLAG),
     ("trains", FLAG),
     ("share", SHARE),
+    ("place", fixed(PLACE_BYTES)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachProof:
+    """A peer's signed word that it has dialled another one, by a fresh connection and with the identity checked.
+
+    Attributes:
+        place: of the address that it dialled; zeros for one that is not public.
+        cycle: in which it did so.
+    """
+
+    prover: PeerId
+    place: bytes
+    cycle: int
+    signature: bytes
+
+    def statement(self, run: Digest, proved: PeerId) -> bytes:
+        """Return the bytes that are signed."""
+        return b"reach proof" + run + proved + to_bytes(self, REACH_PROOF_LAYOUT[:-1])
+
+
+REACH_PROOF_LAYOUT: Layout = (
+    ("prover", PEER),
+    ("place", fixed(PLACE_BYTES)),
+    ("cycle", U64),
+    ("signature", SIGNATURE),
 )
 
 
@@ -64,7 +102,7 @@ class Declaration:
 
     Attributes:
         cycle: in which it was signed; an old application is worth nothing, so that nobody can replay it.
-        reachable: others have proved that they can dial this peer.
+        proofs: of others that have dialled this peer; none where it does not claim to be reachable.
         leaving: this incarnation leaves the run.
     """
 
@@ -72,11 +110,26 @@ class Declaration:
     peer: PeerId
     incarnation: int
     cycle: int
-    reachable: bool
+    proofs: tuple[ReachProof, ...]
     trains: bool
     share: int
     leaving: bool
     signature: bytes
+
+    @property
+    def reachable(self) -> bool:
+        """Return whether the peer claims to be reachable; what that is worth, `reach_proofs.py` says."""
+        return bool(self.proofs)
+
+    def is_signed(self, verify: Callable[[PeerId, bytes, bytes], bool]) -> bool:
+        """Tell whether the peer has signed this, and each prover its proof."""
+        return verify(self.peer, self.statement(), self.signature) and all(
+            verify(proof.prover, proof.statement(self.run, self.peer), proof.signature) for proof in self.proofs
+        )
+
+    def num_bytes(self) -> int:
+        """Return how many bytes it takes in a promise."""
+        return len(to_bytes(self, DECLARATION_LAYOUT))
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
@@ -92,7 +145,7 @@ DECLARATION_LAYOUT: Layout = (
     ("peer", PEER),
     ("incarnation", U32),
     ("cycle", U64),
-    ("reachable", FLAG),
+    ("proofs", many(record(ReachProof, REACH_PROOF_LAYOUT), MOST_PROOFS)),
     ("trains", FLAG),
     ("share", SHARE),
     ("leaving", FLAG),

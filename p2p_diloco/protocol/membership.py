@@ -19,6 +19,7 @@ from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, KeepRoster, Report, Send
 from p2p_diloco.protocol.attendance import NO_SIGNATURE, Attendance, Self
 from p2p_diloco.protocol.ballot import (
+    MOST_DECLARATION_BYTES,
     MOST_DECLARATIONS,
     Ballots,
     Candidacy,
@@ -36,6 +37,7 @@ from p2p_diloco.protocol.ballot import (
     ballot_turn,
     certificate,
     check_proposal,
+    declarations_bytes,
     promise,
     propose,
     vote,
@@ -47,6 +49,7 @@ from p2p_diloco.protocol.messages import RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, row_mates
 from p2p_diloco.protocol.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
 from p2p_diloco.protocol.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, next_roster
+from p2p_diloco.protocol.reach_proofs import ReachJudge
 from p2p_diloco.protocol.roster import (
     CertifiedRoster,
     Roster,
@@ -170,9 +173,13 @@ class Membership(Attendance):
             return False
         if word.leaving or word.incarnation > member.incarnation:
             return True
-        if member.trains and word.reachable != member.reduces:
+        if member.trains and self._is_reachable(word, roster, cycle) != member.reduces:
             return True
         return member.reduces and abs(word.share - member.share) >= SHARE_STEP
+
+    def _is_reachable(self, word: Declaration, roster: Roster, cycle: int) -> bool:
+        judge = ReachJudge(parent=roster, rules=self.rules, founder=self.book.founder, cycle=cycle)
+        return judge.is_reachable(word)
 
     def audible_voters(self) -> frozenset[PeerId]:
         """Return the other voters that this peer can hear; where there are none, all other members that it can."""
@@ -611,13 +618,19 @@ class Membership(Attendance):
         if self.ready or self.leaving:
             self.declaration(now)
 
-        def rank(word: Declaration) -> tuple[bool, bool, bytes]:
-            return (not word.leaving, not word.reachable, sha256(parent.digest(), word.peer))
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+
+        counting = {member.peer for member in parent.members if member.counts}
+
+        def rank(word: Declaration) -> tuple[bool, bool, bool, bytes]:
+            is_hidden = not self._is_reachable(word, parent, cycle)
+            return (not word.leaving, word.peer not in counting, is_hidden, sha256(parent.digest(), word.peer))
 
         news = sorted((word for word in self.declared.values() if self._is_news(word, parent, now)), key=rank)
         coming = [word for word in news if parent.member(word.peer) is None]
         members = [word for word in news if parent.member(word.peer) is not None]
-        return (*coming[:MOST_APPLICATIONS], *members)[:MOST_DECLARATIONS]
+        applications = _as_many_as_fit(coming, MOST_APPLICATIONS, MOST_DECLARATION_BYTES // 2)
+        return _as_many_as_fit([*applications, *members], MOST_DECLARATIONS, MOST_DECLARATION_BYTES)
 
     def _absent(self, parent: Roster, now: float) -> frozenset[PeerId]:
         """Return the members that this peer would drop.
@@ -670,3 +683,12 @@ class Membership(Attendance):
 
     def _soon(self, now: float) -> float:
         return now + self.rules.clock.round_seconds
+
+
+def _as_many_as_fit(words: Sequence[Declaration], most: int, most_bytes: int) -> tuple[Declaration, ...]:
+    shown: list[Declaration] = []
+    for word in words[:most]:
+        if declarations_bytes([*shown, word]) > most_bytes:
+            break
+        shown.append(word)
+    return tuple(shown)

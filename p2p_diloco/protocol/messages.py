@@ -31,6 +31,7 @@ from p2p_diloco.protocol.wire import (
     F64,
     FLAG,
     I64,
+    SIGNATURE,
     SPAN,
     U8,
     U16,
@@ -201,12 +202,18 @@ class ReachRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachReply:
-    """The answer: where the sender dialled, and why it did not get through; no reason when it did."""
+    """The answer: where the sender dialled, and why it did not get through; no reason when it did.
+
+    Attributes:
+        cycle, signature: of the sender's `ReachProof` where it got through; zeros else.
+    """
 
     nonce: int
     host: bytes
     port: int
     reason: bytes
+    cycle: int
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +344,14 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
     26: (
         ReachReply,
-        (("nonce", U64), ("host", blob(MOST_HOST_BYTES)), ("port", U16), ("reason", blob(MOST_REASON_BYTES))),
+        (
+            ("nonce", U64),
+            ("host", blob(MOST_HOST_BYTES)),
+            ("port", U16),
+            ("reason", blob(MOST_REASON_BYTES)),
+            ("cycle", U64),
+            ("signature", SIGNATURE),
+        ),
     ),
     32: (Opening, _OPENING_LAYOUT),
     33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", VECTOR))),

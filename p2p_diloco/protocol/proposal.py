@@ -15,7 +15,8 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.ballot import Promise, ballot_turn
 from p2p_diloco.protocol.entry import places_in
 from p2p_diloco.protocol.grid import grid_order, keep_places
-from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member
+from p2p_diloco.protocol.member import FULL_SHARE, NO_PLACE, Declaration, Member
+from p2p_diloco.protocol.reach_proofs import ReachJudge
 from p2p_diloco.protocol.roster import FEWEST_COUNTING, MOST_MEMBERS, Roster, by_seniority
 from p2p_diloco.protocol.rules import RunRules
 
@@ -59,12 +60,15 @@ def next_roster(
     cycle = max(parent.cycle, rules.clock.cycle(ballot_turn(promises[0].ballot)[0]))
     tally = _tally(parent, promises)
     may_join = _admission(parent, rules, founder, cycle)
-    staying = _staying(parent, promises, tally, cycle - FRESH_CYCLES, degraded=degraded)
-    arriving = [] if degraded else _arriving(parent, tally.declared.values(), may_join, founder, cycle)
-    members = _without_superfluous_bootstrap([*staying, *arriving], tally.idle)
+
+    judge = ReachJudge(parent=parent, rules=rules, founder=founder, cycle=cycle)
+    staying = _staying(parent, promises, tally, judge, cycle - FRESH_CYCLES, degraded=degraded)
+    arriving = [] if degraded else _arriving(parent, tally.declared.values(), may_join, judge, cycle)
+    able = _able([*staying, *arriving], tally, parent)
+    members = _without_superfluous_bootstrap([*staying, *arriving], able)
     if not members or not (degraded or any(member.trains for member in members)):
         return None  # a bootstrap that is cut off from all who train drops nobody
-    members = _reducing(members, tally, parent, cycle)
+    members = _reducing(members, able, _lost(members, tally, parent), parent, cycle)
     ordered = _in_order(members, parent, cycle)
     if not degraded and ordered == parent.members and cycle // REFRESH_CYCLES == parent.cycle // REFRESH_CYCLES:
         return None
@@ -129,7 +133,13 @@ def _admission(parent: Roster, rules: RunRules, founder: PeerId, cycle: int) -> 
 
 
 def _staying(
-    parent: Roster, promises: tuple[Promise, ...], tally: _Tally, fresh: int, *, degraded: bool
+    parent: Roster,
+    promises: tuple[Promise, ...],
+    tally: _Tally,
+    judge: ReachJudge,
+    fresh: int,
+    *,
+    degraded: bool,
 ) -> list[Member]:
     """Return the members that are on the next roster too, with what they declare of themselves since cycle `fresh`.
 
@@ -152,8 +162,9 @@ def _staying(
                 member,
                 incarnation=one.incarnation if one is not None else member.incarnation,
                 share=max(one.share, 1) if one is not None else member.share,
-                reduces=one.reachable if one is not None else member.reduces,
+                reduces=judge.is_reachable(one) if one is not None else member.reduces,
                 counts=counts,
+                place=member.place if one is None or member.place != NO_PLACE else judge.place(one),
             )
         )
     return members
@@ -163,61 +174,96 @@ def _arriving(
     parent: Roster,
     declared: Iterable[Declaration],
     may_join: Callable[[Declaration], bool],
-    founder: PeerId,
+    judge: ReachJudge,
     cycle: int,
 ) -> list[Member]:
     """Return who is listed anew: those that others can reach first, then in an order that nobody chooses."""
 
     def rank(one: Declaration) -> tuple[bool, bytes]:
-        return (not one.reachable, sha256(parent.digest(), one.peer))
+        return (not judge.is_reachable(one), sha256(parent.digest(), one.peer))
 
     applicants = sorted(filter(may_join, declared), key=rank)
     most = max(FEWEST_NEWCOMERS, len(parent.members) // NEWCOMERS_SHARE) if parent.k else MOST_MEMBERS
     room = max(min(most, MOST_MEMBERS - len(parent.members) - 1), 0)
-    chosen = [one for one in applicants if one.peer != founder or one.trains][:room]
-    chosen += [one for one in applicants if one.peer == founder and not one.trains]
+    chosen = [one for one in applicants if one.trains][:room] + [one for one in applicants if not one.trains]
     return [
         Member(
             peer=one.peer,
             incarnation=one.incarnation,
             since=cycle,
             counts=False,
-            reduces=one.reachable,
+            reduces=judge.is_reachable(one),
             trains=one.trains,
             share=max(one.share, 1),
+            place=judge.place(one),
         )
         for one in chosen
     ]
 
 
-def _without_superfluous_bootstrap(members: list[Member], idle: Collection[PeerId]) -> list[Member]:
+def _able(members: list[Member], tally: _Tally, parent: Roster) -> list[Member]:
+    """Return the members that can reduce: those who did so far first, then those listed for longest.
+
+    The bootstrap needs no proof: all have reached it. Of one public place at most one reduces, so that a machine with
+    twenty identities does so once. A member that has lost *reduces* keeps its place, so that no other identity of the
+    same machine follows it; it takes the place of nobody who reduces.
+    """
+    had = {member.peer for member in parent.members if member.reduces}
+    lost = _lost(members, tally, parent)
+    able = [m for m in by_seniority(members, parent.run) if (m.reduces or not m.trains) and m.peer not in lost]
+    before = _one_of_each_place((member for member in able if member.peer in had), ())
+    others = [*before, *(member for member in members if member.peer in lost)]
+    return before + _one_of_each_place((member for member in able if member.peer not in had), others)
+
+
+def _lost(members: Iterable[Member], tally: _Tally, parent: Roster) -> set[PeerId]:
+    """Return whose spans got no entries.
+
+    Voters do not lose sight of an idle owner all at once: who had lost *reduces* needs more of them to get it back.
+    """
+    had = {member.peer for member in parent.members if member.reduces}
+    return {m.peer for m in members if m.peer in (tally.idle if m.peer in had else tally.doubted)}
+
+
+def _one_of_each_place(members: Iterable[Member], others: Iterable[Member]) -> list[Member]:
+    """Return the first member of each public place where none of the others is, and all of no public place."""
+    taken = {member.place for member in others}
+    chosen: list[Member] = []
+    for member in members:
+        if member.place == NO_PLACE or member.place not in taken:
+            chosen.append(member)
+            taken.add(member.place)
+    return chosen
+
+
+def _without_superfluous_bootstrap(members: list[Member], able: Iterable[Member]) -> list[Member]:
+    can_reduce = {member.peer for member in able}
     others = [member for member in members if member.trains]
-    able = (replace(member, reduces=member.reduces and member.peer not in idle) for member in others)
-    return members if is_bootstrap_needed(able) else others
+    is_needed = is_bootstrap_needed(replace(member, reduces=member.peer in can_reduce) for member in others)
+    return members if is_needed else others
 
 
-def _reducing(members: list[Member], tally: _Tally, parent: Roster, cycle: int) -> list[Member]:
+def _reducing(
+    members: list[Member], able: Iterable[Member], lost: Collection[PeerId], parent: Roster, cycle: int
+) -> list[Member]:
     """Return the members with *reduces* for those that may.
 
-    Those who did so far go on; others come when they have been listed for long enough, or there are few. The bootstrap
-    needs no proof: all have reached it.
+    Those who did so far go on; others come when they have been listed for long enough, or there are few.
     """
-
+    here = {member.peer for member in members}
     had = {member.peer for member in parent.members if member.reduces}
-
-    def is_able(member: Member) -> bool:
-        """Voters do not lose sight of an idle owner all at once: who had lost it needs more of them to get it back."""
-        idle = tally.idle if member.peer in had else tally.doubted
-        return (member.reduces or not member.trains) and member.peer not in idle
-
-    able = [member for member in by_seniority(members, parent.run) if is_able(member)]
-    chosen = {member.peer for member in able if member.peer in had}
+    chosen: set[PeerId] = set()
     for member in able:
         may_now = len(chosen) < ENOUGH_REDUCERS or cycle - member.since >= REDUCES_AFTER_CYCLES
-        if may_now or not member.trains:
+        if member.peer in here and (may_now or member.peer in had or not member.trains):
             chosen.add(member.peer)
     return [
-        replace(member, reduces=member.peer in chosen, share=member.share if member.peer in chosen else FULL_SHARE)
+        replace(
+            member,
+            reduces=member.peer in chosen,
+            share=member.share if member.peer in chosen else FULL_SHARE,
+            place=member.place if member.peer in chosen or member.peer in lost else NO_PLACE,
+        )
         for member in members
     ]
 

@@ -108,18 +108,26 @@ class Reach:
 
     # -- asking
 
-    def due(self, provers: Collection[PeerId], now: float) -> tuple[PeerId, ...]:
-        """Return which of the provers that are linked now to ask; they count as asked."""
-        counted = [answer for _, answer in self._words(now) if network_of(answer.host) >= self._company]
-        num_refused = sum(bool(answer.reason) for answer in counted)
-        wanted = ENOUGH_PROOFS + 2 * num_refused - len(counted)  # each no is to be outweighed, or confirmed
+    def due(
+        self, provers: Collection[PeerId], now: float, rather: Collection[PeerId] = frozenset()
+    ) -> tuple[PeerId, ...]:
+        """Return which of the provers that are linked now to ask; they count as asked.
+
+        Args:
+            rather: those of them whose answers others count, too; enough are wanted of these.
+        """
+        counted = [(peer, word) for peer, word in self._words(now) if network_of(word.host) >= self._company]
+        wanted = _num_wanted(word for _, word in counted)
+        wanted_rather = _num_wanted(word for peer, word in counted if peer in rather)
         chosen: list[PeerId] = []
-        for peer in sorted(provers):
+        for peer in sorted(provers, key=lambda peer: (peer not in rather, peer)):
             prover = self._provers.get(peer)
             if prover is not None and now >= prover.not_before:
                 chosen.append(peer)
-            elif prover is None and wanted > 0 and len(self._provers) < MOST_REMEMBERED:
-                wanted -= 1
+                continue
+            is_wanted = (wanted_rather if peer in rather else wanted) > 0
+            if prover is None and is_wanted and len(self._provers) < MOST_REMEMBERED:
+                wanted, wanted_rather = wanted - 1, wanted_rather - (peer in rather)
                 chosen.append(peer)
         for peer in chosen:
             prover = self._provers.setdefault(peer, _Prover())
@@ -181,6 +189,11 @@ class Reach:
         """Return the answers that are young enough, and whose they are."""
         answers = ((peer, prover.answer) for peer, prover in self._provers.items())
         return [(peer, a) for peer, a in answers if a is not None and now - a.at < PROOF_SECONDS]
+
+
+def _num_wanted(answers: Iterable[Answer]) -> int:
+    """Return how many more answers are wanted: each no is to be outweighed, or confirmed."""
+    return ENOUGH_PROOFS + sum(1 if answer.reason else -1 for answer in answers)
 
 
 def _newest_first(answers: Iterable[Answer]) -> list[Answer]:

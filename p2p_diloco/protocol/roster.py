@@ -18,7 +18,7 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import DIGEST, FLAG, PEER, SIGNATURE, U64, Layout, many, pair, record, to_bytes
 
 MOST_MEMBERS = 2048
-"""A certified roster of so many must fit one control frame: 52 bytes a member."""
+"""A certified roster of so many must fit one control frame: 60 bytes a member."""
 MOST_VOTERS = 32
 MOST_LEADERS = 8
 """All voters keep a link to them."""

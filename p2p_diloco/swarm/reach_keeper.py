@@ -10,10 +10,13 @@ import ipaddress
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.member import ReachProof
 from p2p_diloco.protocol.messages import (
     MOST_HOST_BYTES,
     MOST_PORTS,
@@ -23,6 +26,8 @@ from p2p_diloco.protocol.messages import (
     encode_message,
 )
 from p2p_diloco.protocol.reach import Answer, Network, Reach, Standing, network_of
+from p2p_diloco.protocol.reach_proofs import place_of, provers_for
+from p2p_diloco.protocol.roster import Verify
 from p2p_diloco.transport.addresses import tcp_address
 from p2p_diloco.transport.link import Lane, Transport
 
@@ -44,6 +49,8 @@ class ReachKeeper:
 
     Args:
         is_own_host: tells whether an IP address is this machine's.
+        now: swarm seconds.
+        verify: tells whether a peer has signed something.
         hear: called with what follows from the answers when that has changed.
     """
 
@@ -53,15 +60,20 @@ class ReachKeeper:
         transport: Transport,
         engine: PeerEngine,
         is_own_host: Callable[[str], bool],
+        now: Callable[[], float],
+        verify: Verify,
         hear: Callable[[Standing], None],
     ) -> None:
         self.standing = Standing(is_reachable=False)
         self._transport = transport
         self._engine = engine
         self._is_own_host = is_own_host
+        self._now = now
+        self._verify = verify
         self._hear = hear
         self._reach = Reach()
         self._nonces: dict[PeerId, int] = {}
+        self._signed: dict[PeerId, tuple[Answer, ReachProof]] = {}
         self._linked: frozenset[PeerId] = frozenset()
         self._looked_at = float("-inf")
         self._listening: tuple[str, ...] = ()
@@ -93,10 +105,12 @@ class ReachKeeper:
         if listening != self._listening:
             self._listening = listening
             self._reach.forget()
+            self._signed.clear()
         await self._look(now)
         ports = self._transport.listen_ports()[:MOST_PORTS]
         if ports:
-            for peer in self._reach.due(self._provers() & self._transport.linked_peers(), now):
+            linked = self._transport.linked_peers()
+            for peer in self._reach.due(self._provers() & linked, now, rather=self._trusted() & linked):
                 self._nonces[peer] = secrets.randbits(60)
                 self._post(peer, ReachRequest(nonce=self._nonces[peer], ports=ports))
         self._judge(now)
@@ -123,6 +137,11 @@ class ReachKeeper:
             return frozenset()
         return roster.peers().union((self._engine.book.founder,)) - {self._engine.me.peer}
 
+    def _trusted(self) -> frozenset[PeerId]:
+        """Return whose proofs the rule counts; the others' are only for this peer's own decisions."""
+        book = self._engine.book
+        return provers_for(self._engine.me.peer, book.in_force, book.founder) if book.in_force else frozenset()
+
     def _company(self) -> frozenset[PeerId]:
         """Return who must be able to dial this peer: members that it needs links to, and who may soon be one."""
         engine, roster = self._engine, self._engine.book.in_force
@@ -138,6 +157,10 @@ class ReachKeeper:
     def _judge(self, now: float) -> None:
         standing = self._reach.standing(self._provers(), self._company(), now)
         self._engine.membership.can_be_dialled = standing.is_reachable
+        counted = standing.proofs[: standing.num_proved]
+        self._signed = {peer: signed for peer, signed in self._signed.items() if signed[0] in standing.proofs}
+        signed = sorted(self._signed.values(), key=lambda each: -each[0].at)
+        self._engine.membership.proofs = tuple(proof for answer, proof in signed if answer in counted)
         if standing != self.standing:
             self.standing = standing
             self._hear(standing)
@@ -168,7 +191,14 @@ class ReachKeeper:
             return
         reason = clean_text(reply.reason.decode("utf-8", "replace"))
         now = asyncio.get_running_loop().time()
-        self._reach.take(peer, Answer(host=host, port=reply.port, reason=reason, at=now))
+        run, me = self._engine.rules.run, self._engine.me.peer
+        proof = ReachProof(prover=peer, place=place_of(run, host), cycle=reply.cycle, signature=reply.signature)
+        if not reason and not self._verify(peer, proof.statement(run, me), proof.signature):
+            return
+        answer = Answer(host=host, port=reply.port, reason=reason, at=now)
+        self._reach.take(peer, answer)
+        if not reason:
+            self._signed[peer] = (answer, proof)
         self._judge(now)
 
     def _post(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
@@ -182,6 +212,9 @@ class ReachKeeper:
             while not self._waiting:
                 self._has_requests.clear()
                 await self._has_requests.wait()
+            if self._engine.only_listens:  # a proof names the cycle: it must be known
+                await asyncio.sleep(TURN_SECONDS)
+                continue
             peer = next(iter(self._waiting))
             request = self._waiting.pop(peer)
             if self._may_probe(peer):
@@ -213,13 +246,24 @@ class ReachKeeper:
         tried = await asyncio.gather(*(self._try(peer, host, port) for host, port in places))
         reached = [place for place, reason in zip(places, tried, strict=True) if not reason]
         host, port = reached[0] if reached else places[0]
+        host = self._as_seen(host)
+        proof = self._sign(peer, host) if reached else None
         reason = "" if reached else "; ".join(dict.fromkeys(tried))
         return ReachReply(
             nonce=request.nonce,
-            host=self._as_seen(host).encode()[:MOST_HOST_BYTES],
+            host=host.encode()[:MOST_HOST_BYTES],
             port=port,
             reason=reason.encode()[:MOST_REASON_BYTES],
+            cycle=proof.cycle if proof is not None else 0,
+            signature=proof.signature if proof is not None else NO_SIGNATURE,
         )
+
+    def _sign(self, peer: PeerId, host: str) -> ReachProof:
+        """Return our proof that we dialled `peer`."""
+        me, rules = self._engine.me, self._engine.rules
+        cycle = max(rules.clock.cycle(rules.clock.round_at(self._now())), 0)
+        unsigned = ReachProof(prover=me.peer, place=place_of(rules.run, host), cycle=cycle, signature=NO_SIGNATURE)
+        return replace(unsigned, signature=me.sign(unsigned.statement(rules.run, peer)))
 
     async def _try(self, peer: PeerId, host: str, port: int) -> str:
         """Return why `peer` cannot be dialled at one place, or nothing."""

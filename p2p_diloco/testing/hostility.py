@@ -17,6 +17,7 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId
 from p2p_diloco.protocol.ballot import Promise, Vote
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import Heartbeat
+from p2p_diloco.protocol.member import Declaration
 from p2p_diloco.protocol.messages import (
     ContentReply,
     EntryAbsent,
@@ -36,7 +37,7 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.testing.clock import MachineClock
 from p2p_diloco.testing.network import Mutator, SimulatedTransport
 from p2p_diloco.testing.process import OUTSIDE, Process
-from p2p_diloco.testing.run import RUN, key_named, signer
+from p2p_diloco.testing.run import RUN, key_named, proof_of, sign_as, signer
 from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
 
 if TYPE_CHECKING:
@@ -69,6 +70,39 @@ def _withhold_entries(message: Message, rng: random.Random) -> Message | None:
 
 def _never_vote(message: Message, rng: random.Random) -> Message | None:
     return None if isinstance(message, Promise | Vote) else message
+
+
+def claims_reach(*provers: PeerId, is_forged: bool = False) -> MutatorMaker:
+    """Return a maker of mutators that claim to be reachable, and open rounds empty-handed.
+
+    Args:
+        provers: who proves it; none: the proofs are left as its node made them.
+        is_forged: the proofs name these provers, who have signed none of them.
+    """
+
+    def make(machine: Machine, rng: random.Random) -> Mutator:
+        def claim(message: Message) -> Message | None:
+            match message:
+                case Opening():
+                    return replace(message, spans=tuple(replace(offer, sends=False) for offer in message.spans))
+                case SpanVector() | Entry():
+                    return None
+                case Declaration() if message.peer == machine.peer and provers:
+                    proofs = tuple(proof_of(machine.peer, prover, message.cycle) for prover in provers)
+                    if is_forged:
+                        proofs = tuple(replace(proof, signature=rng.randbytes(64)) for proof in proofs)
+                    word = replace(message, proofs=proofs)
+                    return replace(word, signature=sign_as(machine.peer, word.statement()))
+                case _:
+                    return message
+
+        def mutate(to: PeerId, message: Message) -> list[bytes]:
+            claimed = claim(message)
+            return [encode_message(claimed)] if claimed is not None else []
+
+        return mutate
+
+    return make
 
 
 def _noise(message: Message, rng: random.Random) -> Message | None:

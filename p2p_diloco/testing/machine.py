@@ -40,7 +40,17 @@ from p2p_diloco.testing.island import SimulatedIsland
 from p2p_diloco.testing.maths import OUTER, SharedMaths
 from p2p_diloco.testing.network import Mutator, SimulatedNetwork, SimulatedTransport
 from p2p_diloco.testing.process import Process, run_in
-from p2p_diloco.testing.run import MANIFEST, ROUND_ZERO, RUN, found_run, key_named, signer, start_states, verify
+from p2p_diloco.testing.run import (
+    MANIFEST,
+    ROUND_ZERO,
+    RUN,
+    believed_proofs,
+    found_run,
+    key_named,
+    signer,
+    start_states,
+    verify,
+)
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.saving import Saver
@@ -413,6 +423,7 @@ class _WatchedEngine(PeerEngine):
         self._machine = machine
 
     def tick(self, now: float) -> list[Action]:
+        self.membership.proofs = believed_proofs(self, now)
         actions = super().tick(now)
         inspector = self._machine.around.inspector
         inspector.opened(self._machine, self, actions)

@@ -7,6 +7,7 @@ dozen is not held up by Ed25519. Peer records keep their real ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -17,7 +18,9 @@ from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
+from p2p_diloco.protocol.reach_proofs import provers_for
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.signing import SigningKey
@@ -129,3 +132,24 @@ def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
     roster = founding_roster(rules.run, genesis, founder, cycle)
     signature = sign_as(ORGANISER, founding_statement(roster.digest()))
     return CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),))
+
+
+def believed_proofs(engine: PeerEngine, now: float) -> tuple[ReachProof, ...]:
+    """Return proofs that the engine's peer can be dialled, as others would sign them: of the founder where it can.
+
+    Nobody dials anybody for them: who can be reached is a belief in a simulation, which the network may prove wrong.
+    """
+    roster, peer = engine.book.in_force, engine.me.peer
+    if roster is None:
+        return ()
+    clock, founder = engine.rules.clock, engine.book.founder
+    cycle = max(clock.cycle(clock.round_at(now)), 0)
+    provers = [founder] if peer != founder else sorted(provers_for(peer, roster, founder))[:MOST_PROOFS]
+    return tuple(proof_of(peer, prover, cycle) for prover in provers)
+
+
+@lru_cache(maxsize=1 << 12)
+def proof_of(peer: PeerId, prover: PeerId, cycle: int, place: bytes = NO_PLACE) -> ReachProof:
+    """Return the proof of `prover` that it has dialled `peer`."""
+    unsigned = ReachProof(prover=prover, place=place, cycle=cycle, signature=bytes(64))
+    return replace(unsigned, signature=sign_as(prover, unsigned.statement(RUN, peer)))

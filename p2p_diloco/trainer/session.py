@@ -106,7 +106,12 @@ class PeerSession:
         )
         parts.transport.is_needed = self._is_needed
         self._reach = ReachKeeper(
-            transport=parts.transport, engine=self._engine, is_own_host=is_own_host, hear=self._hear_of_reach
+            transport=parts.transport,
+            engine=self._engine,
+            is_own_host=is_own_host,
+            now=self._clock.now,
+            verify=is_signed_by,
+            hear=self._hear_of_reach,
         )
         self._keeper.introduced(parts.records)
         self._contact = Contact(parts, self._keeper, self._engine, tally)

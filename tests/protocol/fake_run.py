@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.protocol.actions import Report, RoundClosed
@@ -12,7 +12,8 @@ from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
+from p2p_diloco.protocol.reach_proofs import provers_for
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 
@@ -37,6 +38,17 @@ def sign_as(peer: PeerId, statement: bytes) -> bytes:
 
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
     return signature == sign_as(peer, statement)
+
+
+def believed_proofs(engine: PeerEngine, now: float) -> tuple[ReachProof, ...]:
+    """Proofs that the engine's peer can be dialled: of the founder where it can, and nobody dials anybody for them."""
+    roster, peer = engine.book.in_force, engine.me.peer
+    if roster is None:
+        return ()
+    founder, cycle = engine.book.founder, max(engine.rules.clock.cycle(engine.rules.clock.round_at(now)), 0)
+    provers = [founder] if peer != founder else sorted(provers_for(peer, roster, founder))[:MOST_PROOFS]
+    unsigned = [ReachProof(prover=each, place=NO_PLACE, cycle=cycle, signature=bytes(64)) for each in provers]
+    return tuple(replace(each, signature=sign_as(each.prover, each.statement(RUN, peer))) for each in unsigned)
 
 
 ORGANISER = peer_id("organiser")

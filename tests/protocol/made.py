@@ -12,7 +12,7 @@ from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.member import Declaration, Member
+from p2p_diloco.protocol.member import NO_PLACE, Declaration, Member, ReachProof
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.roster_book import RosterBook
@@ -66,19 +66,31 @@ def roster_1(num_members: int, *, reduces: bool = True, **changes: object) -> Ce
     return certify(roster_of(num_members, reduces=reduces, **changes), [peer_id("boot")])
 
 
-def declaration(peer: PeerId, **changes: object) -> Declaration:
+def proof_of(
+    peer: PeerId, prover: PeerId | None = None, *, cycle: int = 0, place: bytes = NO_PLACE, run: Digest = RUN
+) -> ReachProof:
+    """The proof of the bootstrap, or of another prover, that it has dialled `peer`."""
+    prover = prover if prover is not None else peer_id("boot")
+    proof = ReachProof(prover=prover, place=place, cycle=cycle, signature=NO_SIGNATURE)
+    return replace(proof, signature=sign_as(prover, proof.statement(run, peer)))
+
+
+def declaration(peer: PeerId, *, reachable: bool = True, **changes: object) -> Declaration:
+    """A declaration of a peer; one that is reachable shows a proof of the bootstrap, unless the changes name others."""
     word = Declaration(
         run=RUN,
         peer=peer,
         incarnation=1,
         cycle=0,
-        reachable=True,
+        proofs=(),
         trains=True,
         share=8,
         leaving=False,
         signature=NO_SIGNATURE,
     )
     word = replace(word, **changes)  # type: ignore[arg-type]
+    if reachable and not word.proofs:
+        word = replace(word, proofs=(proof_of(peer, cycle=word.cycle, run=word.run),))
     return replace(word, signature=sign_as(peer, word.statement()))
 
 
@@ -131,7 +143,7 @@ def membership_of(
     trains: bool = True,
     group_size: int = 16,
 ) -> Membership:
-    return Membership(
+    membership = Membership(
         me=self_of(peer, incarnation=incarnation, trains=trains),
         rules=run_rules(group_size=group_size),
         book=book_with(*rosters, group_size=group_size),
@@ -139,6 +151,8 @@ def membership_of(
         verify=verify,
         remembers=remembers,
     )
+    membership.proofs = (proof_of(peer),)
+    return membership
 
 
 def head_of(*, height: int = 0, digest: bytes = b"start", round_index: int = -1, radius: float = 1.0) -> SpanHead:

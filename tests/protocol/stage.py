@@ -13,6 +13,7 @@ from fake_run import (
     ROUND_SECONDS,
     Machine,
     absorbed_bytes,
+    believed_proofs,
     run_rules,
 )
 
@@ -189,6 +190,7 @@ class Stage:
 
     def _tick(self, machine: Machine) -> None:
         if machine.engine is not None and not machine.paused:
+            machine.engine.membership.proofs = believed_proofs(machine.engine, self._local(machine))
             self.perform(machine, machine.engine.tick(self._local(machine)))
 
     def _schedule(self, machine: Machine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fake_run import peer_id, sign_as, verify
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import NO_SIGNATURE, child_of, declaration, ids, member, roster_of
+from made import NO_SIGNATURE, child_of, declaration, ids, member, proof_of, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256
@@ -218,6 +218,8 @@ FIRST, SECOND = proposal(3, height=2), proposal(5, height=7)
 UNSIGNED = replace(declaration(STRANGER), signature=NO_SIGNATURE)
 UNSIGNED_PROMISE = replace(said(B, 8), promise=replace(said(B, 8).promise, signature=NO_SIGNATURE))
 FOREIGN = declaration(STRANGER, run=sha256(b"other"))
+FORGED = declaration(STRANGER, proofs=(replace(proof_of(STRANGER), signature=NO_SIGNATURE),))
+LONG = tuple(declaration(peer_id(f"new {number}")) for number in range(9))
 BAD_PROMISES: list[tuple[str, Promised, str]] = [
     ("of another ballot", said(B, 9), "is for another ballot than 8"),
     ("for a degraded child", said(B, 8, degraded=True), "is for another ballot"),
@@ -228,6 +230,8 @@ BAD_PROMISES: list[tuple[str, Promised, str]] = [
     ("with a bitmap too short", said(B, 8, seen=view(bitmap=b"")), "has a bitmap that does not fit 4 members"),
     ("with an unsigned declaration", said(B, 8, seen=view(declarations=(UNSIGNED,))), "did not sign"),
     ("with a declaration of another run", said(B, 8, seen=view(declarations=(FOREIGN,))), "did not sign"),
+    ("with a proof that its prover did not sign", said(B, 8, seen=view(declarations=(FORGED,))), "or a prover did not"),
+    ("with more declarations than fit", said(B, 8, seen=view(declarations=LONG)), "shows more than 2304 bytes"),
     ("that hides its vote", replace(said(B, 8, voted=proposal(5)), voted=None), "did not show what it has voted"),
     ("that shows a vote it does not name", replace(said(B, 8), voted=FIRST), "did not show what it has voted"),
     ("that shows another vote", replace(said(B, 8, voted=SECOND), voted=FIRST), "did not show what it has voted"),
@@ -255,7 +259,7 @@ def test_a_declaration_that_all_promises_show_is_checked_once() -> None:
     roster = RULE(words)
     assert roster is not None
     check_proposal(Proposal(ballot=8, roster=roster, promises=words, origin=()), PARENT, RULE, QUORUM, counted)
-    assert sorted(seen) == sorted((A, B, C, STRANGER))
+    assert sorted(seen) == sorted((A, B, C, STRANGER, peer_id("boot"))), "and so is its proof"
 
 
 def test_nobody_hands_in_the_promise_of_another() -> None:

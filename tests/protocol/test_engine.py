@@ -19,6 +19,7 @@ from made import (
     heartbeat,
     ids,
     member,
+    proof_of,
     roster_1,
     self_of,
 )
@@ -62,7 +63,9 @@ from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contrib
 
 def engine_of(name: str = "ann", recalled: Recalled | None = None, incarnation: int = 1) -> PeerEngine:
     me = self_of(peer_id(name), incarnation=incarnation)
-    return PeerEngine(me=me, rules=run_rules(), verify=verify, recalled=recalled)
+    engine = PeerEngine(me=me, rules=run_rules(), verify=verify, recalled=recalled)
+    engine.membership.proofs = (proof_of(me.peer),)
+    return engine
 
 
 def with_roster(engine: PeerEngine, certified: CertifiedRoster) -> PeerEngine:

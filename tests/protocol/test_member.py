@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_run import verify
 from hypothesis import given
 from hypothesis import strategies as st
-from made import declaration, ids, member
+from made import NO_SIGNATURE, declaration, ids, member, proof_of
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.member import DECLARATION_LAYOUT, FULL_SHARE, MEMBER_LAYOUT, Declaration, Member
+from p2p_diloco.protocol.member import (
+    DECLARATION_LAYOUT,
+    FULL_SHARE,
+    MEMBER_LAYOUT,
+    PLACE_BYTES,
+    Declaration,
+    Member,
+)
 from p2p_diloco.protocol.wire import FrameReader, take_fields, to_bytes
 
 A, B = ids(2)
@@ -23,7 +31,7 @@ def test_a_member_is_the_same_in_bytes_and_back(
 ) -> None:
     written = member(A, reduces=reduces, counts=counts, trains=trains, share=share, since=since)
     frame = to_bytes(written, MEMBER_LAYOUT)
-    assert len(frame) <= 52, "2048 of them must fit one control frame"
+    assert len(frame) <= 60, "2048 of them must fit one control frame"
     reader = FrameReader(frame)
     assert Member(**take_fields(reader, MEMBER_LAYOUT)) == written
     reader.expect_end()
@@ -41,7 +49,7 @@ def test_a_declaration_is_the_same_in_bytes_and_back(
 
 def test_more_than_a_full_share_is_refused() -> None:
     frame = bytearray(to_bytes(member(A), MEMBER_LAYOUT))
-    frame[-1] = FULL_SHARE + 1
+    frame[-1 - PLACE_BYTES] = FULL_SHARE + 1
     with pytest.raises(FrameError, match="the number 9; at most 8"):
         take_fields(FrameReader(bytes(frame)), MEMBER_LAYOUT)
 
@@ -53,7 +61,7 @@ def test_more_than_a_full_share_is_refused() -> None:
         {"peer": B},
         {"incarnation": 2},
         {"cycle": 1},
-        {"reachable": False},
+        {"proofs": ()},
         {"trains": False},
         {"share": 4},
         {"leaving": True},
@@ -63,6 +71,22 @@ def test_all_that_is_declared_is_signed(change: dict[str, object]) -> None:
     word = declaration(A)
     assert replace(word, **change).statement() != word.statement()  # type: ignore[arg-type]
     assert replace(word, signature=b"\1" * 64).statement() == word.statement()
+
+
+@pytest.mark.parametrize("change", [{"prover": B}, {"place": b"A" * PLACE_BYTES}, {"cycle": 1}])
+def test_all_that_is_proved_is_signed_and_good_for_one_peer_of_one_run(change: dict[str, object]) -> None:
+    proof, word = proof_of(A), declaration(A)
+    assert replace(proof, **change).statement(word.run, A) != proof.statement(word.run, A)  # type: ignore[arg-type]
+    assert proof.statement(word.run, B) != proof.statement(word.run, A)
+    assert proof.statement(sha256(b"another run"), A) != proof.statement(word.run, A)
+
+
+def test_a_declaration_is_signed_when_its_peer_and_all_provers_have() -> None:
+    word = declaration(A, proofs=(proof_of(A), proof_of(A, B)))
+    assert word.is_signed(verify)
+    assert not replace(word, signature=NO_SIGNATURE).is_signed(verify)
+    for proofs in ((word.proofs[0], replace(word.proofs[1], cycle=2)), (proof_of(B),)):
+        assert not declaration(A, proofs=proofs).is_signed(verify)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from made import (
     ids,
     member,
     membership_of,
+    proof_of,
     roster_1,
     roster_of,
 )
@@ -25,6 +26,7 @@ from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
 from p2p_diloco.protocol.ballot import (
+    MOST_DECLARATION_BYTES,
     MOST_DECLARATIONS,
     Prepare,
     Promise,
@@ -33,6 +35,7 @@ from p2p_diloco.protocol.ballot import (
     View,
     Vote,
     ballot_number,
+    declarations_bytes,
 )
 from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
 from p2p_diloco.protocol.entry import places_in
@@ -564,6 +567,11 @@ NEWS: list[tuple[str, Declaration, bool]] = [
     ("a change of share", declaration(A, incarnation=2, share=6), True),
     ("a change of share where it reduces nothing", declaration(B, reachable=False, share=1), False),
     ("one that can be reached now", declaration(B, reachable=True), True),
+    ("one that cannot be reached, and says otherwise", declaration(B, proofs=(proof_of(B, B),)), False),
+    ("one that a fresh identity has proved", declaration(B, proofs=(proof_of(B, NEW),)), False),
+    ("one that one of three who may prove it has proved", declaration(B, proofs=(proof_of(B, A),)), False),
+    ("one that two of them have proved", declaration(B, proofs=(proof_of(B, A), proof_of(B, C))), True),
+    ("a member that reduces, by its own word", declaration(C, proofs=(proof_of(C, NEW),)), False),
     ("the bootstrap, whatever it says of its reach", declaration(BOOT, reachable=False, trains=False), False),
 ]
 MIXED = certify(
@@ -629,8 +637,43 @@ def test_a_promise_shows_its_voters_own_news_and_applicants_keep_out_nobody_who_
     assert len(words) <= MOST_DECLARATIONS
     assert {word.peer for word in words} >= {OTHER, THIRD}
     strangers = [word for word in words if word.peer not in ROSTER.peers()]
-    assert len(strangers) == MOST_DECLARATIONS // 2
     assert all(word.reachable for word in strangers), "those first that can be reached"
+    assert MOST_DECLARATION_BYTES // 4 < declarations_bytes(strangers) <= MOST_DECLARATION_BYTES // 2
+
+
+def test_applicants_that_claim_without_proof_come_after_those_that_others_have_dialled() -> None:
+    here = member_of_three()
+    proved = peer_id("proved")
+    for n in range(40):
+        peer = peer_id(f"new {n}")
+        here.pass_on(declaration(peer, cycle=1, proofs=(proof_of(peer, peer_id("accomplice"), cycle=1),)), A, NOW)
+    here.pass_on(declaration(proved, cycle=1), A, NOW)
+    assert here.view(ROSTER, NOW).declarations[0].peer == proved
+
+
+def test_members_that_count_come_before_fresh_ones_that_ask_for_more_again_and_again() -> None:
+    crowd = [peer_id(f"fresh {n}") for n in range(30)]
+    many = certify(
+        child_of(
+            founding().roster,
+            [*map(member, (A, B, C)), *(member(peer, counts=False, reduces=False) for peer in crowd)],
+        ),
+        [BOOT],
+    )
+    here = membership_of(A, founding(), many)
+    for peer in crowd:
+        here.pass_on(declaration(peer, cycle=1), peer, NOW)
+    here.pass_on(declaration(B, cycle=1, reachable=False), B, NOW)
+    words = here.view(many.roster, NOW).declarations
+    assert words[0].peer == B
+    assert len(words) > 1
+
+
+def test_of_applicants_that_claim_nothing_half_of_the_declarations_are() -> None:
+    here = member_of_three()
+    for n in range(40):
+        here.pass_on(declaration(peer_id(f"new {n}"), cycle=1, reachable=False), A, NOW)
+    assert len(here.view(ROSTER, NOW).declarations) >= MOST_DECLARATIONS // 2 - 2
 
 
 def test_old_applications_are_forgotten_with_time() -> None:

@@ -80,7 +80,7 @@ MESSAGES: tuple[Message, ...] = (
     Pong(nonce=7, clock_seconds=12.5),
     Pong(nonce=8, clock_seconds=12.5, is_settled=False),
     ReachRequest(nonce=7, ports=(31337, 40000)),
-    ReachReply(nonce=7, host=b"192.0.2.1", port=31337, reason=b"refused"),
+    ReachReply(nonce=7, host=b"192.0.2.1", port=31337, reason=b"refused", cycle=5, signature=bytes(64)),
     declaration(A, leaving=True),
     RosterRequest(known=(D,)),
     RosterReply(rosters=(founding(), roster_1(3))),

@@ -10,13 +10,13 @@ import pytest
 from fake_run import ALL_SPANS, peer_id, run_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import NO_SIGNATURE, declaration, founding, ids, member, roster_of
+from made import NO_SIGNATURE, declaration, founding, ids, member, proof_of, roster_of
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.ballot import Promise, View, ballot_number
 from p2p_diloco.protocol.entry import pack_included
 from p2p_diloco.protocol.grid import grid_order
-from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member
+from p2p_diloco.protocol.member import FULL_SHARE, NO_PLACE, Declaration, Member
 from p2p_diloco.protocol.proposal import (
     FEWEST_NEWCOMERS,
     FRESH_CYCLES,
@@ -475,6 +475,71 @@ def test_and_gets_it_back_when_two_thirds_of_them_do_not_say_so(num_saying: int,
         assert D in reducing(child(parent, *words))
     else:
         assert nothing_follows(parent, *words)
+
+
+# -- one for each public address
+
+HERE, THERE = b"here....", b"there..."
+
+
+def at(peer: PeerId, place: bytes, **changes: object) -> Declaration:
+    return applies(peer, proofs=(proof_of(peer, cycle=CYCLE, place=place),), **changes)
+
+
+def test_of_one_public_address_the_senior_reduces_and_others_of_the_machine_do_not() -> None:
+    parent = listing(
+        member(A), member(B, reduces=False), *(member(p, reduces=False, since=n) for n, p in enumerate((C, D), 3))
+    )
+    words = [at(B, HERE), at(C, HERE), at(D, THERE)]
+    later = child(parent, said(A, parent, declared=words), said(B, parent), said(C, parent))
+    assert reducing(later) == {A, B, D}
+    assert [listed(later, peer).place for peer in (A, B, C, D)] == [NO_PLACE, HERE, NO_PLACE, THERE]
+
+
+def test_who_reduces_at_an_address_goes_on_though_a_senior_one_comes_there() -> None:
+    parent = listing(member(A, since=4, place=HERE), member(B), member(C, reduces=False))
+    assert nothing_follows(parent, *(said(p, parent, declared=[at(C, HERE)]) for p in (A, B, C)))
+
+
+def test_an_identity_that_lost_it_keeps_its_address_so_that_no_other_follows_it() -> None:
+    parent = listing(member(A), member(D, place=HERE), member(B, reduces=False), member(C, reduces=False))
+    words = [said(p, parent, idle=[D], declared=[at(B, HERE), at(NEW[0], HERE)]) for p in (A, B, C)]
+    later = child(parent, *words)
+    assert reducing(later) == {A}
+    assert listed(later, D).place == HERE
+    again = [said(p, later, idle=[D], declared=[at(B, HERE), at(C, THERE)]) for p in (A, B, C)]
+    assert reducing(child(later, *again)) == {A, C}
+    over = child(later, *(said(p, later, declared=[at(B, HERE)]) for p in (A, B, C)))
+    assert reducing(over) == {A, B}, "when that is over, others may"
+    assert listed(over, D).place == NO_PLACE
+
+
+def test_and_takes_it_from_nobody_who_reduces_there() -> None:
+    parent = listing(member(A, place=HERE), member(B), member(C, reduces=False, place=HERE), member(D))
+    words = [said(p, parent, idle=[C], declared=[applies(NEW[0], reachable=False)]) for p in (A, B, D)]
+    assert A in reducing(child(parent, *words))
+
+
+def test_at_no_public_address_as_many_reduce_as_can() -> None:
+    parent = listing(member(A), *(member(peer, reduces=False) for peer in (B, C, D)))
+    words = [at(peer, NO_PLACE) for peer in (B, C, D)]
+    assert reducing(child(parent, said(A, parent, declared=words), said(B, parent), said(C, parent))) == {A, B, C, D}
+
+
+def test_the_bootstrap_stays_where_those_who_could_reduce_are_one_machine() -> None:
+    parent = listing(bootstrap(), member(A, place=HERE), *(member(peer, reduces=False) for peer in (B, C)))
+    assert nothing_follows(parent, *(said(p, parent, declared=[at(B, HERE), at(C, HERE)]) for p in (A, B, C)))
+
+
+def test_claims_without_enough_proofs_change_nothing_however_often_they_come() -> None:
+    """Where only the bootstrap can be reached, fresh identities that prove each other would own spans at once."""
+    parent = listing(
+        bootstrap(), *(member(peer, reduces=False) for peer in (A, B)), *(fresh(p, reduces=False) for p in NEW)
+    )
+    words = [applies(p, proofs=(proof_of(p, q, cycle=CYCLE),)) for p, q in itertools.pairwise(NEW)]
+    assert nothing_follows(parent, *(said(p, parent, declared=words) for p in (A, B, BOOT)))
+    listing_them = child(FOUR, *(said(p, declared=words) for p in (A, B, C)))
+    assert reducing(listing_them) == FOUR.peers()
 
 
 # -- going on without a majority

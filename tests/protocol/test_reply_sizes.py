@@ -10,9 +10,18 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.protocol.actions import Send
-from p2p_diloco.protocol.ballot import MOST_DECLARATIONS, MOST_PROMISES, Promise, Promised, Proposal, View
+from p2p_diloco.protocol.ballot import (
+    MOST_DECLARATION_BYTES,
+    MOST_DECLARATIONS,
+    MOST_PROMISES,
+    Promise,
+    Promised,
+    Proposal,
+    View,
+    declarations_bytes,
+)
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.member import Declaration, Member
 from p2p_diloco.protocol.messages import (
     MOST_RECORD_BYTES,
     MOST_RECORDS,
@@ -85,8 +94,13 @@ def test_a_roster_that_would_not_fit_a_frame_is_refused_before_it_is_in_force() 
 def promises_on(parent: Roster, num_promises: int) -> tuple[Promise, ...]:
     """Return promises of so many, each with as many declarations as it may show."""
     bitmap = bytes(len(parent.members) // 8)
-    words = tuple(declaration(peer_id(f"new {number}")) for number in range(MOST_DECLARATIONS))
-    seen = View(absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=7, declarations=words)
+    words: list[Declaration] = []
+    for number in range(MOST_DECLARATIONS):
+        word = declaration(peer_id(f"new {number}"), reachable=False)
+        if declarations_bytes([*words, word]) <= MOST_DECLARATION_BYTES:
+            words.append(word)
+    assert declarations_bytes(words) > MOST_DECLARATION_BYTES - words[0].num_bytes()
+    seen = View(absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=7, declarations=tuple(words))
     return tuple(
         Promise(
             parent=parent.digest(),
