@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +25,9 @@ from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.attendance import Self
+from p2p_diloco.protocol.attendance import NO_SIGNATURE, Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.signing import SigningKey, is_signed_by
@@ -120,6 +121,7 @@ class StagedPeer:
         self.engine: PeerEngine
         self.thread: IslandThread
         self._signed, self._organiser = signed, organiser
+        self._prover: SigningKey | None = None
         self._memory = RunFolder(folder, plan.rules.run)
         self._services = contextlib.AsyncExitStack()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
@@ -137,9 +139,10 @@ class StagedPeer:
     # -- putting it together
 
     def start(self) -> dict[str, Any]:
-        """Start the transport; return what the others must know."""
+        """Start the transport; return what the others must know, with the key, so that they can prove each other."""
         self.run(self._enter_transport())
-        return {"peer": self.key.peer.hex(), "addresses": self.transport.listen_addresses()}
+        key = self.key.private_bytes().hex()
+        return {"peer": self.key.peer.hex(), "addresses": self.transport.listen_addresses(), "key": key}
 
     async def _enter_transport(self) -> None:
         await self._services.enter_async_context(self.transport)
@@ -201,6 +204,8 @@ class StagedPeer:
 
     def link(self, words: list[dict[str, Any]], place: int) -> None:
         """Have a link to each other peer, from what each returned when it started, in order of places."""
+        if len(words) > 1:
+            self._prover = SigningKey(bytes.fromhex(words[0 if place else 1]["key"]))
         self.run(self._link(words, place))
 
     async def _link(self, words: list[dict[str, Any]], place: int) -> None:
@@ -241,6 +246,7 @@ class StagedPeer:
         """
         clock = self.plan.rules.clock
         until = clock.begin(round_index + num_rounds) - STANDSTILL_SECONDS if num_rounds else float("inf")
+        self._prove(max(clock.cycle(round_index), 0))
         self.stage.set(clock.begin(round_index), at, until)
         await asyncio.sleep(max(at - time.monotonic(), 0.0))
         driving = asyncio.ensure_future(self.node.run())
@@ -249,6 +255,13 @@ class StagedPeer:
         finally:
             driving.cancel()
             await asyncio.wait({driving})
+
+    def _prove(self, cycle: int) -> None:
+        """Have the founder prove that this peer can be dialled, and the next peer the founder: nobody is asked."""
+        if self._prover is not None:
+            unsigned = ReachProof(prover=self._prover.peer, place=NO_PLACE, cycle=cycle, signature=NO_SIGNATURE)
+            signature = self._prover.sign(unsigned.statement(self.plan.rules.run, self.key.peer))
+            self.engine.membership.proofs = (replace(unsigned, signature=signature),)
 
     async def settle(self, round_index: int, at: float) -> bool:
         """Sit through a round in which nobody has anything to contribute; tell whether contents are compared.

@@ -27,6 +27,7 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Declaration, ReachProof
 from p2p_diloco.protocol.messages import (
     MOST_RECORDS,
     ContentReply,
@@ -387,6 +388,31 @@ async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
         await asyncio.sleep(0.2)
 
 
+async def claimed_reach(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Apply, and claim to be reachable: with no proof, with those of accomplices, and with one that nobody signed."""
+    await stranger.hear_all()
+    accomplices = [SigningKey(sha256(b"accomplice", bytes([number]))) for number in range(MOST_PROOFS)]
+    me = stranger.key.peer
+    while True:
+        for peer in stranger.victims:
+            like = stranger.heard[peer]
+            cycle = max((head.round for head in like.heads), default=0) // order["fragments"]
+            unsigned = ReachProof(prover=me, place=NO_PLACE, cycle=max(cycle, 0), signature=bytes(64))
+            proofs = [replace(unsigned, prover=key.peer) for key in accomplices]
+            signed = [
+                replace(proof, signature=key.sign(proof.statement(like.run, me)))
+                for key, proof in zip(accomplices, proofs, strict=True)
+            ]
+            for shown in ((), tuple(signed), (replace(unsigned, prover=peer),)):
+                word = Declaration(
+                    run=like.run, peer=me, incarnation=1, cycle=unsigned.cycle, proofs=shown, trains=True, share=8,
+                    leaving=False, signature=bytes(64),
+                )  # fmt: skip
+                stranger.post(peer, replace(word, signature=stranger.key.sign(word.statement())))
+            stranger.post(peer, stranger.heartbeat(like))
+        await asyncio.sleep(0.5)
+
+
 ATTACKS: dict[str, Attack] = {
     "other-tips": other_tips,
     "other-contents": other_contents,
@@ -400,6 +426,7 @@ ATTACKS: dict[str, Attack] = {
     "cut-frames": cut_frames,
     "forged-rosters": forged_rosters,
     "only-heartbeats": only_heartbeats,
+    "claimed-reach": claimed_reach,
 }
 
 

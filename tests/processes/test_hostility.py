@@ -237,6 +237,7 @@ SCENES = [
     Strangers("forged-rosters"),
     Strangers("other-tips", is_listed=True),
     Strangers("only-heartbeats", identities=8),
+    Strangers("claimed-reach", identities=8),
 ]
 
 

@@ -72,6 +72,17 @@ def test_one_proof_makes_reachable_and_a_second_is_asked_for() -> None:
     assert len(reach.due({A, B, C}, 1.0)) == ENOUGH_PROOFS - 1
 
 
+def test_enough_are_asked_of_those_whose_answers_others_count_too() -> None:
+    reach = Reach()
+    assert reach.due({A, B}, 0.0) == (A, B)
+    for peer in (A, B):
+        reach.take(peer, answer())
+    assert reach.due({A, B, C, D, E}, 1.0, rather={B, C, D, E}) == (C,)
+    reach.take(C, answer())
+    assert reach.due({A, B, C, D, E}, 2.0, rather={B, C, D, E}) == ()
+    assert Reach().due({A, B, C, D, E}, 0.0, rather={D, E}) == (D, E)
+
+
 def test_a_yes_that_nobody_asked_for_counts_nothing() -> None:
     reach = Reach()
     reach.take(A, answer())
