@@ -14,6 +14,8 @@
 #                 for each attack: make hostility ATTACK_SECONDS=60
 # make losses     two volunteers and a bootstrap, real processes: any one of the three is killed, or two; prints after how long
 #                 the others go on; five minutes
+# make clocks     real processes: the first peer's clock is ahead by ten minutes or a day, then set right; one is stopped for a
+#                 while; prints after how long the next entry comes; and a simulated night of one laptop; half an hour
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make disasters  10,000 simulated swarms: an hour
@@ -47,7 +49,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses rivals footprint disasters learning results bench bench-all bench-figures check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint disasters learning results bench bench-all bench-figures check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -88,6 +90,9 @@ homes: $(STAMP)
 
 losses: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_losses.py $(TEST_FLAGS)
+
+clocks: $(STAMP)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_clocks.py tests/swarm/test_wrong_clocks.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)

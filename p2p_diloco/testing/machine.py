@@ -85,6 +85,7 @@ class Machine:
 
     Attributes:
         place: where it is on the network; what it believes of that is `believes_open`.
+        counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
         step_seconds: how long an inner step takes.
         founds: whether it founds the run, and founds it again should it die before anybody else is certified.
         reduce_seconds: how late the worker answers, at most.
@@ -104,6 +105,7 @@ class Machine:
     believes_open: bool
     trains: bool = True
     founds: bool = False
+    counts_sleep: bool = False
     step_seconds: float = 0.5
     reduce_seconds: float = 0.0
     share: int | None = None
@@ -181,6 +183,11 @@ class Machine:
         """Return what this machine's wall clock shows."""
         return self.clock.wall(self.around.true_seconds())
 
+    def steady(self) -> float:
+        """Return what the clock shows by which its peer keeps swarm time: it goes on in sleep where it can."""
+        clock, true = self.clock, self.around.true_seconds()
+        return clock.boottime(true) if self.counts_sleep else clock.monotonic(true)
+
     def swarm_now(self) -> float:
         """Return swarm time as the process that runs reckons it, on its own machine's clocks."""
         assert self.process is not None, f"{self.name} is not running"
@@ -221,10 +228,8 @@ class Machine:
         folder = RunFolder(self.disk.path, RUN)
         if self.lives > 1:
             folder.first_incarnation = int(self.wall())
-        loop, begun, began_at = asyncio.get_running_loop(), self.wall(), asyncio.get_running_loop().time()
-        clock = SwarmClock(
-            lambda: begun + loop.time() - began_at, wall=self.wall, offset_seconds=folder.recall_clock_offset()
-        )
+        begun = self.wall() - self.steady()
+        clock = SwarmClock(lambda: begun + self.steady(), wall=self.wall, offset_seconds=folder.recall_clock_offset())
         transport = around.network.simulated_transport(
             self.peer, run=RUN, believes_open=self.believes_open, process=process, limits=self.limits
         )

@@ -196,6 +196,7 @@ class Simulation:
         step_seconds: float = 0.5,
         wall_offset: float = 0.0,
         drift: float = 0.0,
+        counts_sleep: bool = False,
         limits: TransportLimits | None = None,
         start: bool = True,
     ) -> Machine:
@@ -205,6 +206,7 @@ class Simulation:
             place: `OPEN`, `OUTBOUND_ONLY`, or the name of a home network.
             believes_open: whether it takes itself for one that can be dialled; None: as it is.
             wall_offset, drift: how wrong its clocks are.
+            counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
         """
         draw = random.Random(f"{self.seed} {name} boots")
         machine = Machine(
@@ -228,6 +230,7 @@ class Simulation:
             believes_open=believes_open if believes_open is not None else place == OPEN,
             trains=trains,
             founds=founds,
+            counts_sleep=counts_sleep,
             step_seconds=step_seconds,
             limits=limits if limits is not None else TransportLimits(),
         )
@@ -324,6 +327,11 @@ class Simulation:
         self.network.stall(machine.peer)
         if sleeps:
             machine.clock.sleep(self.loop.true_seconds())
+
+    def pause(self, name: str) -> None:
+        """Stop a machine as a hypervisor pauses a virtual one: all its clocks stand still, and it cannot notice."""
+        self.stop(name)
+        self.machines[name].clock.pause(self.loop.true_seconds())
 
     def go_on(self, name: str) -> None:
         """Let a stopped machine go on: first what has waited, in order."""

@@ -35,6 +35,7 @@ ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")
 PROJECT = Path(__file__).parent.parent.parent
 LYING_SCRIPT = PROJECT / "tests" / "processes" / "lying_peer.py"
+WRONG_CLOCK_SCRIPT = PROJECT / "tests" / "processes" / "wrong_clock_peer.py"
 ROUND_SECONDS = 1.5
 SPANS = 8
 FRAGMENTS = 2
@@ -184,6 +185,7 @@ class ProcessSwarm:
         host: str = "127.0.0.1",
         max_upload: str | None = None,
         lie: str | None = None,
+        wall_ahead: float | None = None,
         invite: str | None = None,
         port: int = 0,
     ) -> PeerProcess:
@@ -197,6 +199,8 @@ class ProcessSwarm:
             serves_slowly: seconds that it waits before it serves a small piece of a span.
             host: the address that it listens on.
             max_upload: a cap, as on the command line.
+            wall_ahead: how far its wall clock is ahead, until `set_wall_clock`; None: it is the machine's. What it
+                writes down is dated by its own.
             lie: what a hostile member does once the file `lie` is in its folder; see tests/processes/lying_peer.py.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
@@ -218,9 +222,13 @@ class ProcessSwarm:
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))
+        script = LYING_SCRIPT if lie else SCRIPT
+        if wall_ahead is not None:
+            self.set_wall_clock(name, wall_ahead)
+            script = WRONG_CLOCK_SCRIPT
         with (peer.folder / "output.log").open("ab") as output:
             peer.process = subprocess.Popen(
-                [*within, sys.executable, str(LYING_SCRIPT if lie else SCRIPT), str(peer.folder / "order.json")],
+                [*within, sys.executable, str(script), str(peer.folder / "order.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -268,6 +276,14 @@ class ProcessSwarm:
         """Let a frozen peer go on; return when."""
         for process in reversed(self._running(name).family()):
             process.resume()
+        return time.time()
+
+    def set_wall_clock(self, name: str, ahead: float) -> float:
+        """Set the wall clock of a peer that was started with `wall_ahead`; return when, by the machine's."""
+        folder = self.peers[name].folder
+        draft = folder / ".wall_offset"
+        draft.write_text(str(ahead))
+        draft.replace(folder / "wall_offset")
         return time.time()
 
     def leave(self, name: str) -> None:

@@ -1,0 +1,100 @@
+"""Wrong clocks of real processes: the first peer's wall clock is far ahead and then set right; a process is stopped.
+
+`make clocks` plays these and prints after how long the next entry comes. The event is the moment at which a clock is
+set, a peer is started again, or a stopped one goes on. The run keeps the founder's time line, whatever clocks show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests.swarm.process_swarm import FRAGMENTS, ProcessSwarm
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
+
+ROUND_SECONDS = 1.0
+SET_RIGHT_AFTER_SECONDS = 120.0
+ASLEEP_SECONDS = 90.0
+TWO_CYCLES_SECONDS = 2 * FRAGMENTS * ROUND_SECONDS
+BUSY_SECONDS = 2.0
+"""How long after its end a busy machine may take to write down that a round is over."""
+STARTED_SECONDS = 20.0
+"""For a process to start, on a busy machine; of two voters both must be there."""
+DAY_SECONDS = 86_400.0
+
+
+def seconds_to_entry(swarm: ProcessSwarm, names: Sequence[str], since: float, patience: float) -> float:
+    """Return how long after `since` a round was over that began after it and got entries, as one of `names` saw it.
+
+    By the clock of the test, which these peers share: nothing here depends on what time the swarm takes it to be.
+    """
+
+    def ends() -> list[float]:
+        closed = (each for name in names for each in swarm.peers[name].rounds(since))
+        return [each.time for each in closed if each.num_entries and each.time - ROUND_SECONDS >= since]
+
+    swarm.wait("an entry", ends, patience + 15.0)
+    return min(ends()) - since
+
+
+@pytest.mark.parametrize("volunteers", [["ann"], ["ann", "bob"]], ids=["a joiner", "two volunteers"])
+@pytest.mark.parametrize("ahead", [600.0, DAY_SECONDS], ids=["600 s", "a day"])
+def test_the_first_peers_wall_clock_is_ahead_and_set_right_after_two_minutes(
+    ahead: float, volunteers: list[str]
+) -> None:
+    """Beside one joiner the first peer trains; beside two volunteers it is a bootstrap."""
+    trains = len(volunteers) == 1
+    crowd = len(volunteers) + trains
+    with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
+        began = time.time()
+        swarm.start("first", founds=True, trains=trains, wall_ahead=ahead)
+        for name in volunteers:
+            swarm.start(name)
+        swarm.wait_for_whole_round(volunteers, 2 if trains else crowd, began)
+        time.sleep(max(began + SET_RIGHT_AFTER_SECONDS - time.time(), 0.0))
+        earliest_round = swarm.round_at(began + ahead)
+        assert all(closed.round >= earliest_round for closed in swarm.peers["ann"].rounds(time.time() - 10.0))
+
+        since = swarm.set_wall_clock("first", 0.0)
+        entry = seconds_to_entry(swarm, volunteers, since, TWO_CYCLES_SECONDS)
+        print(f"{ahead:.0f} s ahead, {crowd} train, set right while it runs: next entry after {entry:.1f} s")
+        assert entry <= TWO_CYCLES_SECONDS + BUSY_SECONDS, swarm.story()
+
+        swarm.sleep_rounds(5 * FRAGMENTS)
+        killed = swarm.kill("first")
+        swarm.start("first", founds=True, trains=trains, wall_ahead=0.0)
+        again = seconds_to_entry(swarm, volunteers, killed, STARTED_SECONDS + TWO_CYCLES_SECONDS)
+        print(f"{ahead:.0f} s ahead, {crowd} train, started again: next entry after {again:.1f} s with the start")
+        assert again <= STARTED_SECONDS + TWO_CYCLES_SECONDS, swarm.story()
+        swarm.wait_for_whole_round(volunteers, crowd, time.time())
+        last = swarm.peers["ann"].rounds()[-1].round
+        assert abs(last - swarm.round_at(time.time() + ahead)) <= 3, "the run keeps the time that it was founded with"
+
+
+@pytest.mark.parametrize("sleeper", ["boot", "ann"])
+def test_one_of_three_processes_is_stopped_for_a_while(sleeper: str) -> None:
+    with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
+        began = time.time()
+        swarm.start("boot", founds=True, trains=False)
+        swarm.start("ann")
+        swarm.start("bob")
+        swarm.wait_for_whole_round(["ann", "bob"], 2, began)
+        swarm.sleep_rounds(6 * FRAGMENTS)  # volunteers vote after four cycles in entries
+        swarm.wait_for_whole_round(["ann", "bob"], 2, time.time())
+
+        asleep = swarm.freeze(sleeper)
+        left = [name for name in ("ann", "bob") if name != sleeper]
+        without = seconds_to_entry(swarm, left, asleep, ASLEEP_SECONDS)
+        time.sleep(max(asleep + ASLEEP_SECONDS - time.time(), 0.0))
+
+        since = swarm.wake(sleeper)
+        entry = seconds_to_entry(swarm, left, since, TWO_CYCLES_SECONDS)
+        swarm.wait_for_whole_round(["ann", "bob"], 2, since)
+        print(
+            f"{sleeper} stopped for {ASLEEP_SECONDS:.0f} s: next entry {without:.1f} s after it was stopped, "
+            f"{entry:.1f} s after it went on, all in one round after {time.time() - since:.1f} s"
+        )
+        assert entry <= TWO_CYCLES_SECONDS + BUSY_SECONDS, swarm.story()

@@ -1,0 +1,36 @@
+"""A peer whose wall clock can be wrong, in a process of its own: `python wrong_clock_peer.py ORDER.json`.
+
+It is a true peer, but `time.time` is ahead by the seconds that the file `wall_offset` in its folder names. A new number
+in that file is a wall clock that is set while the peer runs. Monotonic clocks are the machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from tests.swarm.swarm_peer import main
+
+WALL_OFFSET_FILE = "wall_offset"
+
+
+def shift_wall_clock(folder: Path) -> None:
+    """Let this process read another wall clock than the machine's."""
+    machine_seconds, offset = time.time, folder / WALL_OFFSET_FILE
+    time.time = lambda: machine_seconds() + float(offset.read_text())
+
+
+if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    order = json.loads(Path(sys.argv[1]).read_text())
+    shift_wall_clock(Path(order["folder"]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(order))
