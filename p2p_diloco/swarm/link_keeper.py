@@ -96,7 +96,7 @@ class LinkKeeper:
         self._wake = asyncio.Event()
         self._announced_at = float("-inf")
         self._announced: tuple[str, ...] | None = None
-        self._last_trouble = ""
+        self._troubles: dict[str, str] = {}
         self._began = unix_seconds()
         self._own_addresses: set[str] = set()
         self._has_twin = False
@@ -137,8 +137,9 @@ class LinkKeeper:
         try:
             await self._directory.announce(self._own_record(), now + RECORD_LIFETIME_SECONDS)
             self._announced_at, self._announced = now, addresses
+            self._troubles.pop("announce this peer", None)
         except PeerError as error:
-            self._trouble(f"could not announce this peer: {error}")
+            self._trouble("announce this peer", error)
 
     def announce_again(self) -> None:
         """Publish the record soon: what it says of this peer has changed."""
@@ -172,9 +173,9 @@ class LinkKeeper:
             records = await self._directory.peers()
         except PeerError as error:
             self._pace.hurry()
-            self._trouble(f"could not look for peers: {error}")
+            self._trouble("look for peers", error)
             return
-        self._last_trouble = ""
+        self._troubles.pop("look for peers", None)
         for record in records:
             self._learn(record)
 
@@ -280,10 +281,12 @@ class LinkKeeper:
         others = (peer for peer in self.known if not self._is_stranger(peer))
         return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *others)) if peer in self.known}
 
-    def _trouble(self, text: str) -> None:
-        if text != self._last_trouble:
+    def _trouble(self, what: str, error: PeerError) -> None:
+        """Report what the directory could not do, once until it can again."""
+        text = f"could not {what}: {error}"
+        if text != self._troubles.get(what):
             self._hear("directory", text)
-        self._last_trouble = text
+        self._troubles[what] = text
 
     def _hang_up_on_unneeded(self) -> None:
         """Close links of our own making that have not been needed for a while; who dialled us decides for itself."""

@@ -6,6 +6,8 @@ set, a peer is started again, or a stopped one goes on. The run keeps the founde
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Sequence
 
@@ -15,15 +17,33 @@ from tests.swarm.process_swarm import FRAGMENTS, ProcessSwarm
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
 
-ROUND_SECONDS = 1.0
+ROUND_SECONDS = float(os.environ.get("CLOCKS_ROUND_SECONDS", "1"))
+"""A machine that is busy with something else needs longer ones."""
 SET_RIGHT_AFTER_SECONDS = 120.0
 ASLEEP_SECONDS = 90.0
 TWO_CYCLES_SECONDS = 2 * FRAGMENTS * ROUND_SECONDS
 BUSY_SECONDS = 2.0
 """How long after its end a busy machine may take to write down that a round is over."""
+PATIENCE_SECONDS = 150.0
+"""For all to start and to train together, whatever else the machine does."""
 STARTED_SECONDS = 20.0
 """For a process to start, on a busy machine; of two voters both must be there."""
 DAY_SECONDS = 86_400.0
+
+
+def longest_gap(swarm: ProcessSwarm, names: Sequence[str], seconds: float) -> float:
+    """Return the longest time without an entry just before now; a busy machine has such times without any event."""
+    now = time.time()
+    ends = {each.time for name in names for each in swarm.peers[name].rounds(now - seconds) if each.num_entries}
+    marks = [now - seconds, *sorted(ends), now]
+    return max(after - before for before, after in itertools.pairwise(marks))
+
+
+def require_quiet(swarm: ProcessSwarm, names: Sequence[str]) -> None:
+    """Skip where two cycles without an entry say nothing about clocks."""
+    seconds = longest_gap(swarm, names, 8 * FRAGMENTS * ROUND_SECONDS)
+    if seconds > TWO_CYCLES_SECONDS:
+        pytest.skip(f"before the event there was no entry for {seconds:.1f} s: this machine is too busy for the rounds")
 
 
 def seconds_to_entry(swarm: ProcessSwarm, names: Sequence[str], since: float, patience: float) -> float:
@@ -48,22 +68,23 @@ def test_the_first_peers_wall_clock_is_ahead_and_set_right_after_two_minutes(
     """Beside one joiner the first peer trains; beside two volunteers it is a bootstrap."""
     trains = len(volunteers) == 1
     crowd = len(volunteers) + trains
-    with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
+    with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=PATIENCE_SECONDS) as swarm:
         began = time.time()
         swarm.start("first", founds=True, trains=trains, wall_ahead=ahead)
         for name in volunteers:
             swarm.start(name)
         swarm.wait_for_whole_round(volunteers, 2 if trains else crowd, began)
         time.sleep(max(began + SET_RIGHT_AFTER_SECONDS - time.time(), 0.0))
-        earliest_round = swarm.round_at(began + ahead)
-        assert all(closed.round >= earliest_round for closed in swarm.peers["ann"].rounds(time.time() - 10.0))
+        assert swarm.peers["ann"].rounds()[-1].round >= swarm.round_at(began + ahead), "the founder's time is the run's"
 
+        require_quiet(swarm, volunteers)
         since = swarm.set_wall_clock("first", 0.0)
         entry = seconds_to_entry(swarm, volunteers, since, TWO_CYCLES_SECONDS)
         print(f"{ahead:.0f} s ahead, {crowd} train, set right while it runs: next entry after {entry:.1f} s")
         assert entry <= TWO_CYCLES_SECONDS + BUSY_SECONDS, swarm.story()
 
         swarm.sleep_rounds(5 * FRAGMENTS)
+        require_quiet(swarm, volunteers)
         killed = swarm.kill("first")
         swarm.start("first", founds=True, trains=trains, wall_ahead=0.0)
         again = seconds_to_entry(swarm, volunteers, killed, STARTED_SECONDS + TWO_CYCLES_SECONDS)
@@ -76,7 +97,7 @@ def test_the_first_peers_wall_clock_is_ahead_and_set_right_after_two_minutes(
 
 @pytest.mark.parametrize("sleeper", ["boot", "ann"])
 def test_one_of_three_processes_is_stopped_for_a_while(sleeper: str) -> None:
-    with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
+    with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=PATIENCE_SECONDS) as swarm:
         began = time.time()
         swarm.start("boot", founds=True, trains=False)
         swarm.start("ann")
@@ -85,6 +106,7 @@ def test_one_of_three_processes_is_stopped_for_a_while(sleeper: str) -> None:
         swarm.sleep_rounds(6 * FRAGMENTS)  # volunteers vote after four cycles in entries
         swarm.wait_for_whole_round(["ann", "bob"], 2, time.time())
 
+        require_quiet(swarm, ["ann", "bob"])
         asleep = swarm.freeze(sleeper)
         left = [name for name in ("ann", "bob") if name != sleeper]
         without = seconds_to_entry(swarm, left, asleep, ASLEEP_SECONDS)

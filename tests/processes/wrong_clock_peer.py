@@ -19,12 +19,22 @@ import uvloop
 from tests.swarm.swarm_peer import main
 
 WALL_OFFSET_FILE = "wall_offset"
+LOOK_SECONDS = 0.1
+"""The file is read this often at most: libraries ask for the time often."""
 
 
 def shift_wall_clock(folder: Path) -> None:
     """Let this process read another wall clock than the machine's."""
-    machine_seconds, offset = time.time, folder / WALL_OFFSET_FILE
-    time.time = lambda: machine_seconds() + float(offset.read_text())
+    machine_seconds, file = time.time, folder / WALL_OFFSET_FILE
+    offset, looked_at = 0.0, -LOOK_SECONDS
+
+    def shifted() -> float:
+        nonlocal offset, looked_at
+        if time.monotonic() - looked_at >= LOOK_SECONDS:
+            offset, looked_at = float(file.read_text()), time.monotonic()
+        return machine_seconds() + offset
+
+    time.time = shifted
 
 
 if __name__ == "__main__":

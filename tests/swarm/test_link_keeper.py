@@ -13,7 +13,7 @@ from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm import link_keeper
 from p2p_diloco.swarm.look_pace import CALM_LOOK_SECONDS
-from p2p_diloco.transport.directory import PeerRole, decode_record, sign_record
+from p2p_diloco.transport.directory import PeerRecord, PeerRole, decode_record, sign_record
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, Scene, now, play
 
 
@@ -35,9 +35,29 @@ def test_known_addresses_are_dialled_while_the_directory_is_down_and_its_failure
         await scene.keeper(BEN, known=[ANN])
         await asyncio.sleep(10.0)
         assert scene.linked(BEN) == {ANN.peer}
-        topics = [topic for topic, _ in scene.heard]
-        assert set(topics) == {"directory"}
-        assert len(topics) <= 2 * 10
+        assert [topic for topic, _ in scene.heard] == ["directory", "directory"], "announcing failed, and looking"
+
+    play(act)
+
+
+def test_a_directory_that_only_refuses_this_peers_record_is_said_once_until_it_takes_one() -> None:
+    """So it is where the directory's clock and this peer's are minutes apart."""
+
+    async def act(scene: Scene) -> None:
+        take = scene.directory.announce
+
+        async def refuse(record: PeerRecord, expires_at: float) -> None:
+            raise PeerError("none of 1 peers of the directory took the record")
+
+        keeper = await scene.keeper(ANN)
+        for times in (1, 2):
+            scene.directory.announce = refuse  # type: ignore[method-assign]
+            keeper.announce_again()
+            await asyncio.sleep(300.0)
+            assert [topic for topic, _ in scene.heard] == ["directory"] * times
+            scene.directory.announce = take  # type: ignore[method-assign]
+            await asyncio.sleep(300.0)
+            assert len(await scene.directory.peers()) == 1
 
     play(act)
 
