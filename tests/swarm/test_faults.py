@@ -1,7 +1,7 @@
 """Faults with real processes over the real transport: nobody waits for anybody, and all end with the same bytes.
 
-The rules themselves are tested in virtual time elsewhere. Here a few long stories show that processes, signals, disks
-and sockets keep them; claims about the clock leave room for a busy machine.
+The rules themselves are tested in virtual time elsewhere. Here a short story, and with `make faults` a few long ones,
+show that processes, signals, disks and sockets keep them; claims about the clock leave room for a busy machine.
 """
 
 from __future__ import annotations
@@ -59,6 +59,24 @@ def last(rounds: list[ClosedRound]) -> ClosedRound:
     return rounds[-1]
 
 
+def test_a_member_is_killed_and_comes_back_while_nobody_waits() -> None:
+    with ProcessSwarm() as swarm:
+        for name in ("ada", "ben", "cleo"):
+            swarm.start(name, founds=name == "ada")
+        three = ["ada", "ben", "cleo"]
+        swarm.wait_for_whole_round(three, 3, since=0.0)
+        swarm.sleep_to(0.5)
+        killed = swarm.kill("cleo")
+        swarm.wait_for_whole_round(["ada", "ben"], 2, since=killed)
+        swarm.start("cleo")
+        swarm.wait_for_whole_round(three, 3, since=killed)
+        check_nobody_was_held(swarm, ["ada", "ben"], killed - ROUND_SECONDS, time.time())
+        assert swarm.peers["cleo"].status.incarnation == 2
+        end_together(swarm, three)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_four_peers_lose_their_bootstrap_freeze_die_leave_and_come_back() -> None:
     with ProcessSwarm() as swarm:
         swarm.start("bootstrap", founds=True, trains=False)
