@@ -182,9 +182,9 @@ def test_one_lying_member_of_four_moves_nobody(change: Callable[[SpanHead], Span
             lie_with(liar, lambda message: elsewhere(liar, message, change))
             replaced = note_replaced_spans([swarm.machines[name] for name in HONEST])
             begun = swarm.round
-            await swarm.run_to_round(begun + 40)
+            await swarm.run_to_round(begun + 20)
             assert replaced == [], [machine.reports for machine in swarm.running()]
-            entries = [closed.num_entries for closed in honest.closed if begun < closed.round < begun + 40]
+            entries = [closed.num_entries for closed in honest.closed if begun < closed.round < begun + 20]
             assert sum(entries) >= 0.9 * NUM_SPANS * len(entries), "nor does it stop the run"
             assert all(swarm.machines[name].running.ready for name in HONEST)
 
