@@ -271,9 +271,7 @@ def included_share(swarm: Swarm, since: float) -> float:
     return included / sum(member.trains for entry in recent for member in swarm.rosters[entry.roster].members)
 
 
-@pytest.mark.parametrize(
-    ("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three"), (25, "all")]
-)
+@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three")])
 @pytest.mark.no_cover
 def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
@@ -283,9 +281,9 @@ def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_p
     swarm.run(6 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     assert swarm.height("p1") - height >= 6 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
     assert included_share(swarm, begin) > 0.99
-    if num_peers > 20:
-        links = sorted(len(machine.rules_engine.linked) for machine in swarm.running())
-        assert links[len(links) // 2] <= 2 * (4 + 4) + 8, "row and column, of this grid and perhaps the next; leaders"
+    if num_peers > 12:
+        fewest = min(len(machine.rules_engine.linked) for machine in swarm.running())
+        assert fewest <= 2 * (4 + 1), "row and column, of this grid and perhaps the next"
     assert swarm.included_once()
     recovers(swarm, MINUTE)
 
