@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -58,6 +60,7 @@ def imported_names(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def all_imports(path: Path) -> set[str]:
     return {name for node in ast.walk(parsed(path)) for name in imported_names(node)}
 
@@ -84,6 +87,7 @@ def room_of(name: str) -> str | None:
     return words[1] if words[0] == PACKAGE.name and len(words) > 1 else None
 
 
+@cache
 def rooms() -> set[str]:
     found = {room_of(module_name(path)) for path in python_files(PACKAGE)}
     return {room for room in found if room is not None}

@@ -96,10 +96,11 @@ class Attendance:
     def alive(self, now: float) -> dict[PeerId, Heartbeat]:
         """Return the latest heartbeats of peers that are not silent and have not said that they leave."""
         earliest = now - self.rules.silence_seconds
+        left = {peer for peer, word in self.declared.items() if word.leaving}
         return {
             peer: heard.heartbeat
             for peer, heard in self.heard.items()
-            if heard.at >= earliest and not self.has_left(peer, heard.heartbeat.incarnation)
+            if heard.at >= earliest and (peer not in left or not self.has_left(peer, heard.heartbeat.incarnation))
         }
 
     def num_ready(self, now: float) -> int:

@@ -285,7 +285,7 @@ def _no_majority() -> list[Patch]:
     return [(Roster, "has_majority", wrong)]
 
 
-@_mistake("half-is-enough", "I6 I8")
+@_mistake("half-is-enough", "I6 I8", kinds="partition")
 def _half_is_enough() -> list[Patch]:
     """A parent gets a child when exactly half of the electorate name it."""
 
@@ -478,7 +478,7 @@ def _nothing_synced() -> list[Patch]:
     return [(whole_file, "sync_file", lambda path: None)]
 
 
-@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9")
+@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9", kinds="loss,partition")
 def _wrong_entry_served() -> list[Patch]:
     """The archive gives an entry of the right span, whatever its parent."""
     right = EntryLog.entry_after

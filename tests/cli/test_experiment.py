@@ -10,6 +10,7 @@ import pytest
 
 from p2p_diloco.cli import experiment
 from p2p_diloco.cli.app import main
+from p2p_diloco.lab.learning import table
 from p2p_diloco.lab.learning.experiments import Experiment
 from p2p_diloco.lab.learning.setting import Outcome
 from p2p_diloco.lab.learning.table import Table
@@ -18,7 +19,10 @@ TEXT = "".join(f"line {number} of a text\n" for number in range(4000))
 SMALL = ["--size", "micro", "--islands", "2", "--steps", "8", "--sync-every", "8", "--seeds", "1"]
 
 
-def test_a_table_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_for_people_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "usable_cores", lambda: 1)  # here, not in workers that must import PyTorch first
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     rows = ["25%-lost", "none-lost", "50%-lost"]

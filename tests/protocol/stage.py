@@ -58,6 +58,8 @@ from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import to_bytes
 
+MOST_FRAMES = 512
+
 
 class Stage:
     """One clock, all links; plays what the engines want done."""
@@ -100,6 +102,8 @@ class Stage:
         self.takes_checkpoints = True
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
+        self._frames: dict[int, tuple[Message, Message]] = {}
+        """What was sent of late and what comes of it, by the identity of what was sent."""
         self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
         self._dial()
 
@@ -260,7 +264,7 @@ class Stage:
         if self.is_lost(machine, target, message):
             return
         self.num_messages += 1
-        frame = encode_message(message)
+        arriving = self._carried(message)
         loss = max(self.loss, self.vector_loss) if isinstance(message, SpanVector) else self.loss
         copies = (self.random.random() >= loss) + (self.random.random() < self.duplication)
         for _ in range(copies):
@@ -269,10 +273,19 @@ class Stage:
             self._last_arrival[lane] = arrival
             delay = arrival - self.now
             if self._local(machine) + delay <= deadline:
-                self._later(target, delay, lambda: self._receive(target, machine.peer, frame))
+                self._later(target, delay, lambda: self._receive(target, machine.peer, arriving))
 
-    def _receive(self, machine: Machine, sender: PeerId, frame: bytes) -> None:
-        message = decode_message(frame)
+    def _carried(self, message: Message) -> Message:
+        """Return a message as it comes out of its frame, once for all who receive it: messages are frozen."""
+        sent, arriving = self._frames.get(id(message), (None, message))
+        if sent is not message:
+            if len(self._frames) >= MOST_FRAMES:
+                self._frames.clear()
+            arriving = decode_message(encode_message(message))
+            self._frames[id(message)] = (message, arriving)
+        return arriving
+
+    def _receive(self, machine: Machine, sender: PeerId, message: Message) -> None:
         engine, now = machine.rules_engine, self._local(machine)
         if isinstance(message, Entry):
             self.perform(machine, engine.entry_checked(sender, message, 1.0, now))

@@ -398,6 +398,7 @@ def insist(swarm: Swarm, names: list[str], lies: Sequence[CertifiedRoster], liar
 HONEST = ["p0", "p1", "p2"]
 
 
+@pytest.mark.no_cover
 def test_a_degraded_roster_that_a_member_voted_for_itself_is_not_in_force_while_entries_go_on() -> None:
     swarm = founded(4)
     swarm.run(4 * CYCLE_SECONDS)
@@ -408,6 +409,7 @@ def test_a_degraded_roster_that_a_member_voted_for_itself_is_not_in_force_while_
     assert "roster-refused" in swarm.machines["p0"].topics()
 
 
+@pytest.mark.no_cover
 def test_a_degraded_roster_that_an_ex_member_voted_for_is_not_in_force() -> None:
     swarm = founded(4)
     with_p3 = swarm.machines["p0"].roster
@@ -422,6 +424,7 @@ def test_a_degraded_roster_that_an_ex_member_voted_for_is_not_in_force() -> None
 
 
 @pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.no_cover
 def test_a_degraded_child_of_an_old_roster_is_not_in_force(k: int) -> None:
     swarm = founded(4)
     swarm.run(2 * MINUTE)
@@ -433,6 +436,7 @@ def test_a_degraded_child_of_an_old_roster_is_not_in_force(k: int) -> None:
     assert all("branch" not in swarm.machines[name].topics() for name in HONEST)
 
 
+@pytest.mark.no_cover
 def test_of_four_that_were_all_restarted_one_that_lies_first_takes_nobody_with_it() -> None:
     swarm = founded(4)
     swarm.run(2 * MINUTE)
@@ -449,6 +453,7 @@ def test_of_four_that_were_all_restarted_one_that_lies_first_takes_nobody_with_i
     assert num_degraded(swarm, HONEST) == {0}
 
 
+@pytest.mark.no_cover
 def test_who_joins_and_hears_a_liar_first_goes_by_what_the_others_go_by_in_the_end() -> None:
     swarm = founded(4)
     swarm.run(MINUTE)

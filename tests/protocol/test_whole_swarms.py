@@ -75,6 +75,7 @@ def test_of_two_without_a_bootstrap_the_survivor_goes_on_alone_when_it_is_stalle
 
 
 @pytest.mark.parametrize(("num_peers", "who"), [(1, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none")])
+@pytest.mark.no_cover
 def test_a_swarm_that_slept_through_a_weekend_goes_on_in_the_same_epoch(num_peers: int, who: str) -> None:
     swarm = founded(num_peers, who)
     for name in swarm.machines:
@@ -92,6 +93,7 @@ def test_a_swarm_that_slept_through_a_weekend_goes_on_in_the_same_epoch(num_peer
     ("num_peers", "who", "polite"),
     [(1, "none", True), (2, "all", False), (2, "none", True), (3, "all", True), (3, "one", False)],
 )
+@pytest.mark.no_cover
 def test_a_swarm_that_was_switched_off_comes_back(num_peers: int, who: str, polite: bool) -> None:
     swarm = founded(num_peers, who)
     swarm.run(30.0)
@@ -120,6 +122,7 @@ def test_after_roster_1_the_bootstrap_is_not_needed(num_peers: int, who: str) ->
 
 
 @pytest.mark.parametrize("who", ["all", "none"])
+@pytest.mark.no_cover
 def test_when_half_are_gone_at_once_the_rest_opens_a_degraded_epoch(who: str) -> None:
     swarm = voting(founded(4, who))
     for name in ("p2", "p3"):
@@ -155,6 +158,7 @@ def test_after_a_long_split_all_go_by_one_branch() -> None:
     assert any("branch" in machine.topics() for machine in swarm.running())
 
 
+@pytest.mark.no_cover
 def test_a_lone_member_whose_branch_is_junior_adopts_the_other() -> None:
     swarm = founded(3)
     swarm.partition(["p0", "boot"], ["p1", "p2"])
@@ -233,6 +237,7 @@ def wake(swarm: Swarm, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 22, 39, 114])
+@pytest.mark.no_cover
 def test_whatever_happened_all_agree_and_go_on_once_faults_stop(seed: int) -> None:
     chance = random.Random(seed)
     num_peers = chance.choice([2, 3, 4])
@@ -271,9 +276,7 @@ def included_share(swarm: Swarm, since: float) -> float:
     return included / sum(member.trains for entry in recent for member in swarm.rosters[entry.roster].members)
 
 
-@pytest.mark.parametrize(
-    ("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three"), (25, "all")]
-)
+@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three")])
 @pytest.mark.no_cover
 def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
@@ -283,13 +286,14 @@ def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_p
     swarm.run(6 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     assert swarm.height("p1") - height >= 6 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
     assert included_share(swarm, begin) > 0.99
-    if num_peers > 20:
-        links = sorted(len(machine.rules_engine.linked) for machine in swarm.running())
-        assert links[len(links) // 2] <= 2 * (4 + 4) + 8, "row and column, of this grid and perhaps the next; leaders"
+    if num_peers > 12:
+        fewest = min(len(machine.rules_engine.linked) for machine in swarm.running())
+        assert fewest <= 2 * (4 + 1), "row and column, of this grid and perhaps the next"
     assert swarm.included_once()
     recovers(swarm, MINUTE)
 
 
+@pytest.mark.no_cover
 def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
     swarm = grid_swarm(9)
     for place in range(7):
@@ -304,6 +308,7 @@ def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.no_cover
 def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None:
     swarm = grid_swarm(9, seed=seed)
     for name in swarm.random.sample(sorted(n for n in swarm.machines if n not in ("boot", "p0")), 2):
@@ -312,6 +317,7 @@ def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None
     assert all(num_degraded(swarm, machine.name) == 0 for machine in swarm.running())
 
 
+@pytest.mark.no_cover
 def test_who_hangs_without_dying_holds_no_grid() -> None:
     swarm = grid_swarm(9)
     swarm.pause("p4")

@@ -15,7 +15,7 @@ from p2p_diloco.trainer.entry_log import EntryLog
 from tests.swarm.process_swarm import FRAGMENTS, ROUND_SECONDS, ProcessSwarm
 from tests.swarm.test_faults import end_together
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(240)]
 
 SCRUB_CYCLES = 2
 SCRUB_SECONDS = SCRUB_CYCLES * FRAGMENTS * ROUND_SECONDS
@@ -51,7 +51,6 @@ def last_entries(entries: dict[tuple[SpanId, Digest], Entry]) -> dict[SpanId, En
     return newest
 
 
-@pytest.mark.long
 def test_all_are_killed_at_once_and_no_round_is_lost() -> None:
     names = ["ada", "ben", "cleo"]
     with ProcessSwarm() as swarm:
@@ -91,11 +90,7 @@ def wait_until_said(swarm: ProcessSwarm, name: str, words: str, since: float, pa
     return time.time() - since
 
 
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(["ada", "ben"], marks=pytest.mark.long), ["ada", "ben", "cleo"]],
-    ids=["two", "three"],
-)
+@pytest.mark.parametrize("names", [["ada", "ben"], ["ada", "ben", "cleo"]], ids=["two", "three"])
 def test_a_flipped_bit_is_found_said_and_mended_within_a_scrub_period(names: Sequence[str]) -> None:
     with ProcessSwarm({"limits": {"scrub_cycles": SCRUB_CYCLES}}) as swarm:
         started(swarm, *names)
@@ -108,7 +103,6 @@ def test_a_flipped_bit_is_found_said_and_mended_within_a_scrub_period(names: Seq
         end_together(swarm, names)
 
 
-@pytest.mark.long
 def test_a_donor_is_killed_half_way_and_the_joiner_goes_on_with_the_others() -> None:
     with ProcessSwarm() as swarm:
         for name in ("ada", "ben", "cleo"):
