@@ -3,8 +3,9 @@
 A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
 word is a reason to ask, never the answer. The *voices* of a peer are the other voters of the roster in force that it
 ought to hear: all of them, in a grid the members of its row and column, and, where it cannot be dialled, those that it
-can dial. Where no other voter that it can hear holds anything, all other members that it can hear are. Three more
-rules make the odd cases work:
+can dial. Where no other voter that it can hear holds anything, all other members that it can hear are. A newcomer of a
+grid may reach nobody of the row that it would be dealt to. Once it has listened for a while, its voices are the voters
+if it hears at least two of them, else all members that it hears. Three more rules make the odd cases work:
 
 - Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
   the spans at height 0.
@@ -25,6 +26,9 @@ from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, shor
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.messages import ContentReply
 from p2p_diloco.protocol.roster import Roster
+
+ENOUGH_VOTERS = 2
+"""A newcomer of a grid that hears fewer voters also counts the other members that it hears: one word is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +111,16 @@ def voices_for(
         for member in roster.members
         if member.peer != me and member.peer not in gone and (can_be_dialled or member.reduces)
     )
-    if len(grid.rows) > 1:
-        near = others & grid.neighbours(me)
-    else:
-        voters = others & roster.voters
+    is_member, voters = roster.member(me) is not None, others & roster.voters
+    if len(grid.rows) == 1:
         near = voters if voters.difference(empty) else others
+    elif is_member or not has_listened:
+        near = others & grid.neighbours(me)
+    else:  # of the row that it would be dealt to it may reach nobody
+        near = voters if len(voters.intersection(holders)) >= ENOUGH_VOTERS else others
     if not near.difference(empty) and founder in holders:
         near = frozenset((founder,))  # no member holds anything that others could fetch
-    heard, is_member = near.intersection(holders), roster.member(me) is not None
+    heard = near.intersection(holders)
     needed = len(near) // 2 + 1
     if is_member and is_ready:
         needed = (len(near) + 1) // 2 + 1  # itself is one of all: of four, two against two are no majority

@@ -197,11 +197,31 @@ def test_in_a_grid_of_two_hundred_a_peer_counts_on_its_row_and_column() -> None:
     whole = roster(200)
     drawn = child_of(founding().roster, grid_order(whole.members, whole.run, 0))
     grid = fold_roster(drawn, 16)
-    for me in (*peers(200)[::40], JOINER):
+    for me in peers(200)[::40]:
         found = voices(drawn, me)
         assert found.near == grid.neighbours(me)
         assert len(found.near) < 40
         assert len(found.near) // 2 < found.needed <= len(found.near)
+
+
+def test_a_newcomer_of_a_grid_begins_with_members_of_any_row() -> None:
+    """It has no place in the grid yet: the row that it is dealt to may be out of its reach."""
+    whole = roster(200, num_voters=20)
+    row = fold_roster(whole, 16).neighbours(JOINER)
+    voters = [peer for peer in peers(200)[:20] if peer not in row]
+    others = [peer for peer in peers(200)[20:] if peer not in row]
+    early = voices(whole, JOINER, heard=others[:3], has_listened=False)
+    assert early.near == row, "who hears most of that row need not wait"
+    assert not early.are_enough(others[:3])
+    found = voices(whole, JOINER, heard=others[:3])
+    assert found.are_enough(others[1:3])
+    assert not found.are_enough(others[:1]), "one word is not enough"
+    one_votes = voices(whole, JOINER, heard=[*voters[:1], *others[:2]])
+    assert not one_votes.are_enough(voters[:1])
+    assert one_votes.are_enough(others[:2])
+    two_vote = voices(whole, JOINER, heard=[*voters[:2], *others])
+    assert two_vote.are_enough(voters[:2]), "a crowd of fresh identities names no state"
+    assert not two_vote.are_enough(others)
 
 
 def test_a_wait_is_said_with_who_is_heard_and_how_many_are_needed() -> None:
