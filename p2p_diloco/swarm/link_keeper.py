@@ -27,6 +27,9 @@ STRANGER_RETRY_SECONDS = 600.0
 of too many is turned away, too."""
 UNNEEDED_SECONDS = 30.0
 """After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
+KEPT_LINKS = 3
+"""Links that are not needed are closed down to so many: where the needed ones lead nowhere, two of three peers are a
+majority, and one that fails or lies keeps nobody from it."""
 STEADY_SECONDS = 30.0
 """A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
 MOST_KNOWN = 4096
@@ -289,7 +292,7 @@ class LinkKeeper:
         self._dialled &= linked
         unneeded = self._dialled - wanted if wanted is not None else frozenset()
         self._unneeded_since = {peer: self._unneeded_since.get(peer, now) for peer in unneeded}
-        spare = len(linked) - FEW_LINKS
+        spare = len(linked) - KEPT_LINKS
         for peer, since in sorted(self._unneeded_since.items()):
             if now - since >= UNNEEDED_SECONDS and spare > 0:
                 spare -= 1
