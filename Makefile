@@ -17,7 +17,7 @@
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make size       130 simulated members and a newcomer that reaches three of them; what the rosters of a run of 200 cost a
-#                 joiner, who come and go every 30 cycles for 1,000 cycles: a quarter of an hour
+#                 joiner, who come and go every 30 cycles for 1,000 cycles: five minutes of a core
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
