@@ -19,6 +19,8 @@
 #                 on a busy machine with longer rounds: make clocks CLOCKS_ROUND_SECONDS=4
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
+# make size       130 simulated members and a newcomer that reaches three of them; what the rosters of a run of 200 cost a
+#                 joiner, who come and go every 30 cycles for 1,000 cycles: five minutes of a core
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
@@ -50,7 +52,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint disasters learning results bench bench-all bench-figures check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint size disasters learning results bench bench-all bench-figures check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -101,6 +103,9 @@ rivals: $(STAMP)
 
 footprint: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
+
+size: $(STAMP)
+	$(BIN)/python -m pytest -s -m long tests/testing/test_size.py $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000

@@ -4,8 +4,8 @@ A tip (where a span's log stands) or a span's bytes are taken from others only w
 word is a reason to ask, never the answer. The *voices* of a peer are the other voters of the roster in force that it
 ought to hear: all of them, in a grid the members of its row and column, and, where it cannot be dialled, those that it
 can dial. Where no other voter that it can hear holds anything, all other members that it can hear are. A newcomer of a
-grid has no place in it yet. Its voices are the voters if it hears at least two of them, else all members that it hears.
-Three more rules make the odd cases work:
+grid may reach nobody of the row that it would be dealt to. Once it has listened for a while, its voices are the voters
+if it hears at least two of them, else all members that it hears. Three more rules make the odd cases work:
 
 - Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
   the spans at height 0.
@@ -114,9 +114,9 @@ def voices_for(
     is_member, voters = roster.member(me) is not None, others & roster.voters
     if len(grid.rows) == 1:
         near = voters if voters.difference(empty) else others
-    elif is_member:
+    elif is_member or not has_listened:
         near = others & grid.neighbours(me)
-    else:  # of the row that it is dealt to it may reach nobody
+    else:  # of the row that it would be dealt to it may reach nobody
         near = voters if len(voters.intersection(holders)) >= ENOUGH_VOTERS else others
     if not near.difference(empty) and founder in holders:
         near = frozenset((founder,))  # no member holds anything that others could fetch

@@ -55,12 +55,17 @@ class Roster:
 
     def digest(self) -> Digest:
         """Return the name under which entries and children refer to this roster."""
-        return self._digest
+        return self._name[0]
+
+    def num_bytes(self) -> int:
+        """Return how many bytes it takes in a message, without its votes."""
+        return self._name[1]
 
     # No slots: digest and members are asked for with every message, and a roster never changes.
     @cached_property
-    def _digest(self) -> Digest:
-        return sha256(b"roster", to_bytes(self, ROSTER_LAYOUT))
+    def _name(self) -> tuple[Digest, int]:
+        encoded = to_bytes(self, ROSTER_LAYOUT)
+        return sha256(b"roster", encoded), len(encoded)
 
     @cached_property
     def _places(self) -> dict[PeerId, int]:
@@ -139,7 +144,7 @@ class CertifiedRoster:
 
     def num_bytes(self) -> int:
         """Return how many bytes it takes in a message."""
-        return len(to_bytes(self, CERTIFIED_LAYOUT))
+        return self.roster.num_bytes() + len(to_bytes(self, CERTIFIED_LAYOUT[1:]))
 
 
 ROSTER_LAYOUT: Layout = (

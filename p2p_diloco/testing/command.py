@@ -1,7 +1,8 @@
 """The simulator's command line.
 
 `swarm` plays seeds, `mistakes` plants mistakes and reports whether they are caught, `scale` measures what a cycle costs
-as a swarm grows, `split` what becomes of a swarm that is cut in two.
+as a swarm grows, `split` what becomes of a swarm that is cut in two, `rosters` what the rosters of a long run cost a
+joiner.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import argparse
 import dataclasses
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
@@ -21,6 +24,7 @@ from p2p_diloco.rate import count_named
 from p2p_diloco.testing.campaign import CampaignPlan, first_catch, run_campaign
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.mistakes import MISTAKES
+from p2p_diloco.testing.roster_cost import RosterCost, RosterPlan, measure_rosters
 from p2p_diloco.testing.scale import MEASURED_CYCLES, ScalePlan, measure
 from p2p_diloco.testing.scenario import draw_scenario
 from p2p_diloco.testing.split import play_split, splits_of
@@ -34,6 +38,9 @@ MOST_SHOWN = 3
 MOST_SKIPPED_SHARE = 0.05
 MOST_SEEDS_PER_MISTAKE = 60
 PEERS_PER_MISTAKE = (3, 8)
+FEWEST_CYCLES_BETWEEN = 8
+"""Comings and goings: members must come to count before they leave."""
+MOST_ROSTER_BYTES, MOST_JOIN_SECONDS = 20e6, 5.0
 BROKEN = 1
 
 
@@ -81,6 +88,16 @@ def _parser() -> argparse.ArgumentParser:
     split.add_argument("--seed", type=int, default=0, help="another one draws other sides")
     split.add_argument("--json", action="store_true", help="print the figures as JSON")
     split.set_defaults(run=_split)
+    rosters = commands.add_parser(
+        "rosters",
+        help=f"measure what the rosters of a long run cost a joiner; fails beyond {MOST_ROSTER_BYTES / 1e6:.0f} MB on "
+        f"disk or {MOST_JOIN_SECONDS:.0f} s of CPU",
+    )
+    rosters.add_argument("--members", type=int, default=200, help="of the run (default: %(default)s)")
+    rosters.add_argument("--every", type=int, default=30, help="cycles after which each leaves (default: %(default)s)")
+    rosters.add_argument("--cycles", type=int, default=1000, help="of the run (default: %(default)s)")
+    rosters.add_argument("--json", action="store_true", help="print the figures as JSON")
+    rosters.set_defaults(run=_rosters)
     return parser
 
 
@@ -231,6 +248,22 @@ def _split(options: argparse.Namespace) -> int:
         raise ConfigError(f"--peers is {options.peers}; expected 4 to {MOST_AT_SCALE}")
     plans = splits_of(options.peers, options.seed)
     return _print_rows([partial(play_split, plan) for plan in plans], lambda row: row.kept_its_promise, options)
+
+
+def _rosters(options: argparse.Namespace) -> int:
+    if not 4 <= options.members <= MOST_AT_SCALE:
+        raise ConfigError(f"--members is {options.members}; expected 4 to {MOST_AT_SCALE}")
+    if options.every < FEWEST_CYCLES_BETWEEN or options.cycles < 1:
+        raise ConfigError(
+            f"--every is {options.every} and --cycles {options.cycles}; expected at least {FEWEST_CYCLES_BETWEEN} and 1"
+        )
+    plan = RosterPlan(members=options.members, every=options.every, cycles=options.cycles)
+
+    def play() -> RosterCost:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure_rosters(plan, Path(folder))
+
+    return _print_rows([play], lambda cost: cost.is_within(MOST_ROSTER_BYTES, MOST_JOIN_SECONDS), options)
 
 
 def _print_rows(plays: Sequence[Callable[[], Any]], is_good: Callable[[Any], bool], options: argparse.Namespace) -> int:

@@ -181,12 +181,12 @@ def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) ->
         place = OUTBOUND_ONLY if name in hidden else OPEN
         swarm.add(name, place=place, step_seconds=STEP_SECONDS, start=False).checkpoint_seconds = DAY_SECONDS
         swarm.at(START_SECONDS - ROUND_ZERO + 5.0 * draw.random(), swarm.start, name)
-    rosters = _first_rosters(rules, [(swarm.machines[name].peer, name not in hidden) for name in names])
+    rosters = first_rosters(rules, [(swarm.machines[name].peer, name not in hidden) for name in names])
     swarm.keep_on_disks(rosters, start_states(rules, rosters[0].roster))
     return swarm
 
 
-def _first_rosters(rules: RunRules, peers: Sequence[tuple[PeerId, bool]]) -> tuple[CertifiedRoster, CertifiedRoster]:
+def first_rosters(rules: RunRules, peers: Sequence[tuple[PeerId, bool]]) -> tuple[CertifiedRoster, CertifiedRoster]:
     """Return the founding roster and roster 1, which lists everybody and is certified by the founder."""
     founder = key_named(FOUNDER).peer
     founding = found_run(rules, Member(peer=founder, incarnation=1, trains=False), 0)

@@ -70,6 +70,8 @@ def test_broken_seed_is_shown_with_its_trace(capsys: pytest.CaptureFixture[str])
             "--newcomer-reaches is 3; expected 0 to 2, the peers that can be dialled",
         ),
         (["split", "--peers", "3"], "--peers is 3; expected 4 to 1024"),
+        (["rosters", "--members", "3"], "--members is 3; expected 4 to 1024"),
+        (["rosters", "--every", "2"], "--every is 2 and --cycles 1000; expected at least 8 and 1"),
         (["mistakes", "none"], "no mistake is called 'none'; expected one of double-count"),
     ],
 )
@@ -106,6 +108,16 @@ def test_split_is_played_from_the_command_line(
     monkeypatch.setattr(command, "splits_of", lambda *asked: splits_of(*asked)[:1])
     assert main(["split", "--peers", "4"]) == 0
     assert "kept_its_promise True" in capsys.readouterr().out
+
+
+def test_rosters_that_cost_too_much_end_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["rosters", "--members", "8", "--every", "8", "--cycles", "3"]
+    assert main(words) == 0
+    assert "members 8, cycles 3, rosters 5" in capsys.readouterr().out
+    monkeypatch.setattr(command, "MOST_ROSTER_BYTES", 1000)
+    assert main(words) == 1
 
 
 def test_different_replicas_and_violations_end_with_1(

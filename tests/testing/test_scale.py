@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.testing import scale
 from p2p_diloco.testing.network import OUTBOUND_ONLY
 from p2p_diloco.testing.scale import ROUND_SECONDS, ScalePlan, ScaleRow, measure, scale_swarm
 from p2p_diloco.testing.simulation import play
@@ -50,6 +51,14 @@ def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_one() -> None:
     row = measure(ScalePlan(peers=18, cycles=5, newcomer_reaches=3))
     assert row.newcomer_cycles is not None
     assert row.included > 0.99
+
+
+def test_a_newcomer_that_reaches_nobody_of_its_row_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held all spans, and waited for ever for one of that row to name them."""
+    monkeypatch.setattr(scale, "GROUP_SIZE", 4)
+    row = measure(ScalePlan(peers=24, cycles=3, newcomer_reaches=3, seed=1))
+    assert row.rows == 5
+    assert row.newcomer_cycles is not None
 
 
 def test_a_share_of_the_peers_cannot_be_dialled() -> None:

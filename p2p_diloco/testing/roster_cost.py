@@ -1,0 +1,256 @@
+"""What the chain of rosters of a long run costs a joiner: bytes on disk, and CPU until it has checked all of them.
+
+Only membership is played, without a network: members come and go, voters promise what they see, the proposal that
+follows by rule is checked, voted for and certified as in a ballot, with real signatures. Rosters are kept by the
+storage of a peer. A joiner fetches them in control frames, decodes and checks them as a peer does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.protocol.actions import KeepRoster
+from p2p_diloco.protocol.attendance import COUNTS_AFTER_CYCLES, NO_SIGNATURE, Self
+from p2p_diloco.protocol.ballot import (
+    Candidacy,
+    Promise,
+    Promised,
+    View,
+    Vote,
+    add_promise,
+    add_vote,
+    ballot_number,
+    certificate,
+    check_proposal,
+    propose,
+)
+from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.entry import pack_included
+from p2p_diloco.protocol.member import FULL_SHARE, Declaration
+from p2p_diloco.protocol.membership import MOST_APPLICATIONS
+from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_message
+from p2p_diloco.protocol.proposal import next_roster
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_statement, is_majority, vote_statement
+from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.testing.run import ORGANISER, RUN, key_named, run_rules
+from p2p_diloco.testing.scale import FOUNDER, first_rosters
+from p2p_diloco.trainer.peer_memory import ROSTERS_FILE, RunFolder
+from p2p_diloco.transport.link import TransportLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterPlan:
+    """What is played.
+
+    Attributes:
+        members: peers of the run; roster 1 lists all.
+        every: each member leaves once in so many cycles, and applies again in the next one.
+    """
+
+    members: int = 200
+    every: int = 30
+    cycles: int = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterCost:
+    """What the chain costs.
+
+    Attributes:
+        fewest_members: of any roster; members are away for a cycle or more.
+        joined, left: comings and goings, all members together.
+        largest_frame_bytes: of the control frames that bring a joiner the chain.
+        join_cpu_seconds: of a joiner, to decode and check all rosters.
+        start_cpu_seconds: of a peer that is started again, to read and check those on its disk.
+    """
+
+    members: int
+    cycles: int
+    rosters: int
+    fewest_members: int
+    joined: int
+    left: int
+    bytes_on_disk: int
+    frames: int
+    largest_frame_bytes: int
+    join_cpu_seconds: float
+    start_cpu_seconds: float
+
+    def is_within(self, most_bytes: float, most_seconds: float) -> bool:
+        """Tell whether a joiner and its disk can bear it."""
+        is_short = self.largest_frame_bytes <= TransportLimits().control_frame_bytes
+        return is_short and self.bytes_on_disk <= most_bytes and self.join_cpu_seconds <= most_seconds
+
+
+def measure_rosters(plan: RosterPlan, state_directory: Path) -> RosterCost:
+    """Play the membership of a long run and return what its rosters cost.
+
+    Args:
+        state_directory: where the rosters are kept; an empty folder.
+    """
+    rules = run_rules()
+    book = RosterBook(rules=rules, verify=_checked_once)
+    folder = RunFolder(state_directory, RUN)
+    for certified in _play(plan, rules, book):
+        folder.keep_roster(certified)
+    sizes = [len(certified.roster.members) for certified in book.chain()[1:]]
+    flow = [
+        len(after.roster.peers() - before.roster.peers())
+        for before, after in zip(book.chain()[1:], book.chain()[2:], strict=False)
+    ]
+    frame_bytes, join_seconds = _join(rules, book)
+    began = time.process_time()
+    _engine(rules, Recalled(rosters=folder.recall_rosters()))
+    return RosterCost(
+        members=plan.members,
+        cycles=plan.cycles,
+        rosters=len(book.chain()),
+        fewest_members=min(sizes),
+        joined=sum(flow),
+        left=sizes[0] + sum(flow) - sizes[-1],
+        bytes_on_disk=(folder.path / ROSTERS_FILE).stat().st_size,
+        frames=len(frame_bytes),
+        largest_frame_bytes=max(frame_bytes),
+        join_cpu_seconds=join_seconds,
+        start_cpu_seconds=time.process_time() - began,
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _checked_once(peer: PeerId, statement: bytes, signature: bytes) -> bool:
+    """Check a signature once for all who play; the joiner checks each by itself."""
+    return is_signed_by(peer, statement, signature)
+
+
+def _play(plan: RosterPlan, rules: RunRules, book: RosterBook) -> Iterator[CertifiedRoster]:
+    """Put a roster into the book for each cycle in which somebody comes or goes, and yield it."""
+    keys = {key.peer: key for key in (key_named(f"p{place}") for place in range(plan.members))}
+    starts = dict.fromkeys(keys, 1)
+    for certified in _first_rosters(rules, list(keys)):
+        book.add(certified)
+        yield certified
+    away = deque[PeerId]()
+    for cycle in range(1, plan.cycles + 1):
+        parent = book.in_force
+        assert parent is not None
+        leaving = [peer for place, peer in enumerate(keys) if (place + cycle) % plan.every == 0 and peer not in away]
+        coming = sorted(away, key=lambda peer: sha256(parent.digest(), peer))[:MOST_APPLICATIONS]
+        words = [_declaration(keys[peer], starts[peer], cycle, leaving=peer in leaving) for peer in (*leaving, *coming)]
+        child = _certified(parent, cycle, tuple(words), keys, rules, book.founder)
+        if child is not None:
+            book.add(child)
+            yield child
+            for peer in child.roster.peers().intersection(away):
+                away.remove(peer)
+            gone = [peer for peer in leaving if peer not in child.roster.peers()]
+            away.extend(gone)
+            starts.update({peer: starts[peer] + 1 for peer in gone})
+
+
+def _first_rosters(rules: RunRules, peers: list[PeerId]) -> tuple[CertifiedRoster, CertifiedRoster]:
+    """Return the founding roster and roster 1, which lists everybody, with real signatures."""
+    founding, first = first_rosters(rules, [(peer, True) for peer in peers])
+    organised = key_named("organiser").sign(founding_statement(founding.roster.digest()))
+    voted = key_named(FOUNDER).sign(vote_statement(first.roster.digest(), first.ballot))
+    founder = key_named(FOUNDER).peer
+    return replace(founding, votes=((ORGANISER, organised),)), replace(first, votes=((founder, voted),))
+
+
+def _declaration(key: SigningKey, incarnation: int, cycle: int, *, leaving: bool) -> Declaration:
+    unsigned = Declaration(
+        run=RUN,
+        peer=key.peer,
+        incarnation=incarnation,
+        cycle=cycle,
+        proofs=(),  # it only dials out; of those who show proofs a promise has room for fewer
+        trains=True,
+        share=FULL_SHARE,
+        leaving=leaving,
+        signature=NO_SIGNATURE,
+    )
+    return replace(unsigned, signature=key.sign(unsigned.statement()))
+
+
+def _certified(
+    parent: Roster,
+    cycle: int,
+    words: tuple[Declaration, ...],
+    keys: dict[PeerId, SigningKey],
+    rules: RunRules,
+    founder: PeerId,
+) -> CertifiedRoster | None:
+    """Return the child of `parent` that its electorate agrees on in a cycle; None where nothing changes."""
+    clock = rules.clock
+    ballot = ballot_number((cycle + 1) * clock.num_fragments - 1, 0)
+    rule = partial(next_roster, parent, rules=rules, founder=founder, degraded=False)
+    quorum = partial(is_majority, parent)
+    view = _view(parent, cycle, words, rules)
+    candidacy = Candidacy(parent=parent, degraded=False, ballot=ballot)
+    for voter in sorted(parent.voters):
+        promise = _promise(keys[voter], parent.digest(), ballot, view)
+        word = Promised(promise=promise, voted=None)
+        candidacy = propose(add_promise(candidacy, voter, word, rule, quorum, _checked_once), rule, quorum)
+        if quorum(candidacy.promises.keys()):
+            break
+    if candidacy.proposal is None:
+        return None
+    check_proposal(candidacy.proposal, parent, rule, quorum, _checked_once)
+    digest = candidacy.proposal.roster.digest()
+    for voter in sorted(parent.voters):
+        signature = keys[voter].sign(vote_statement(digest, ballot))
+        vote = Vote(parent=parent.digest(), roster=digest, ballot=ballot, signature=signature)
+        candidacy = add_vote(candidacy, voter, vote, _checked_once)
+        certified = certificate(candidacy, quorum)
+        if certified is not None:
+            return certified
+    raise AssertionError("all voters vote")
+
+
+def _view(parent: Roster, cycle: int, words: tuple[Declaration, ...], rules: RunRules) -> View:
+    """Return what every voter sees: all are here, and have been in all entries since they were listed."""
+    places, number = range(len(parent.members)), len(parent.members)
+    counting = {n for n, m in enumerate(parent.members) if not m.counts and cycle - m.since >= COUNTS_AFTER_CYCLES}
+    nobody = pack_included(set(), number)
+    return View(
+        absent=nobody,
+        heard=pack_included(set(places), number),
+        counting=pack_included(counting, number),
+        idle=nobody,
+        height=cycle * rules.num_all_spans,
+        declarations=words,
+    )
+
+
+def _promise(key: SigningKey, parent: Digest, ballot: int, view: View) -> Promise:
+    unsigned = Promise(
+        parent=parent, degraded=False, ballot=ballot, voted=None, view=view, voter=key.peer, signature=NO_SIGNATURE
+    )
+    return replace(unsigned, signature=key.sign(unsigned.statement()))
+
+
+def _join(rules: RunRules, donor: RosterBook) -> tuple[list[int], float]:
+    """Have a joiner fetch and check the whole chain; return the bytes of each frame, and CPU seconds."""
+    engine, now = _engine(rules, Recalled()), rules.clock.begin((donor.chain()[-1].roster.cycle + 2) * 2)
+    frame_bytes, seconds = list[int](), 0.0
+    while engine.book.in_force_digest != donor.in_force_digest:
+        frame = encode_message(RosterReply(rosters=donor.after(engine.book.landmarks())))
+        frame_bytes.append(len(frame))
+        began = time.process_time()
+        actions = engine.receive(donor.founder, decode_message(frame), now)
+        seconds += time.process_time() - began
+        assert any(isinstance(action, KeepRoster) for action in actions), "every frame brings the joiner on"
+    return frame_bytes, seconds
+
+
+def _engine(rules: RunRules, recalled: Recalled) -> PeerEngine:
+    key = key_named("joiner")
+    me = Self(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
+    return PeerEngine(me=me, rules=rules, verify=is_signed_by, recalled=recalled)
