@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.member import FULL_SHARE, Declaration, Member, ReachProof
-from p2p_diloco.protocol.reach_proofs import most_telling
+from p2p_diloco.protocol.reach_proofs import proofs_to_declare
 from p2p_diloco.protocol.roster import Verify
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
@@ -156,7 +156,7 @@ class Attendance:
         roster = self.book.in_force
         if roster is None or not self.can_be_dialled:
             return ()
-        return most_telling(self.proofs, self.me.peer, roster, self.book.founder)
+        return proofs_to_declare(self.proofs, self.me.peer, roster, self.book.founder)
 
     def take_declaration(self, word: Declaration, cycle: int) -> bool:
         """Note what a peer declares; False where that is not news, of a cycle to come, or not signed by it."""

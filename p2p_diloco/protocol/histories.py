@@ -31,7 +31,7 @@ Strength = tuple[bool, int, int, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveliness:
-    """What a peer has seen of its own line of rosters. It counts for that peer alone, and is kept on its disk.
+    """What a peer has seen of its own line of rosters. No other peer takes its word for it; it is kept on disk.
 
     Attributes:
         roster: in force when the last entry came.
@@ -42,8 +42,8 @@ class Liveliness:
     first: int
     last: int
 
-    def is_of(self, cycle: int) -> bool:
-        """Tell whether the line still goes on in a cycle."""
+    def goes_on(self, cycle: int) -> bool:
+        """Return whether the last entry is recent enough for the line to be alive in `cycle`."""
         return self.last >= cycle - LIVELY_CYCLES
 
 

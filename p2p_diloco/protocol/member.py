@@ -69,7 +69,7 @@ MEMBER_LAYOUT: Layout = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachProof:
-    """A peer's signed word that it has dialled another one, by a fresh connection and with the identity checked.
+    """A signed statement that the prover dialled another peer over a fresh connection and checked its identity.
 
     Attributes:
         place: of the address that it dialled; zeros for one that is not public.
@@ -118,11 +118,11 @@ class Declaration:
 
     @property
     def reachable(self) -> bool:
-        """Return whether the peer claims to be reachable; what that is worth, `reach_proofs.py` says."""
+        """Return whether the peer claims to be reachable. `ReachJudge` decides whether the claim counts."""
         return bool(self.proofs)
 
     def is_signed(self, verify: Callable[[PeerId, bytes, bytes], bool]) -> bool:
-        """Tell whether the peer has signed this, and each prover its proof."""
+        """Check the signature of the declaration and the signature of each proof."""
         return verify(self.peer, self.statement(), self.signature) and all(
             verify(proof.prover, proof.statement(self.run, self.peer), proof.signature) for proof in self.proofs
         )

@@ -252,7 +252,7 @@ class Membership(Attendance):
 
         One that a majority certified too is of voters of the past, or of a leader that lies; the latter shows at once.
         """
-        if self._lively is None or not self._lively.is_of(cycle) or any(each.roster.degraded for each in ours):
+        if self._lively is None or not self._lively.goes_on(cycle) or any(each.roster.degraded for each in ours):
             return False
         first, begun = self._lively.first, ours[0].roster.cycle
         if any(each.roster.degraded for each in theirs):
@@ -332,7 +332,7 @@ class Membership(Attendance):
     def entry_absorbed(self, round_index: int) -> None:
         """Note that the line in force has gone on."""
         cycle = self.rules.clock.cycle(round_index)
-        before = self._lively if self._lively is not None and self._lively.is_of(cycle) else None
+        before = self._lively if self._lively is not None and self._lively.goes_on(cycle) else None
         first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
         assert self.book.in_force_digest is not None, "entries follow rosters"
         self._lively = Liveliness(roster=self.book.in_force_digest, first=first, last=last)

@@ -60,15 +60,16 @@ def next_roster(
     cycle = max(parent.cycle, rules.clock.cycle(ballot_turn(promises[0].ballot)[0]))
     tally = _tally(parent, promises)
     may_join = _admission(parent, rules, founder, cycle)
-
     judge = ReachJudge(parent=parent, rules=rules, founder=founder, cycle=cycle)
     staying = _staying(parent, promises, tally, judge, cycle - FRESH_CYCLES, degraded=degraded)
     arriving = [] if degraded else _arriving(parent, tally.declared.values(), may_join, judge, cycle)
-    able = _able([*staying, *arriving], tally, parent)
-    members = _without_superfluous_bootstrap([*staying, *arriving], able)
+    members = [*staying, *arriving]
+    lost = _lost(members, tally, parent)
+    able = _able(members, lost, parent)
+    members = _without_superfluous_bootstrap(members, able)
     if not members or not (degraded or any(member.trains for member in members)):
         return None  # a bootstrap that is cut off from all who train drops nobody
-    members = _reducing(members, able, _lost(members, tally, parent), parent, cycle)
+    members = _reducing(members, able, lost, parent, cycle)
     ordered = _in_order(members, parent, cycle)
     if not degraded and ordered == parent.members and cycle // REFRESH_CYCLES == parent.cycle // REFRESH_CYCLES:
         return None
@@ -201,7 +202,7 @@ def _arriving(
     ]
 
 
-def _able(members: list[Member], tally: _Tally, parent: Roster) -> list[Member]:
+def _able(members: list[Member], lost: Collection[PeerId], parent: Roster) -> list[Member]:
     """Return the members that can reduce: those who did so far first, then those listed for longest.
 
     The bootstrap needs no proof: all have reached it. Of one public place at most one reduces, so that a machine with
@@ -209,7 +210,6 @@ def _able(members: list[Member], tally: _Tally, parent: Roster) -> list[Member]:
     same machine follows it; it takes the place of nobody who reduces.
     """
     had = {member.peer for member in parent.members if member.reduces}
-    lost = _lost(members, tally, parent)
     able = [m for m in by_seniority(members, parent.run) if (m.reduces or not m.trains) and m.peer not in lost]
     before = _one_of_each_place((member for member in able if member.peer in had), ())
     others = [*before, *(member for member in members if member.peer in lost)]

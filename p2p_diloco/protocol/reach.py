@@ -109,25 +109,25 @@ class Reach:
     # -- asking
 
     def due(
-        self, provers: Collection[PeerId], now: float, rather: Collection[PeerId] = frozenset()
+        self, provers: Collection[PeerId], now: float, preferred: Collection[PeerId] = frozenset()
     ) -> tuple[PeerId, ...]:
         """Return which of the provers that are linked now to ask; they count as asked.
 
         Args:
-            rather: those of them whose answers others count, too; enough are wanted of these.
+            preferred: those of them whose proofs the roster rule counts; asked first, until enough have answered.
         """
         counted = [(peer, word) for peer, word in self._words(now) if network_of(word.host) >= self._company]
         wanted = _num_wanted(word for _, word in counted)
-        wanted_rather = _num_wanted(word for peer, word in counted if peer in rather)
+        wanted_preferred = _num_wanted(word for peer, word in counted if peer in preferred)
         chosen: list[PeerId] = []
-        for peer in sorted(provers, key=lambda peer: (peer not in rather, peer)):
+        for peer in sorted(provers, key=lambda peer: (peer not in preferred, peer)):
             prover = self._provers.get(peer)
             if prover is not None and now >= prover.not_before:
                 chosen.append(peer)
                 continue
-            is_wanted = (wanted_rather if peer in rather else wanted) > 0
+            is_wanted = (wanted_preferred if peer in preferred else wanted) > 0
             if prover is None and is_wanted and len(self._provers) < MOST_REMEMBERED:
-                wanted, wanted_rather = wanted - 1, wanted_rather - (peer in rather)
+                wanted, wanted_preferred = wanted - 1, wanted_preferred - (peer in preferred)
                 chosen.append(peer)
         for peer in chosen:
             prover = self._provers.setdefault(peer, _Prover())

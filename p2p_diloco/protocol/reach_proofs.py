@@ -1,7 +1,7 @@
-"""What proofs of reachability are worth: a claim alone makes nobody an owner of spans.
+"""Which proofs of reachability count. Without them no peer becomes an owner of spans.
 
-A fresh identity costs nothing, so what fresh identities prove of each other is worth nothing. What counts is the word
-of those who have contributed for long enough to vote, and of the founder.
+A fresh identity costs nothing, so proofs by fresh identities are ignored. Proofs count if they come from the founder or
+from members that have contributed for long enough to vote.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2p_diloco.protocol.rules import RunRules
 ENOUGH_TO_DOUBT_ONE = 3
 """Where so many others may prove it, one liar among them is not enough: it takes two proofs."""
 IPV6_SITE_BYTES = 8
-"""Whoever has one IPv6 address has all of its /64 network."""
+"""A host with one IPv6 address usually controls its whole /64 network, so the network is one place."""
 
 
 def place_of(run: Digest, host: str) -> bytes:
@@ -38,17 +38,19 @@ def place_of(run: Digest, host: str) -> bytes:
 
 
 def provers_for(peer: PeerId, parent: Roster, founder: PeerId) -> frozenset[PeerId]:
-    """Return whose proofs count for `peer` where the next roster follows `parent`: the founder and members that count.
+    """Return whose proofs count for `peer` in the roster after `parent`: the founder and the members that count.
 
-    Where there are none besides `peer` itself, it is the founder or counts: then all other members, since somebody
-    must be able to tell.
+    If `peer` itself is the only one of these, proofs by all other members count, since somebody must be able to give
+    one.
     """
     trusted = {member.peer for member in parent.members if member.counts} | {founder}
     return frozenset(trusted - {peer}) or parent.peers() - {peer}
 
 
-def most_telling(proofs: Iterable[ReachProof], peer: PeerId, parent: Roster, founder: PeerId) -> tuple[ReachProof, ...]:
-    """Return the proofs that `peer` declares, of those that it holds, newest first: no more than are needed."""
+def proofs_to_declare(
+    proofs: Iterable[ReachProof], peer: PeerId, parent: Roster, founder: PeerId
+) -> tuple[ReachProof, ...]:
+    """Choose the proofs that `peer` declares from those that it holds (newest first): as few as are needed."""
     trusted = provers_for(peer, parent, founder)
     ranked = sorted(proofs, key=lambda proof: (proof.prover != founder, proof.prover not in trusted))
     return tuple(ranked[: 1 if ranked and ranked[0].prover == founder else MOST_PROOFS])
@@ -56,7 +58,7 @@ def most_telling(proofs: Iterable[ReachProof], peer: PeerId, parent: Roster, fou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachJudge:
-    """What the declarations that lead to one child of `parent` prove; the same for everybody."""
+    """Decides which declared peers count as reachable for one child of `parent`. All peers decide alike."""
 
     parent: Roster
     rules: RunRules
@@ -64,10 +66,10 @@ class ReachJudge:
     cycle: int
 
     def is_reachable(self, word: Declaration) -> bool:
-        """Tell whether the next roster takes the peer of a declaration for one that others can reach.
+        """Return whether the next roster treats the declaring peer as reachable.
 
-        A member that reduces goes on by its own word, and needs no better proofs: the entries of its spans are the
-        evidence. The only member needs nobody to reach it.
+        A member that already reduces needs no new proofs: the entries of its spans are the evidence. The only member
+        of a run needs none either.
         """
         member = self.parent.member(word.peer)
         if member is not None and member.reduces and (word.reachable or len(self.parent.members) == 1):
@@ -75,9 +77,10 @@ class ReachJudge:
         return self.is_proved(word)
 
     def is_proved(self, word: Declaration) -> bool:
-        """Tell whether the proofs of a declaration are enough for its peer to begin to reduce.
+        """Return whether the proofs are enough for the declaring peer to start reducing.
 
-        One fresh proof of the founder is. Else it takes two, or one where fewer than three others may give any.
+        One fresh proof by the founder is enough. Otherwise two are needed, or one if fewer than three others may give
+        any.
         """
         provers = {proof.prover for proof in self._counted(word)}
         if not provers:
@@ -86,7 +89,7 @@ class ReachJudge:
         return self.founder in provers or len(provers) >= (MOST_PROOFS if num_able >= ENOUGH_TO_DOUBT_ONE else 1)
 
     def place(self, word: Declaration) -> bytes:
-        """Return the public place at which the peer of a declaration was reached; zeros where it was at none."""
+        """Return the public place at which the declaring peer was reached, or zeros if there is none."""
         return max((proof.place for proof in self._counted(word)), default=NO_PLACE)
 
     def _counted(self, word: Declaration) -> list[ReachProof]:

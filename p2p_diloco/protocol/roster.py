@@ -55,15 +55,15 @@ class Roster:
 
     def digest(self) -> Digest:
         """Return the name under which entries and children refer to this roster."""
-        return self._name[0]
+        return self._digest_and_size[0]
 
     def num_bytes(self) -> int:
         """Return how many bytes it takes in a message, without its votes."""
-        return self._name[1]
+        return self._digest_and_size[1]
 
     # No slots: digest and members are asked for with every message, and a roster never changes.
     @cached_property
-    def _name(self) -> tuple[Digest, int]:
+    def _digest_and_size(self) -> tuple[Digest, int]:
         encoded = to_bytes(self, ROSTER_LAYOUT)
         return sha256(b"roster", encoded), len(encoded)
 
@@ -332,7 +332,7 @@ def lead_order(roster: Roster, round_index: int, founder: PeerId, *, degraded: b
     Leaders need no trust and no vote. The first turns belong to a few of those who reduce, for the others can be sure
     to reach only them; the draw depends on the round, so that dead ones do not stay first. A turn belongs to the
     founder where it is no member: should nobody on the roster be reachable, it may still be. The last turn belongs to
-    anybody who votes, and of a stalled run the others to anybody: those who reduce may all be dead.
+    anybody who votes. In a stalled run all turns but the founder's belong to anybody: those who reduce may all be dead.
     """
     seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
     pool = _drawn(seed, roster.peers() if degraded else roster.leaders)

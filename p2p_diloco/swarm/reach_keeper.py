@@ -110,7 +110,7 @@ class ReachKeeper:
         ports = self._transport.listen_ports()[:MOST_PORTS]
         if ports:
             linked = self._transport.linked_peers()
-            for peer in self._reach.due(self._provers() & linked, now, rather=self._trusted()):
+            for peer in self._reach.due(self._provers() & linked, now, preferred=self._trusted()):
                 self._nonces[peer] = secrets.randbits(60)
                 self._post(peer, ReachRequest(nonce=self._nonces[peer], ports=ports))
         self._judge(now)

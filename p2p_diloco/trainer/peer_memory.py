@@ -68,8 +68,10 @@ class RunFolder:
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep what this peer has seen of its line of rosters."""
-        self.write(LIVELINESS_FILE, to_bytes(liveliness, LIVELINESS_LAYOUT))
+        """Keep what this peer has seen of its line of rosters; a disk that refuses is no reason to stop."""
+        record = to_bytes(liveliness, LIVELINESS_LAYOUT)
+        with contextlib.suppress(OSError):
+            replace_file(self.path / LIVELINESS_FILE, lambda draft: write_all(draft, record))
 
     def recall(self) -> Recalled:
         """Return all that a peer that is started again must know of its earlier starts."""

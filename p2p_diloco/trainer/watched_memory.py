@@ -35,8 +35,8 @@ class WatchedMemory:
         self._watch(lambda: self._memory.keep_roster(certified))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep what this peer has seen of its line of rosters."""
-        self._watch(lambda: self._memory.keep_liveliness(liveliness))
+        """Keep what this peer has seen of its line of rosters. It is bound to nothing by that, so nobody watches."""
+        self._memory.keep_liveliness(liveliness)
 
     def _watch(self, keep: Callable[[], None]) -> None:
         try:

@@ -77,10 +77,10 @@ def test_enough_are_asked_of_those_whose_answers_others_count_too() -> None:
     assert reach.due({A, B}, 0.0) == (A, B)
     for peer in (A, B):
         reach.take(peer, answer())
-    assert reach.due({A, B, C, D, E}, 1.0, rather={B, C, D, E}) == (C,)
+    assert reach.due({A, B, C, D, E}, 1.0, preferred={B, C, D, E}) == (C,)
     reach.take(C, answer())
-    assert reach.due({A, B, C, D, E}, 2.0, rather={B, C, D, E}) == ()
-    assert Reach().due({A, B, C, D, E}, 0.0, rather={D, E}) == (D, E)
+    assert reach.due({A, B, C, D, E}, 2.0, preferred={B, C, D, E}) == ()
+    assert Reach().due({A, B, C, D, E}, 0.0, preferred={D, E}) == (D, E)
 
 
 def test_a_yes_that_nobody_asked_for_counts_nothing() -> None:

@@ -11,7 +11,7 @@ from made import child_of, declaration, founding, ids, member, proof_of
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.member import NO_PLACE, Declaration, Member
 from p2p_diloco.protocol.reach import PROOF_SECONDS
-from p2p_diloco.protocol.reach_proofs import ReachJudge, most_telling, place_of, provers_for
+from p2p_diloco.protocol.reach_proofs import ReachJudge, place_of, proofs_to_declare, provers_for
 from p2p_diloco.protocol.roster import Roster
 
 RULES = run_rules()
@@ -94,10 +94,10 @@ def test_where_nobody_else_counts_any_member_proves_a_founder_and_a_member_that_
 
 def test_a_peer_declares_the_founders_proof_alone_else_two_of_those_that_count() -> None:
     proofs = [proof_of(NEW, prover) for prover in (C, ACCOMPLICE, B, A, BOOT)]
-    assert [each.prover for each in most_telling(proofs, NEW, TWO, BOOT)] == [BOOT]
-    assert [each.prover for each in most_telling(proofs[:-1], NEW, TWO, BOOT)] == [B, A]
-    assert [each.prover for each in most_telling(proofs[:3], NEW, TWO, BOOT)] == [B, C]
-    assert most_telling([], NEW, TWO, BOOT) == ()
+    assert [each.prover for each in proofs_to_declare(proofs, NEW, TWO, BOOT)] == [BOOT]
+    assert [each.prover for each in proofs_to_declare(proofs[:-1], NEW, TWO, BOOT)] == [B, A]
+    assert [each.prover for each in proofs_to_declare(proofs[:3], NEW, TWO, BOOT)] == [B, C]
+    assert proofs_to_declare([], NEW, TWO, BOOT) == ()
 
 
 def test_the_place_is_what_those_say_that_count() -> None:

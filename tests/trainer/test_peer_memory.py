@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,6 +113,19 @@ def test_a_start_that_cannot_be_counted_is_none(tmp_path: Path, monkeypatch: pyt
 def test_what_was_seen_of_the_own_line_survives_a_restart(tmp_path: Path) -> None:
     seen = Liveliness(roster=sha256(b"roster"), first=3, last=70)
     folder_in(tmp_path).keep_liveliness(seen)
+    assert folder_in(tmp_path).recall().liveliness == seen
+
+
+def test_a_full_disk_ends_nobody_for_what_was_seen_of_the_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = folder_in(tmp_path), Liveliness(roster=sha256(b"roster"), first=3, last=70)
+    folder.keep_liveliness(seen)
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch)
+        with pytest.raises(StateError, match="No space left"):
+            folder.keep_ballots(NO_BALLOTS)
+        folder.keep_liveliness(replace(seen, last=71))
     assert folder_in(tmp_path).recall().liveliness == seen
 
 

@@ -29,7 +29,6 @@ class FakeMemory:
 KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
     "ballots": WatchedMemory.keep_ballots,
     "roster": WatchedMemory.keep_roster,
-    "liveliness": WatchedMemory.keep_liveliness,
 }
 
 
