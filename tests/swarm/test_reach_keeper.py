@@ -117,6 +117,17 @@ def play(scene: Any) -> None:
     run_virtual(act())
 
 
+async def ann_asks_ben(stage: Scene) -> tuple[Keeper, list[ReachRequest]]:
+    """Have Ann ask Ben, who does not answer; return Ann and what she asks."""
+    ann = await stage.add(ANN, members=(ANN, BEN))
+    ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
+    asked: list[ReachRequest] = []
+    ben.reach.receive = lambda peer, message: asked.append(message)  # type: ignore[method-assign,assignment,return-value]
+    await stage.link(ann, ben)
+    await asyncio.sleep(1.0)
+    return ann, asked
+
+
 def test_a_peer_becomes_dialable_when_a_member_has_dialled_it_and_within_a_second() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
@@ -162,12 +173,7 @@ def test_a_strangers_yes_is_not_asked_for_and_not_believed() -> None:
 
 def test_a_yes_without_a_proof_or_with_one_of_something_else_is_not_counted() -> None:
     async def scene(stage: Scene) -> None:
-        ann = await stage.add(ANN, members=(ANN, BEN))
-        ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
-        asked: list[ReachRequest] = []
-        ben.reach.receive = lambda peer, message: asked.append(message)  # type: ignore[method-assign,assignment,return-value]
-        await stage.link(ann, ben)
-        await asyncio.sleep(1.0)
+        ann, asked = await ann_asks_ben(stage)
         for bad in (answer, lambda nonce: signed(nonce, EVE, ANN), lambda nonce: signed(nonce, BEN, CLEO)):
             ann.reach.receive(BEN.peer, bad(asked[-1].nonce))
             assert not ann.engine.membership.can_be_dialled
@@ -221,12 +227,7 @@ def test_a_proof_that_is_an_hour_old_is_shown_no_more() -> None:
 
 def test_an_answer_that_names_no_address_or_another_question_is_dropped() -> None:
     async def scene(stage: Scene) -> None:
-        ann = await stage.add(ANN, members=(ANN, BEN))
-        ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
-        asked: list[ReachRequest] = []
-        ben.reach.receive = lambda peer, message: asked.append(message)  # type: ignore[method-assign,assignment,return-value]
-        await stage.link(ann, ben)
-        await asyncio.sleep(1.0)
+        ann, asked = await ann_asks_ben(stage)
         (request,) = asked
         for reply in (
             signed(request.nonce + 1, BEN, ANN),
@@ -240,12 +241,7 @@ def test_an_answer_that_names_no_address_or_another_question_is_dropped() -> Non
 
 def test_a_reason_brings_no_control_characters() -> None:
     async def scene(stage: Scene) -> None:
-        ann = await stage.add(ANN, members=(ANN, BEN))
-        ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
-        asked: list[ReachRequest] = []
-        ben.reach.receive = lambda peer, message: asked.append(message)  # type: ignore[method-assign,assignment,return-value]
-        await stage.link(ann, ben)
-        await asyncio.sleep(1.0)
+        ann, asked = await ann_asks_ben(stage)
         ann.reach.receive(BEN.peer, answer(asked[0].nonce, reason=b"\x1b[31mred\n"))
         assert [failure.reason for failure in ann.reach.standing.failures] == ["?[31mred?"]
 
@@ -254,12 +250,7 @@ def test_a_reason_brings_no_control_characters() -> None:
 
 def test_an_address_that_was_proved_brings_no_control_characters_and_names_a_port_of_this_peer() -> None:
     async def scene(stage: Scene) -> None:
-        ann = await stage.add(ANN, members=(ANN, BEN))
-        ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
-        asked: list[ReachRequest] = []
-        ben.reach.receive = lambda peer, message: asked.append(message)  # type: ignore[method-assign,assignment,return-value]
-        await stage.link(ann, ben)
-        await asyncio.sleep(1.0)
+        ann, asked = await ann_asks_ben(stage)
         zoned = HOST.encode() + b"%\x1b[2J/tcp/9"
         ann.reach.receive(BEN.peer, signed(asked[0].nonce, BEN, ANN, host=zoned, port=9))
         assert not ann.engine.membership.can_be_dialled, "nobody was asked to dial that port"
