@@ -25,6 +25,9 @@ WRITE_BUFFER_BYTES = 256 * 1024
 READ_MODULUS = 2**31
 _LENGTH = struct.Struct(">I")
 _GREETING = _LENGTH.pack(0)
+END = _LENGTH.pack(0)
+"""Says that all was said. Not the end of the stream itself: at that the reader's daemon closes it whole, and what the
+reader writes then costs what it has not read yet."""
 _ONE_WRITE_BYTES = 64 * 1024
 
 
@@ -51,7 +54,7 @@ async def greet(reader: ByteReader, writer: ByteWriter) -> None:
 async def read_frame(
     reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
 ) -> bytes | bytearray | memoryview | int | None:
-    """Return the next frame, or None when the stream ended between frames. Waits for a length as long as it takes.
+    """Return the next frame, or None at `END`, or when the stream ended. Waits for a length as long as it takes.
 
     On the control lane an int may come instead: how many bytes of bulk frames the sender has read in all.
 
@@ -72,8 +75,10 @@ async def read_frame(
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
     if length >= READ_MODULUS and lane is Lane.CONTROL:
         return int(length - READ_MODULUS)
+    if length == 0:
+        return None
     longest = limits.frame_bytes(lane)
-    if not 0 < length <= longest:
+    if length > longest:
         raise FrameError(frame_too_long(sender, lane, length, longest))
     seconds = limits.longest_seconds(length)
     try:

@@ -8,7 +8,7 @@ import contextlib
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
 from p2p_diloco.transport.flight_window import FlightWindow
-from p2p_diloco.transport.framing import READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
+from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane
 from p2p_diloco.transport.outbox import Outbox
 
@@ -30,12 +30,12 @@ class LaneStream:
             self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
     async def close_gently(self, linger_seconds: float) -> None:
-        """Send what is buffered, then the end; wait a little for the other end's, then close."""
+        """Send what is buffered, then `END`; wait a little until the other end closes the stream, then close it."""
         try:
             async with asyncio.timeout(linger_seconds):
                 if self.task is not None:
                     await asyncio.wait({self.task})
-                self.writer.write_eof()
+                self.writer.write(END)
                 while await self.reader.read(WRITE_BUFFER_BYTES):
                     pass
         except (OSError, TimeoutError):

@@ -99,6 +99,32 @@ class FailureContract(ABC):
 
         self.play(scene)
 
+    def test_what_is_said_to_one_that_leaves_costs_nothing_of_what_it_sent(self) -> None:
+        async def scene(stage: Stage) -> None:
+            one, heard = await stage.add()
+            leaver, leaver_heard = stage.make(limits=TransportLimits(linger_seconds=20)), Recorder()
+            leaver.listener = leaver_heard
+
+            async def talk() -> None:
+                while leaver.peer in one.linked_peers():
+                    for lane in Lane:
+                        one.post(leaver.peer, bytes(200), lane=lane, deadline=in_seconds(10))
+                    await asyncio.sleep(0.001)
+
+            async with asyncio.TaskGroup() as talking:
+                async with leaver:
+                    await link(leaver, one, heard)
+                    talking.create_task(talk())
+                    for index in range(8):
+                        assert leaver.post(one.peer, bytes([index]) * MIB, lane=Lane.BULK, deadline=in_seconds(10))
+                    assert leaver.post(one.peer, b"good-bye", lane=Lane.CONTROL, deadline=in_seconds(10))
+                await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            assert [frame[0] for frame in heard.payloads(Lane.BULK)] == list(range(8))
+            assert heard.payloads(Lane.CONTROL) == [b"good-bye"]
+            assert heard.lost() == [f"{short_peer_id(leaver.peer)} closed the connection"]
+
+        self.play(scene)
+
     def test_a_listener_that_objects_to_a_frame_closes_the_link(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.transport.framing import READ_MODULUS, greet, read_frame, reading_of, write_frame
+from p2p_diloco.transport.framing import END, READ_MODULUS, greet, read_frame, reading_of, write_frame
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
 from p2p_diloco.transport.virtual_time import run_virtual
 
@@ -101,9 +101,8 @@ def test_on_the_control_lane_a_length_with_its_highest_bit_says_what_was_read() 
         assert run_virtual(main(reading_of(num_bytes))) == num_bytes
 
 
-def test_an_empty_frame_is_refused() -> None:
-    with pytest.raises(FrameError, match="announced a bulk frame of 0 bytes"):
-        read(bytes(4), ends=False)
+def test_an_empty_frame_says_that_all_was_said() -> None:
+    assert read(END, ends=False) is None
 
 
 def test_a_cut_off_length_is_refused() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.transport.framing import READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
+from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane, LaneCounters
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.stream_link import SAY_AGAIN_SECONDS, LaneStream, StreamLink
@@ -16,12 +16,12 @@ from p2p_diloco.transport.virtual_time import run_virtual
 class FakeWriter:
     """A writer that remembers its end."""
 
-    def __init__(self, eof_error: OSError | None = None) -> None:
+    def __init__(self, error: OSError | None = None) -> None:
         self.transport = self
         self.acts: list[str] = []
         self.written = b""
         self.buffered = 0
-        self._eof_error = eof_error
+        self._error = error
 
     def is_closing(self) -> bool:
         return False
@@ -33,14 +33,9 @@ class FakeWriter:
         return self.buffered
 
     def write(self, chunk: bytes) -> None:
-        if self._eof_error is not None:
-            raise self._eof_error
+        if self._error is not None:
+            raise self._error
         self.written += chunk
-
-    def write_eof(self) -> None:
-        if self._eof_error is not None:
-            raise self._eof_error
-        self.acts.append("eof")
 
     def abort(self) -> None:
         self.acts.append("abort")
@@ -61,7 +56,7 @@ def test_closing_gently_waits_for_the_other_end() -> None:
         asyncio.get_running_loop().call_later(0.3, stream.reader.feed_data, b"last words")
         asyncio.get_running_loop().call_later(0.5, stream.reader.feed_eof)
         await stream.close_gently(1.0)
-        assert writer.acts == ["eof", "abort"]
+        assert (writer.written, writer.acts) == (END, ["abort"])
         return asyncio.get_running_loop().time()
 
     assert 0.4 < run_virtual(main()) < 0.6
@@ -73,7 +68,7 @@ def test_closing_gently_waits_for_the_reader_but_not_for_ever() -> None:
         stream = make_stream(writer)
         stream.task = asyncio.create_task(asyncio.sleep(100))
         await stream.close_gently(1.0)
-        assert writer.acts == ["abort"]
+        assert (writer.written, writer.acts) == (b"", ["abort"])
         return asyncio.get_running_loop().time()
 
     assert 0.9 < run_virtual(main()) < 1.1
