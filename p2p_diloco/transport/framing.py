@@ -26,8 +26,8 @@ READ_MODULUS = 2**31
 _LENGTH = struct.Struct(">I")
 _GREETING = _LENGTH.pack(0)
 END = _LENGTH.pack(0)
-"""Says that all was said. Not the end of the stream itself: at that the reader's daemon closes it whole, and what the
-reader writes then costs what it has not read yet."""
+"""The last frame of a stream. A half-closed stream is no substitute: at its end p2pd closes the receiver's socket in
+both directions, and a write that then fails discards whatever the receiver has not read yet."""
 _ONE_WRITE_BYTES = 64 * 1024
 
 
@@ -54,7 +54,7 @@ async def greet(reader: ByteReader, writer: ByteWriter) -> None:
 async def read_frame(
     reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
 ) -> bytes | bytearray | memoryview | int | None:
-    """Return the next frame, or None at `END`, or when the stream ended. Waits for a length as long as it takes.
+    """Return the next frame, or None at `END` or at the end of the stream. Waits for a length as long as it takes.
 
     On the control lane an int may come instead: how many bytes of bulk frames the sender has read in all.
 

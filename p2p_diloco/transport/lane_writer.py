@@ -168,6 +168,7 @@ class LaneWriter:
                     await pace.wait_for(len(piece))
                     stream.writer.write(piece)
                     left -= len(piece)
+                    stream.is_cut = left > 0
                     self._counters.bytes_sent += len(piece)
                     self._counters.bytes_waiting -= len(piece)
                     patience -= await self._give_way(stream, posted.deadline, patience, pace)

@@ -17,25 +17,37 @@ SAY_AGAIN_SECONDS = 0.25
 
 
 class LaneStream:
-    """One open stream of a link and the task that reads it."""
+    """One open stream of a link and the task that reads it.
 
-    __slots__ = ("has_run_out", "lane", "reader", "task", "writer")
+    Attributes:
+        has_run_out: the other end sends nothing more on it.
+        is_cut: a part of a frame has been written and the rest has not.
+    """
+
+    __slots__ = ("has_run_out", "is_cut", "lane", "reader", "task", "writer")
 
     def __init__(self, lane: Lane, pair: StreamPair) -> None:
         self.lane = lane
         self.reader, self.writer = pair
         self.task: asyncio.Task[None] | None = None
         self.has_run_out = False
+        self.is_cut = False
         if not self.writer.transport.is_closing():  # uvloop refuses where the other end is gone already
             self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
     async def close_gently(self, linger_seconds: float) -> None:
-        """Send what is buffered, then `END`; wait a little until the other end closes the stream, then close it."""
+        """Flush the buffer, send `END`, and close once the other end has closed or `linger_seconds` have passed.
+
+        Within a frame `END` would be read as a part of it, so a cut stream is half-closed instead.
+        """
         try:
             async with asyncio.timeout(linger_seconds):
                 if self.task is not None:
                     await asyncio.wait({self.task})
-                self.writer.write(END)
+                if self.is_cut:
+                    self.writer.write_eof()
+                else:
+                    self.writer.write(END)
                 while await self.reader.read(WRITE_BUFFER_BYTES):
                     pass
         except (OSError, TimeoutError):

@@ -19,6 +19,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport import libp2p
 from p2p_diloco.transport.byte_stream import ByteReader
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
+from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Lane, TransportLimits
@@ -281,13 +282,38 @@ def test_who_closes_one_lane_is_heard_for_as_long_as_the_other_brings_something(
     play(scene())
 
 
-def test_who_closes_one_lane_and_not_the_other_loses_the_link_in_bounded_time(tmp_path: Path) -> None:
+def test_a_peer_that_ends_both_lanes_loses_the_link_at_once_and_both_streams_are_closed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=20))
+        async with transport, stranger(tmp_path) as (peer, client):
+            pairs = await open_link(client, transport)
+            await heard.wait_until(lambda it: it.kinds() == ["up"])
+            pairs[Lane.BULK][1].write(b"\x00\x00\x00\x01x" + END + b"\x00\x00\x00\x01y")
+            pairs[Lane.CONTROL][1].write(END)
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], seconds=5)
+            assert heard.payloads(Lane.BULK) == [b"x"], "nothing after the end counts"
+            assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
+            assert [await is_closed(reader) for reader, _ in pairs.values()] == [True, True]
+            for _, each in pairs.values():
+                each.transport.abort()
+
+    play(scene())
+
+
+@pytest.mark.parametrize("half_closes", [True, False])
+def test_who_closes_one_lane_and_not_the_other_loses_the_link_in_bounded_time(
+    half_closes: bool, tmp_path: Path
+) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.2))
         async with transport, stranger(tmp_path) as (peer, client):
             pairs = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            pairs[Lane.BULK][1].write_eof()
+            writer = pairs[Lane.BULK][1]
+            if half_closes:
+                writer.write_eof()
+            else:
+                writer.write(END)
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
             for _, each in pairs.values():

@@ -99,7 +99,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_what_is_said_to_one_that_leaves_costs_nothing_of_what_it_sent(self) -> None:
+    def test_frames_posted_before_closing_arrive_while_the_other_end_keeps_sending(self) -> None:
         async def scene(stage: Stage) -> None:
             one, heard = await stage.add()
             leaver, leaver_heard = stage.make(limits=TransportLimits(linger_seconds=20)), Recorder()

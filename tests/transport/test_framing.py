@@ -101,7 +101,7 @@ def test_on_the_control_lane_a_length_with_its_highest_bit_says_what_was_read() 
         assert run_virtual(main(reading_of(num_bytes))) == num_bytes
 
 
-def test_an_empty_frame_says_that_all_was_said() -> None:
+def test_an_empty_frame_ends_the_stream() -> None:
     assert read(END, ends=False) is None
 
 

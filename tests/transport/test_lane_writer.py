@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.lane_writer import LaneWriter
 from p2p_diloco.transport.link import KIB, Frame, Lane, SplitFrame, TransportCounters, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
@@ -29,6 +30,7 @@ class FakeSocket:
         self.writes: list[tuple[float, int]] = []
         self.written = bytearray()
         self.buffered = 0.0
+        self.ends: list[str] = []
         self._reads = reads
 
     @property
@@ -48,6 +50,12 @@ class FakeSocket:
         self.writes.append((now(), len(chunk)))
         self.written += chunk
         self.buffered = self.buffered + len(chunk) if self._reads() != float("inf") else 0.0
+
+    def write_eof(self) -> None:
+        self.ends.append("eof")
+
+    def abort(self) -> None:
+        self.ends.append("abort")
 
     def has_room(self) -> bool:
         return False
@@ -126,6 +134,37 @@ def test_frames_are_written_in_order_behind_their_lengths(rate: float | None) ->
         bulk = bench.counters.bulk
         assert (bulk.frames_sent, bulk.bytes_sent, bulk.bytes_waiting) == (4, len(whole), 0)
         assert bench.link.is_idle()
+
+    run_virtual(main())
+
+
+def test_a_frame_that_closing_cuts_off_is_never_completed() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(RATE))
+        stream, socket = bench.link.streams[Lane.BULK][0], bench.sockets[Lane.BULK]
+        bench.post(bytes(1024 * KIB))
+        async with bench.writing():
+            await bench.until_written(100_000)
+        written = len(socket.written)
+        assert written < 1024 * KIB
+        stream.reader.feed_eof()
+        await stream.close_gently(1.0)
+        assert (len(socket.written), socket.ends) == (written, ["eof", "abort"])
+
+    run_virtual(main())
+
+
+def test_a_lane_that_is_closed_between_frames_says_so() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(RATE))
+        stream, socket = bench.link.streams[Lane.BULK][0], bench.sockets[Lane.BULK]
+        bench.post(bytes(100 * KIB))
+        async with bench.writing():
+            await bench.until_written(100 * KIB + 4)
+        stream.reader.feed_eof()
+        await stream.close_gently(1.0)
+        assert (bytes(socket.written[-4:]), len(socket.written)) == (END, 100 * KIB + 8)
+        assert socket.ends == ["abort"]
 
     run_virtual(main())
 
