@@ -31,7 +31,7 @@ Strength = tuple[bool, int, int, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveliness:
-    """What a peer has seen of its own line of rosters. No other peer takes its word for it; it is kept on disk.
+    """A peer's record of activity on its own line of rosters. It is kept on disk and never sent to other peers.
 
     Attributes:
         roster: in force when the last entry came.

@@ -26,7 +26,7 @@ class PeerMemory(Protocol):
         ...
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep what this peer has seen of its line of rosters. A disk that refuses is no reason to stop."""
+        """Keep the record of this peer's line of rosters, if the disk takes it."""
         ...
 
 

@@ -68,7 +68,7 @@ class RunFolder:
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep what this peer has seen of its line of rosters; a disk that refuses is no reason to stop."""
+        """Keep the record of this peer's line of rosters, if the disk takes it: a full disk must not stop the peer."""
         record = to_bytes(liveliness, LIVELINESS_LAYOUT)
         with contextlib.suppress(OSError):
             replace_file(self.path / LIVELINESS_FILE, lambda draft: write_all(draft, record))

@@ -35,7 +35,7 @@ class WatchedMemory:
         self._watch(lambda: self._memory.keep_roster(certified))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep what this peer has seen of its line of rosters. It is bound to nothing by that, so nobody watches."""
+        """Keep the record of this peer's line of rosters. No promise depends on it, so a failure is not reported."""
         self._memory.keep_liveliness(liveliness)
 
     def _watch(self, keep: Callable[[], None]) -> None:
