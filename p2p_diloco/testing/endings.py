@@ -68,6 +68,20 @@ def check_agreement(swarm: Simulation) -> None:
             raise Violated("I8", f"{machine} and {ready[0]} go by rosters of different branches", machine.name)
 
 
+def is_one_line(swarm: Simulation) -> bool:
+    """Tell whether all ready peers go by one line of rosters; who has not followed a degraded one does not."""
+    books = [machine.running.book for machine in ready_peers(swarm) if machine.running.book.in_force is not None]
+    if not books:
+        return True
+    longest = max(books, key=lambda book: book.in_force.k if book.in_force is not None else -1)
+    digest, line = longest.in_force_digest, set()
+    while digest is not None and digest in longest:
+        line.add(digest)
+        roster = longest.roster(digest)
+        digest = roster.parent if roster.k and not roster.degraded else None
+    return all(book.in_force_digest in line for book in books)
+
+
 def check_memory(swarm: Simulation) -> None:
     """Check that flipped bits have been found and mended (I1).
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
+from p2p_diloco.swarm.clock_sync import SLOWEST
 from p2p_diloco.testing.endings import (
     ASKED_AGAIN_SECONDS,
     REDIAL_SECONDS,
@@ -17,6 +19,7 @@ from p2p_diloco.testing.endings import (
     check_tables,
     cycles_until_it_goes_on,
     fragment_heights,
+    is_one_line,
     leading_roster,
     still_names_dead,
 )
@@ -138,7 +141,9 @@ class Trial:
         if not self._are_linked():
             await swarm.run(REDIAL_SECONDS)
         await self._until_the_living_are_members()
+        await self._until_clocks_are_slewed()
         await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
+        await self._until_lines_have_met()
         check_agreement(swarm)
         before = fragment_heights(swarm)
         await self._run_to_end_of_cycle(swarm.now + cycle)
@@ -176,15 +181,42 @@ class Trial:
             ):
                 return
 
+    async def _until_lines_have_met(self) -> None:
+        """Let the cycles pass that others sit through before they follow a degraded roster, and two to catch up."""
+        swarm, cycle = self.swarm, self.scenario.cycle_seconds
+        if is_one_line(swarm):
+            return
+        for _ in range(swarm.rules.stalled_cycles + 1):
+            await self._run_to_end_of_cycle(swarm.now + cycle)
+            if is_one_line(swarm):
+                break
+        await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
+
+    async def _until_clocks_are_slewed(self) -> None:
+        swarm = self.swarm
+        shown = [machine.swarm_now() for machine in swarm.honest()]
+        apart = max(shown, default=0.0) - min(shown, default=0.0)
+        if apart > swarm.rules.clock.round_seconds:
+            await swarm.run(apart / (1.0 - SLOWEST))
+
     def _may_wait_for_what_was_lost(self) -> bool:
         loses = any(trouble.kind in ("loss", "one-way") for trouble in self.scenario.troubles)
-        return loses and any(not machine.running.catch_up.is_complete() for machine in self.swarm.running())
+        running = self.swarm.running(trains=False)  # a bootstrap may be the only way to the others
+        return loses and any(not machine.running.catch_up.is_complete() for machine in running)
 
     async def _run_to_end_of_cycle(self, earliest: float) -> None:
-        clock = self.swarm.rules.clock
-        cycle = clock.cycle(clock.round_at(earliest + ROUND_ZERO))
-        border = clock.begin((cycle + 1) * clock.num_fragments) - ROUND_ZERO
-        await self.swarm.run_to(border - BEFORE_THE_BORDER_SECONDS)
+        """Run to shortly before the end of a cycle by the swarm's own time, which clocks may have moved."""
+        swarm, clock = self.swarm, self.swarm.rules.clock
+        cycle = clock.cycle(clock.round_at(earliest + ROUND_ZERO + self._ahead_seconds()))
+        end = clock.begin((cycle + 1) * clock.num_fragments) - ROUND_ZERO - BEFORE_THE_BORDER_SECONDS
+        while (until := end - self._ahead_seconds()) > swarm.now + 1e-3:  # it is slewed on the way
+            await swarm.run_to(until)
+
+    def _ahead_seconds(self) -> float:
+        """Return how far the swarm's time is ahead of the true time: the middle of what running peers show."""
+        swarm = self.swarm
+        shown = [machine.swarm_now() - swarm.loop.true_seconds() for machine in swarm.honest() if machine.runs]
+        return median(shown) if shown else 0.0
 
     async def _goes_on(self, before: list[int]) -> None:
         """Wait until entries are made for every fragment, all agree, and all are ready.
