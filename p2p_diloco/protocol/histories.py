@@ -78,5 +78,14 @@ def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> St
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
     """Tell whether most members of `roster` that are heard go by rosters that are not known here, or none is heard."""
-    named = [beat.roster for beat in heartbeats if roster.member(beat.peer) is not None and beat.roster != ZERO_DIGEST]
+    named = _named(roster, heartbeats)
     return not named or 2 * sum(digest not in book for digest in named) > len(named)
+
+
+def is_left_by_all(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
+    """Tell whether all members of `roster` that are heard go by rosters that are not known here, or none is heard."""
+    return not any(digest in book for digest in _named(roster, heartbeats))
+
+
+def _named(roster: Roster, heartbeats: Collection[Heartbeat]) -> list[Digest]:
+    return [beat.roster for beat in heartbeats if roster.member(beat.peer) is not None and beat.roster != ZERO_DIGEST]

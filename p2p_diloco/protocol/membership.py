@@ -43,7 +43,7 @@ from p2p_diloco.protocol.ballot import (
     vote,
 )
 from p2p_diloco.protocol.entry import pack_included
-from p2p_diloco.protocol.histories import LIVELY_CYCLES, Liveliness, is_left_behind, strength
+from p2p_diloco.protocol.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
 from p2p_diloco.protocol.member import Declaration, Member
 from p2p_diloco.protocol.messages import RosterReply, RosterRequest
 from p2p_diloco.protocol.overlay import column_mates, row_mates
@@ -281,16 +281,21 @@ class Membership(Attendance):
         """
         roster = certified.roster
         voters, parent = [peer for peer, _ in certified.votes], self.book.parent_of(roster)
-        if self.is_stalled() and parent is not None and self._quorum(parent, degraded=True)(voters):
+        if self._has_seen_a_stall(mine) and parent is not None and self._quorum(parent, degraded=True)(voters):
             return
         clock = self.rules.clock
         last = max(self.present_in.values(), default=-1)
         is_idle = last < clock.round_at(now) - 2 * clock.num_fragments
         since = self._doubted_since
         self._doubted_since = (now if since is None else since) if is_idle else None
-        has_waited = is_idle and since is not None and now - since >= self.rules.silence_seconds
-        if has_waited and is_left_behind(mine, list(self.alive(now).values()), self.book):
-            return
+        beats = list(self.alive(now).values())
+        if is_idle and since is not None and is_left_behind(mine, beats, self.book):
+            # Where one says otherwise, its entries, or those that it names, have the time to come.
+            seconds = self.rules.silence_seconds
+            if not is_left_by_all(mine, beats, self.book):
+                seconds = max(seconds, self.rules.stalled_cycles * self.rules.cycle_seconds)
+            if now - since >= seconds:
+                return
         raise PeerError(
             f"roster {roster.k} has no majority of roster {roster.k - 1} behind it; it counts for those who are "
             f"stalled, after {self.rules.stalled_cycles} cycles without entries: here it was {self.void_cycles}"
@@ -374,6 +379,7 @@ class Membership(Attendance):
     def set_back(self, now: float) -> None:
         """Take nobody for heard at a time to come: the clock was far ahead."""
         self._ticked_at = self._listens_since = now
+        self._doubted_since = None
         self.heard = {
             peer: replace(heard, at=min(heard.at, now), since=min(heard.since, now))
             for peer, heard in self.heard.items()
@@ -411,6 +417,15 @@ class Membership(Attendance):
         if roster is None or self.void_cycles < self.rules.stalled_cycles or len(roster.members) == 1:
             return False
         return roster.member(self.me.peer) is not None and (self.me.trains or self._has_application(roster))
+
+    def _has_seen_a_stall(self, roster: Roster) -> bool:
+        """Tell whether this peer is stalled, or follows without being a member and has seen as long that nothing came.
+
+        Two members that cannot reach each other may be heard by such a peer alone, which hands rosters on to them.
+        """
+        if roster.member(self.me.peer) is not None:
+            return self.is_stalled()
+        return self.ready and self.void_cycles >= self.rules.stalled_cycles
 
     def are_voters_idle(self, now: float) -> bool:
         """Tell whether more than half of the electorate is here, and none of it made a step since this was last asked.

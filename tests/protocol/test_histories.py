@@ -316,7 +316,40 @@ def test_a_degraded_child_that_most_members_go_by_is_followed_by_who_looks_twice
         assert report.topic == "roster-refused"
         assert here.book.in_force == parent
         here.take_rosters((child,), 408.0)
+        assert here.book.in_force == parent, "one of those that it hears goes by the parent: it takes its time"
+        stall = here.rules.stalled_cycles * here.rules.cycle_seconds
+        for sequence, peer in enumerate((B, C, D, E), 2):
+            roster = child.roster if peer in (B, C, D, E)[:num_gone] else parent
+            here.hear(heartbeat(peer, roster=roster.digest(), sequence=sequence), 400.0 + stall)
+        here.take_rosters((child,), 400.0 + stall)
         assert (here.book.in_force == child.roster) is wins
+
+
+@pytest.mark.parametrize("num_members", [5, 4], ids=["a member", "who follows and is no member"])
+def test_who_has_seen_a_stall_follows_a_degraded_child_at_once(num_members: int) -> None:
+    """Two members that cannot reach each other may be linked with such a peer alone, which hands rosters on to them."""
+    me = ids(5)[4]
+    parent = roster_1(num_members)
+    child = after(parent.roster, (B, C), 10, degraded=True)
+    here = membership_of(me, founding_of(), parent)
+    here.ready = True
+    here.void_cycles = here.rules.stalled_cycles - 1
+    here.take_rosters((child,), 400.0)
+    assert here.book.in_force == parent.roster
+    here.void_cycles = here.rules.stalled_cycles
+    here.take_rosters((child,), 400.0)
+    assert here.book.in_force == child.roster
+
+
+def test_a_degraded_child_that_all_who_are_heard_go_by_is_followed_soon() -> None:
+    here = membership_of(A, founding_of(), roster_1(5))
+    child = after(roster_of(5), (B, C), 10, degraded=True)
+    for peer in (B, C):
+        here.hear(heartbeat(peer, roster=child.roster.digest()), 400.0)
+    here.take_rosters((child,), 400.0)
+    assert here.book.in_force == roster_of(5)
+    here.take_rosters((child,), 408.0)
+    assert here.book.in_force == child.roster
 
 
 def test_a_degraded_child_is_not_followed_while_entries_come_here() -> None:
