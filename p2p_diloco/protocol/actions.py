@@ -9,7 +9,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.messages import Message
+from p2p_diloco.protocol.messages import Message, SignedContentRequest
 from p2p_diloco.protocol.roster import CertifiedRoster
 
 
@@ -166,17 +166,22 @@ class HashSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeContent:
-    """Hash a fragment's spans and send the digests to `to`."""
+    """Hash a fragment's spans and send the digests to `to`; as `question` asks, where they are to be signed."""
 
     to: PeerId
     fragment: int
+    question: SignedContentRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareContent:
-    """Hash a fragment's spans and say where they differ from `peer`'s at equal chain digests."""
+    """Hash a fragment's spans and say where they differ from `peer`'s at equal chain digests.
+
+    `link` is who has sent them: the peer itself, or another one that carried what it signed.
+    """
 
     peer: PeerId
+    link: PeerId
     fragment: int
     digests: tuple[tuple[Digest, Digest], ...]
 

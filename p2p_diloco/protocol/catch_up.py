@@ -11,7 +11,7 @@ here, in nobody's way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
@@ -26,14 +26,17 @@ from p2p_diloco.protocol.messages import (
     EntryRequest,
     HeadsReply,
     HeadsRequest,
+    SignedContent,
+    SignedContentRequest,
     SpanReply,
     SpanRequest,
 )
 from p2p_diloco.protocol.scrub import Scrub
+from p2p_diloco.protocol.signed_content import FarVoters
 from p2p_diloco.protocol.transfer import CatchUpRules, Transfer, Want
 from p2p_diloco.protocol.window import Asked, Window, least_loaded
 
-Question = HeadsRequest | ContentRequest | EntryRequest | SpanRequest
+Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest | SpanRequest
 
 MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
 """Requests under way at one donor: enough that it never waits for the next one, nor for those that were lost."""
@@ -62,7 +65,8 @@ class _Tie:
 class CatchUp:
     """What one peer fetches, from whom, and what it has verified. A state machine without I/O."""
 
-    def __init__(self, *, rules: CatchUpRules, chains: ChainBook) -> None:
+    def __init__(self, *, far: FarVoters, rules: CatchUpRules, chains: ChainBook) -> None:
+        self.far = far
         self.scrub = Scrub(
             num_spans=rules.num_spans, answer_seconds=rules.answer_seconds, pause_seconds=rules.pause_seconds
         )
@@ -86,7 +90,9 @@ class CatchUp:
         self.damaged: dict[SpanId, bool] = {}
         """Spans that stand still until they are replaced; whether the disk is being asked about each."""
         self.voices = Voices()
-        """Whose word counts; kept by `Repair`."""
+        """Whose word counts for tips; set by `listen_to`, as is the next one."""
+        self.namers = Voices()
+        """Whose word counts for the bytes that are fetched; more than the linked ones, where this peer is not ready."""
         self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
         self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
         self._level: dict[int, set[PeerId]] = {}
@@ -99,6 +105,10 @@ class CatchUp:
         self._doubted: dict[PeerId, float] = {}
         self._on_word_of: dict[SpanId, PeerId] = {}
         self._ties: dict[SpanId, _Tie] = {}
+
+    def listen_to(self, voices: Voices, namers: Voices | None = None) -> None:
+        """Set whose word counts: for tips, and for the bytes that are fetched, where others count for these."""
+        self.voices, self.namers = voices, namers if namers is not None else voices
 
     # -- what is known to be missing
 
@@ -174,6 +184,21 @@ class CatchUp:
         return sum(heads[span.index].height > mine.height for heads in told.values()) < 2
 
     @property
+    def is_parted(self) -> bool:
+        """Tell whether no entries lead on from a span to where others stand, and voters that are far can tell."""
+        return bool(self._unjoinable and self.namers.far)
+
+    @property
+    def lacks_names(self) -> bool:
+        """Tell whether a majority has to say something about a span that has not yet."""
+        return self.is_parted or any(not transfer.is_sure for transfer in self._transfers.values())
+
+    @property
+    def goes_by_few(self) -> bool:
+        """Tell whether spans are being fetched on the word of less than a majority of the electorate."""
+        return self.namers.is_few and bool(self._transfers)
+
+    @property
     def is_waiting_for_a_majority(self) -> bool:
         """Tell whether a span has come that nobody has vouched for yet."""
         return any(transfer.is_whole and transfer.named is None for transfer in self._transfers.values())
@@ -196,19 +221,26 @@ class CatchUp:
             return []
         return [self._send(donor, ContentRequest(fragment=fragment), now)]
 
-    def pump(self, donors: Sequence[PeerId], now: float, sources: Sequence[PeerId] | None = None) -> list[Action]:
+    def pump(
+        self,
+        donors: Sequence[PeerId],
+        now: float,
+        sources: Sequence[PeerId] | None = None,
+        holders: Sequence[PeerId] = (),
+    ) -> list[Action]:
         """Send what can be asked now: unanswered requests again, to another donor, and those that wait.
 
         Args:
             donors: to ask for entries, and for spans that one of them is preferred for.
             sources: to ask for other spans; None: the donors.
+            holders: who hold a state, ready or not: what a majority stands at may be with them alone.
         """
         for span in [span for span, (_, ahead) in self._targets.items() if ahead not in donors]:
             del self._targets[span]  # who cannot be asked must not be waited for
         self._donors.look(now)
-        everybody = list(dict.fromkeys([*donors, *(sources or ())]))
+        everybody = list(dict.fromkeys([*donors, *(sources or ()), *holders]))
         actions = [*self._confirm(now), *self._give_up_on(everybody, now)]
-        sound, wide = (self._donors.sound(some, now) for some in (donors, donors if sources is None else sources))
+        wide = self._donors.sound(donors if sources is None else sources, now)
         self._take_back_for(wide)
         left = {want: window.size for want, window in self._windows.items()}
         load = {want: dict.fromkeys(everybody, 0) for want in Want}
@@ -217,7 +249,8 @@ class CatchUp:
             load[want][asked.donor] = load[want].get(asked.donor, 0) + 1
             left[want] -= 1
         # Entries, from whoever has them: one that is shunned may be the only one ahead.
-        for want, able, preferable in ((Want.ENTRY, donors, donors), (Want.SPAN, wide, sound)):
+        preferred = self._donors.sound([*donors, *holders], now)
+        for want, able, preferable in ((Want.ENTRY, donors, donors), (Want.SPAN, wide, preferred)):
             if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
                 continue  # while a transfer runs, nearly always
             for span in self._waiting(want):
@@ -372,7 +405,7 @@ class CatchUp:
         Where the majority stands lower, it may be on its way to us: entries that only we hold lead it here. So it has
         two cycles for that, unless it goes by another branch of rosters.
         """
-        named = next((head for head, group in self._voters(span).items() if self.voices.are_enough(group)), None)
+        named = next((head for head, group in self._voters(span).items() if self._names(span, head, group)), None)
         if named is None or named.digest == mine.digest:
             self._above_since.pop(span, None)
             return []
@@ -392,6 +425,12 @@ class CatchUp:
             f"round {named.round}, and no entries lead there; fetching it"
         )
         return [Report(topic="adoption", text=text)]
+
+    def _names(self, span: SpanId, head: SpanHead, group: set[PeerId]) -> bool:
+        """Tell whether those who stand at a head are a majority, with those far ones that have signed it."""
+        signed = self._contents.of(span)
+        far = {voter for voter in self.namers.told if voter in signed and signed[voter][0] == head.digest}
+        return self.voices.are_enough(group) or (not self.namers.is_few and self.namers.are_enough(group | far))
 
     # -- two children of one tip
 
@@ -617,34 +656,49 @@ class CatchUp:
 
     def take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
         """Note what a voice holds of the spans that are being fetched."""
-        if not self._contents.take(sender, reply):
-            return []
-        fetched = [(span, transfer) for span, transfer in self._transfers.items() if span.fragment == reply.fragment]
+        return self.settle_fragment(reply.fragment, now) if self._contents.take(sender, reply) else []
+
+    def take_signed(self, answer: SignedContent, now: float) -> None:
+        """Note what a voter that is not linked holds; it is expected and signed. Settle the fragment then."""
+        asked_at = self.far.take(answer, now)
+        self._contents.note(answer.voter, answer.fragment, answer.digests, asked_at)
+
+    def signed(self, now: float, *, holds: bool) -> list[PeerId]:
+        """Return voters that have signed of late that they hold the state, or that they do not."""
+        return self.far.signed(now - self._rules.patience_seconds, holds=holds)
+
+    def ask_far(self, fragments: Iterable[int], now: float) -> list[Action]:
+        """Ask voters that are not linked what they hold, through others."""
+        questions = self.far.ask(fragments, sorted(self.namers.far), self.namers.carriers, now)
+        return [self._send(carrier, question, now) for carrier, question in questions]
+
+    def settle_fragment(self, fragment: int, now: float) -> list[Action]:
+        """Look what has been named of the spans of a fragment that are being fetched."""
+        fetched = [(span, transfer) for span, transfer in self._transfers.items() if span.fragment == fragment]
         return [action for span, transfer in fetched for action in self._settle(span, transfer, now)]
 
     def _confirm(self, now: float) -> list[Action]:
-        """Ask all voices what they hold of the spans that come, until a majority has named each."""
-        if not self._transfers:
+        """Ask all voices what they hold of the spans that come, or that cannot be joined, until a majority names it."""
+        if not self._transfers and not self.is_parted:
             self._contents.clear()
             return []
         actions: list[Action] = []
         for span, transfer in list(self._transfers.items()):
             actions += self._settle(span, transfer, now)
-        fragments = sorted({span.fragment for span, transfer in self._transfers.items() if transfer.named is None})
+        unsure = [span for span, transfer in self._transfers.items() if not transfer.is_sure]
+        fragments = sorted({span.fragment for span in (*unsure, *(self._unjoinable if self.is_parted else ()))})
         for fragment in fragments:
-            for voice in self.voices.askable:
+            for voice in self.namers.askable:
                 if self._contents.may_ask(fragment, voice, now):
                     actions.append(self._send(voice, ContentRequest(fragment=fragment), now))
-        return actions
+        return actions + self.ask_far(fragments, now)
 
     def _settle(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
         """Hand over a span that is what a majority named, refuse one that is not, and give up a version that is old."""
         head, said = transfer.head, self._contents.of(span)
-        for what in set(said.values()):
-            voters = [voice for voice, pair in said.items() if pair == what]
-            are_enough = self.voices.may_name(head, voters) or self._believed(span) in voters
-            if what[0] == head.digest and (are_enough or (span in self.damaged and self.voices.are_most(voters))):
-                transfer.named = what[1]
+        if not transfer.is_sure:
+            transfer.named = None
+            self._look_for_names(span, transfer, said)
         if transfer.named is None:
             others = self._elsewhere(span, transfer, now)
             if others and self._believed(span) == others[0]:
@@ -663,13 +717,23 @@ class CatchUp:
         self._chains.set_head(span, head)
         return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
+    def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
+        """Look which bytes have been named. What more than half of the electorate said is never looked at again."""
+        for what in sorted(set(said.values())):
+            voters = [voice for voice, pair in said.items() if pair == what]
+            are_enough = self.namers.may_name(transfer.head, voters) or self._believed(span) in voters
+            are_enough = are_enough or (span in self.damaged and self.voices.are_most(voters))
+            if are_enough and what[0] == transfer.head.digest and not transfer.is_sure:
+                transfer.named = what[1]
+                transfer.is_sure = self.namers.are_enough(voters) and not self.namers.is_few
+
     def _believed(self, span: SpanId) -> PeerId | None:
         """Return whose word is enough for a span that is being fetched, though it is no majority.
 
         Who fetches has given up what it held; where one other member is all there is, no majority will come.
         """
-        only = next(iter(self.voices.near)) if len(self.voices.near) == 1 else None
-        return self._on_word_of.get(span, only)
+        only = next(iter(self.namers.near)) if len(self.namers.near) == 1 else None
+        return only if self.namers.is_strict else self._on_word_of.get(span, only)
 
     def _elsewhere(self, span: SpanId, transfer: Transfer, now: float) -> list[PeerId]:
         """Return who stands elsewhere by now: a majority, or whose word is taken; they vouch for what comes no more.
@@ -677,7 +741,7 @@ class CatchUp:
         The donor may have lied, or have been asked a moment before it went on: nobody is blamed.
         """
         said = self._contents.of(span, since=transfer.began)
-        may_have_start = self.voices.founder_holds and self.voices.founder not in said  # a hub goes on from there
+        may_have_start = self.namers.founder_holds and self.namers.founder not in said  # a hub goes on from there
         waits_for_founder = is_start(transfer.head) and may_have_start
         if waits_for_founder or now - transfer.began < 2 * self._rules.entry_seconds:
             return []
@@ -686,7 +750,7 @@ class CatchUp:
             groups.setdefault(chain, []).append(voice)
         elsewhere = [group for chain, group in groups.items() if chain != transfer.head.digest]
         moved = [voice for group in elsewhere for voice in group if voice == self._believed(span)]
-        return next((group for group in elsewhere if self.voices.are_enough(group)), moved)
+        return next((group for group in elsewhere if self.namers.are_enough(group)), moved)
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
         """Name who served other bytes than a majority holds, and ask others."""

@@ -23,7 +23,17 @@ from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.member import Declaration
 from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import Message, Opening, Refusal, RosterReply, RosterRequest, RowMean, SpanVector
+from p2p_diloco.protocol.messages import (
+    Message,
+    Opening,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    RowMean,
+    SignedContent,
+    SignedContentRequest,
+    SpanVector,
+)
 from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Verify
 from p2p_diloco.protocol.roster_book import Governance, RosterBook
@@ -97,7 +107,12 @@ class PeerEngine:
         self._beacon = Beacon(rules=rules, membership=self.membership, chains=self.chains)
         self._turns = Turns(rules=rules, membership=self.membership, chains=self.chains, exchange=self.exchange)
         self._repair = Repair(
-            rules=rules, membership=self.membership, chains=self.chains, beacon=self._beacon, linked=self.linked
+            rules=rules,
+            membership=self.membership,
+            chains=self.chains,
+            beacon=self._beacon,
+            linked=self.linked,
+            verify=verify,
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
@@ -156,6 +171,10 @@ class PeerEngine:
     def round(self) -> int | None:
         """The round in progress here."""
         return self._turns.round
+
+    def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
+        """Return the answer to a question that came through another peer."""
+        return self._repair.sign_content(question, digests)
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         """Return where all fragments stand at their closed boundaries; empty while a span is missing."""

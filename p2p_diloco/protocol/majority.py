@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, short_peer_id
 from p2p_diloco.protocol.grid import Grid
@@ -42,6 +42,11 @@ class Voices:
         founder_holds: whether the founder is heard, and says so too; a voice or not.
         needed: how many must name the same; may be more than there are.
         founder: the one member of roster 0; its word is enough for spans that have absorbed no entry.
+        told: voices that are not linked, and have signed what they hold.
+        far: voices that are not linked; they are asked through others.
+        carriers: linked peers that may be linked with those.
+        is_strict: whether nobody but more than half of the electorate is believed.
+        is_few: whether less than that is, because most of the electorate could not be asked.
     """
 
     near: frozenset[PeerId] = frozenset()
@@ -50,6 +55,11 @@ class Voices:
     needed: int = 1
     founder: PeerId | None = None
     founder_holds: bool = False
+    told: frozenset[PeerId] = frozenset()
+    far: frozenset[PeerId] = frozenset()
+    carriers: tuple[PeerId, ...] = ()
+    is_strict: bool = False
+    is_few: bool = False
 
     @property
     def askable(self) -> list[PeerId]:
@@ -58,7 +68,7 @@ class Voices:
 
     def are_enough(self, voters: Collection[PeerId]) -> bool:
         """Tell whether `voters` are a majority."""
-        return len(self.heard.intersection(voters)) >= self.needed
+        return len((self.heard | self.told).intersection(voters)) >= self.needed
 
     def are_most(self, voters: Collection[PeerId]) -> bool:
         """Tell whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
@@ -70,10 +80,18 @@ class Voices:
 
     def sentence(self) -> str:
         """Say who has been heard and how many are needed."""
-        names = ", ".join(map(short_peer_id, sorted(self.heard))) or "nobody"
+        names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
             f"hears {names} of the {len(self.near)} members whose word counts here; {self.needed} must name the same "
             "state before it is taken"
+        )
+
+    def sentence_of_few(self) -> str:
+        """Say that most of the electorate could not be asked, and who is believed now."""
+        names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
+        return (
+            f"most of the voters could not be asked, nor through others; going by what {names} hold, of whom "
+            f"{self.needed} must name the same state. Leave and join again with a newer invite if you do not trust them"
         )
 
 
@@ -136,6 +154,48 @@ def voices_for(
     )
 
 
+def namers_for(
+    *,
+    me: PeerId,
+    voices: Voices,
+    is_ready: bool,
+    has_waited: bool,
+    roster: Roster,
+    is_grid: bool,
+    gone: Collection[PeerId],
+    linked: Collection[PeerId],
+    holders: Collection[PeerId],
+    empty: Collection[PeerId],
+    told: Collection[PeerId],
+    told_empty: Collection[PeerId],
+) -> Voices:
+    """Return whose word counts for the bytes of spans that `me` fetches: the electorate's.
+
+    Who is not ready, has waited as long as a stall takes and could not ask most of the electorate, goes by its
+    `voices`. So does a member of a grid.
+
+    Args:
+        linked: members, and the founder, that are linked and alive.
+        holders, empty: peers that are linked, alive, and say that they hold the state, or nothing.
+        told, told_empty: peers that have signed the same of late; they count where they are not linked.
+    """
+    is_member = roster.member(me) is not None
+    voters = roster.voters - {me} - frozenset(gone)
+    far = voters.difference(linked)
+    empty = (voters.intersection(empty) | far.intersection(told_empty)).difference(holders)
+    if voters == empty or (is_grid and is_member):
+        return voices
+    heard, told = voters.intersection(holders), far.intersection(told)
+    carriers = tuple(sorted(linked, key=lambda peer: (peer not in voters, peer)))
+    found = replace(voices, told=told, far=far, carriers=carriers)
+    needed = (len(voters) + 1 if is_ready and is_member else len(voters) - len(empty)) // 2 + 1
+    if not has_waited or is_ready or len(heard | told) >= needed:
+        return replace(found, near=voters, heard=heard, empty=empty, needed=needed, is_strict=not is_member)
+    if not is_member and len(heard | told) >= ENOUGH_VOTERS:
+        found = replace(found, near=voters, heard=heard, needed=len(heard | told) // 2 + 1)
+    return replace(found, is_few=True)
+
+
 class NamedContents:
     """Chain and content digests of spans as each voice said them last. A state machine without I/O.
 
@@ -167,6 +227,10 @@ class NamedContents:
             return False
         self._said.setdefault(reply.fragment, {})[sender] = (reply.digests, self._asked[key])
         return True
+
+    def note(self, voter: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...], asked_at: float) -> None:
+        """Note what a voter has signed that it holds."""
+        self._said.setdefault(fragment, {})[voter] = (digests, asked_at)
 
     def of(self, span: SpanId, since: float = -math.inf) -> dict[PeerId, tuple[Digest, Digest]]:
         """Return what voices hold of a span: of those that were asked no earlier than `since`."""

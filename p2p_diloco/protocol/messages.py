@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.ids import Digest, SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
 from p2p_diloco.protocol.ballot import (
     PREPARE_LAYOUT,
     PROMISED_LAYOUT,
@@ -31,6 +31,7 @@ from p2p_diloco.protocol.wire import (
     F64,
     FLAG,
     I64,
+    PEER,
     SIGNATURE,
     SPAN,
     U8,
@@ -47,9 +48,10 @@ from p2p_diloco.protocol.wire import (
     put_length,
     record,
     take_fields,
+    to_bytes,
 )
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Of a span, in one frame. A piece costs either end some fraction of a millisecond whatever its length; of a piece as
@@ -169,6 +171,37 @@ class ContentReply:
 
     fragment: int
     digests: tuple[tuple[Digest, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedContentRequest:
+    """Asks `voter` for its content digests, signed, so that any peer can carry the answer to `asker`.
+
+    Attributes:
+        nonce: comes back, so that no older answer can be shown for this one.
+    """
+
+    fragment: int
+    voter: PeerId
+    asker: PeerId
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedContent:
+    """The answer: what `ContentReply` says, and under which roster; no digests where the voter holds nothing."""
+
+    fragment: int
+    voter: PeerId
+    asker: PeerId
+    nonce: int
+    roster: Digest
+    digests: tuple[tuple[Digest, Digest], ...]
+    signature: bytes
+
+    def statement(self, run: Digest) -> bytes:
+        """Return the bytes that are signed."""
+        return b"content" + run + to_bytes(self, _SIGNED_CONTENT_LAYOUT[:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +342,16 @@ _ROW_MEAN_LAYOUT: Layout = (
     ("tokens", U64),
     ("payload", VECTOR),
 )
+_DIGEST_PAIRS = many(pair(DIGEST, DIGEST), MOST_SPANS)
+_SIGNED_CONTENT_LAYOUT: Layout = (
+    ("fragment", U16),
+    ("voter", PEER),
+    ("asker", PEER),
+    ("nonce", U64),
+    ("roster", DIGEST),
+    ("digests", _DIGEST_PAIRS),
+    ("signature", SIGNATURE),
+)
 _OPENING_LAYOUT: Layout = (
     ("round", I64),
     ("roster", DIGEST),
@@ -335,12 +378,14 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     13: (EntryAbsent, (("span", SPAN), ("parent", DIGEST))),
     14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64), ("most_bytes", U32))),
     15: (ContentRequest, (("fragment", U16),)),
-    16: (ContentReply, (("fragment", U16), ("digests", many(pair(DIGEST, DIGEST), MOST_SPANS)))),
+    16: (ContentReply, (("fragment", U16), ("digests", _DIGEST_PAIRS))),
     17: (ManifestRequest, (("nonce", U64),)),
     18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
     19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
     20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
     21: (Prepare, PREPARE_LAYOUT),
+    22: (SignedContentRequest, (("fragment", U16), ("voter", PEER), ("asker", PEER), ("nonce", U64))),
+    23: (SignedContent, _SIGNED_CONTENT_LAYOUT),
     25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
     26: (
         ReachReply,
@@ -365,7 +410,8 @@ _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
 Message = (
     Heartbeat | Ping | Pong | Declaration | RosterRequest | RosterReply | Prepare | Promised | Proposal | Vote
     | HeadsRequest | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
-    | ManifestRequest | ManifestReply | Introductions | Refusal | ReachRequest | ReachReply
+    | SignedContentRequest | SignedContent | ManifestRequest | ManifestReply | Introductions | Refusal
+    | ReachRequest | ReachReply
     | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip
 

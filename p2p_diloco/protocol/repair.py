@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
+from p2p_diloco.protocol.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.followers import Followers
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.majority import voices_for
+from p2p_diloco.protocol.majority import namers_for, voices_for
 from p2p_diloco.protocol.member import FULL_SHARE
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.messages import (
@@ -29,11 +31,15 @@ from p2p_diloco.protocol.messages import (
     HeadsReply,
     HeadsRequest,
     Message,
+    SignedContent,
+    SignedContentRequest,
     SpanReply,
     SpanRequest,
 )
+from p2p_diloco.protocol.roster import Verify
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.scrub import WITNESSES
+from p2p_diloco.protocol.signed_content import Carrier, FarVoters
 from p2p_diloco.protocol.transfer import CatchUpRules
 
 BYTES_PER_ELEMENT_OF_STATE = 8
@@ -52,9 +58,18 @@ class Repair:
     """
 
     def __init__(
-        self, *, rules: RunRules, membership: Membership, chains: ChainBook, beacon: Beacon, linked: set[PeerId]
+        self,
+        *,
+        rules: RunRules,
+        membership: Membership,
+        chains: ChainBook,
+        beacon: Beacon,
+        linked: set[PeerId],
+        verify: Verify,
     ) -> None:
-        self.catch_up = CatchUp(rules=_catch_up_rules(rules), chains=chains)
+        self._verify = verify
+        self._carrier = Carrier(seconds=rules.silence_seconds)
+        self.catch_up = self._new_catch_up(rules, membership, chains)
         self.serves_state = False
         self._rules = rules
         self._membership = membership
@@ -69,7 +84,21 @@ class Repair:
         self._served_since = math.inf
         self._listens_since = math.inf
         self._waits_since = math.inf
+        self._short_since = math.inf
+        self._few_said_until = -math.inf
         self._damaged = self.catch_up.damaged
+
+    @staticmethod
+    def _new_catch_up(rules: RunRules, membership: Membership, chains: ChainBook) -> CatchUp:
+        me = membership.me
+        far = FarVoters(
+            me=me.peer,
+            draw_nonce=lambda now: int.from_bytes(me.sign(b"nonce" + repr(now).encode())[:7], "little"),
+            num_spans=rules.num_spans,
+            answer_seconds=rules.silence_seconds,
+            pause_seconds=rules.clock.round_seconds,
+        )
+        return CatchUp(far=far, rules=_catch_up_rules(rules), chains=chains)
 
     # -- what others may hear
 
@@ -87,9 +116,9 @@ class Repair:
         """
         roster = self._membership.book.in_force
         holders = {
-            peer: beat  # of a founder that is no member the start is old
+            peer: beat  # of a founder that is no member the start is old, unless it follows
             for peer, beat in self._holders(now).items()
-            if roster is not None and roster.member(peer) is not None
+            if roster is not None and (roster.member(peer) is not None or beat.ready)
         }
         return [peer for peer, beat in holders.items() if beat.ready] or list(holders)
 
@@ -143,9 +172,15 @@ class Repair:
         roster, grid = book.in_force, book.grid()
         if roster is None or grid is None:
             return
+        self._short_since = min(self._short_since, now) if self.catch_up.lacks_names else math.inf
         holders = self._holders(now).keys()
         self._listens_since = min(self._listens_since, now) if holders else math.inf
-        self.catch_up.voices = voices_for(
+        alive = membership.alive(now)
+        empty = [peer for peer, beat in alive.items() if peer in self._linked and not beat.heads]
+        gone = frozenset(
+            m.peer for m in roster.members if membership.has_left(m.peer, m.incarnation) and m.peer not in holders
+        )
+        voices = voices_for(
             me=membership.me.peer,
             can_be_dialled=membership.can_be_dialled,
             is_ready=membership.ready,
@@ -153,12 +188,25 @@ class Repair:
             roster=roster,
             grid=grid,
             founder=self._founder(),
-            gone=frozenset(
-                m.peer for m in roster.members if membership.has_left(m.peer, m.incarnation) and m.peer not in holders
-            ),
+            gone=gone,
             holders=holders,
-            empty=[p for p, beat in membership.alive(now).items() if p in self._linked and not beat.heads],
+            empty=empty,
         )
+        namers = namers_for(
+            me=membership.me.peer,
+            voices=voices,
+            is_ready=membership.ready,
+            has_waited=now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds,
+            roster=roster,
+            is_grid=len(grid.rows) > 1,
+            gone=gone,
+            linked=[peer for peer in alive if peer in self._linked and self._may_give(peer)],
+            holders=holders,
+            empty=empty,
+            told=self.catch_up.signed(now, holds=True),
+            told_empty=self.catch_up.signed(now, holds=False),
+        )
+        self.catch_up.listen_to(namers if namers.is_strict else voices, namers)
 
     def is_needless(self, now: float) -> bool:
         """Tell whether others can give what this peer holds without training; ask about once a second.
@@ -243,7 +291,7 @@ class Repair:
         self._pumped_at = now
         if not self.follows or self._membership.book.in_force is None:
             return []
-        if self._membership.ready and self.catch_up.is_complete():
+        if self._membership.ready and self.catch_up.is_complete() and not self.catch_up.is_parted:
             self.serves_state, self._alone_since = True, now
             return []  # the common case, at every tick and after every message
         donors = self.donors(now)
@@ -253,7 +301,8 @@ class Repair:
             self.catch_up.stop_waiting()
         self.catch_up.want_everything()
         self._look(now)
-        actions = self.catch_up.pump(donors, now, self.sources(now)) + self._say_waiting(now)
+        holders = list(self._holders(now))
+        actions = self.catch_up.pump(donors, now, self.sources(now), holders) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
             if not self._membership.ready and not self._membership.leaving:
@@ -263,11 +312,12 @@ class Repair:
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
         roster = self._membership.book.in_force
         assert roster is not None
-        self.catch_up.scrub.hear_only(donors)
+        namers = self.catch_up.namers
+        self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
         if not donors:
             if roster.member(self._membership.me.peer) is None or not self._is_left_alone(now):
                 return []
-        elif not self.catch_up.scrub.is_verified(donors):
+        elif not self.catch_up.scrub.is_verified(donors, namers):
             return self._ask_witnesses(donors, now)
         self._membership.ready = True
         text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
@@ -275,6 +325,9 @@ class Repair:
 
     def _say_waiting(self, now: float) -> list[Action]:
         """Report after a while that what has come waits for a majority to name it, and who is heard."""
+        if self.catch_up.goes_by_few and now >= self._few_said_until:
+            self._few_said_until = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
+            return [Report(topic="majority", text=self.catch_up.namers.sentence_of_few())]
         if not self.catch_up.is_waiting_for_a_majority:
             self._waits_since = math.inf
             return []
@@ -283,15 +336,17 @@ class Repair:
         if now - self._waits_since < 2 * self._rules.silence_seconds:
             return []
         self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
-        return [Report(topic="majority", text=self.catch_up.voices.sentence())]
+        return [Report(topic="majority", text=self.catch_up.namers.sentence())]
 
     def set_back(self, now: float) -> None:
         """Ask anew for what is fetched: the clock was far ahead, and all that was asked is of a time to come."""
         self._alone_since = self._pumped_at = now
-        self._waits_since = self._served_since = self._listens_since = math.inf
+        self._waits_since = self._served_since = self._listens_since = self._short_since = math.inf
+        self._carrier = Carrier(seconds=self._rules.silence_seconds)
         self._witnesses_asked_until = -math.inf
         if not self._membership.ready:
-            before, self.catch_up = self.catch_up, CatchUp(rules=_catch_up_rules(self._rules), chains=self._chains)
+            before = self.catch_up
+            self.catch_up = self._new_catch_up(self._rules, self._membership, self._chains)
             self._damaged = self.catch_up.damaged
             self._damaged.update(before.damaged)
             if before.is_adopting:
@@ -317,7 +372,8 @@ class Repair:
         first = self._rules.clock.round_at(now) % len(donors)
         witnesses = [*donors[first:], *donors[:first]][:WITNESSES]
         fragments = range(len(self._rules.num_spans))
-        return [ask for f in fragments for donor in witnesses for ask in self.catch_up.ask_content(f, donor, now)]
+        asks = [ask for f in fragments for donor in witnesses for ask in self.catch_up.ask_content(f, donor, now)]
+        return asks + self.catch_up.ask_far(fragments, now)
 
     def content_compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
@@ -447,8 +503,54 @@ class Repair:
                 settled = self.catch_up.take_content(sender, message, now)
                 actions = [*settled, *self.pump(now)] if settled else []
                 return actions + (self._take_content(sender, message, now) if self._holds(message.fragment) else [])
+            case SignedContentRequest() if message.fragment < len(self._rules.num_spans):
+                return self._answer_or_carry(sender, message, now)
+            case SignedContent():
+                return self._take_signed(sender, message, now)
             case _:
                 return []
+
+    def _answer_or_carry(self, sender: PeerId, question: SignedContentRequest, now: float) -> list[Action]:
+        if question.voter == self._membership.me.peer:
+            if self.catch_up.is_adopting:
+                return []  # soon it holds something else
+            if self.serves_state and self._holds(question.fragment):
+                return [ServeContent(to=sender, fragment=question.fragment, question=question)]
+            return [self._send(sender, self.sign_content(question, ()), now)]
+        if question.voter in self._linked and self._carrier.carry(sender, question, now):
+            return [self._send(question.voter, question, now)]
+        return []
+
+    def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
+        if answer.asker != self._membership.me.peer:
+            is_carried = answer.asker in self._linked and self._carrier.bring(sender, answer, now)
+            return [self._send(answer.asker, answer, now)] if is_carried else []
+        if not self.catch_up.far.expects(answer) or not self._membership.book.is_on_chain(answer.roster):
+            return []
+        if not self._verify(answer.voter, answer.statement(self._rules.run), answer.signature):
+            return []  # of the voter or of who carries it, nobody knows
+        self.catch_up.take_signed(answer, now)
+        self._look(now)
+        settled = self.catch_up.settle_fragment(answer.fragment, now)
+        if answer.digests and not self._membership.ready and self._holds(answer.fragment):
+            settled.append(self.catch_up.scrub.compare_signed(answer, sender))
+        return settled + self.pump(now)
+
+    def _send(self, to: PeerId, message: Message, now: float) -> Send:
+        return Send(to=to, message=message, deadline=now + self._rules.silence_seconds)
+
+    def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
+        """Return what this peer holds, signed for who asked through another one; no digests: nothing."""
+        unsigned = SignedContent(
+            fragment=question.fragment,
+            voter=self._membership.me.peer,
+            asker=question.asker,
+            nonce=question.nonce,
+            roster=self._membership.book.in_force_digest or ZERO_DIGEST,
+            digests=digests,
+            signature=NO_SIGNATURE,
+        )
+        return replace(unsigned, signature=self._membership.me.sign(unsigned.statement(self._rules.run)))
 
     def _holds(self, fragment: int) -> bool:
         num_spans = self._rules.num_spans

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.protocol.actions import CompareContent
 from p2p_diloco.protocol.majority import Voices
-from p2p_diloco.protocol.messages import ContentReply
+from p2p_diloco.protocol.messages import ContentReply, SignedContent
 
 WITNESSES = 2
 
@@ -54,15 +54,23 @@ class Scrub:
         self._rebuilding.discard(span)
         self._rebuilt.discard(span)
 
-    def hear_only(self, donors: Collection[PeerId]) -> None:
+    def hear_only(self, peers: Collection[PeerId]) -> None:
         """Forget what others than these have testified: they were asked when there was nobody better."""
         for seen in self._witnesses.values():
-            seen.intersection_update(donors)
+            seen.intersection_update(peers)
 
-    def is_verified(self, donors: Collection[PeerId]) -> bool:
-        """Tell whether as many of `donors` as can be asked, up to two, hold the same bytes of every fragment."""
+    def is_verified(self, donors: Collection[PeerId], namers: Voices | None = None) -> bool:
+        """Tell whether others hold the same bytes of every fragment.
+
+        As many of `donors` as can be asked, up to two, or more than half of the electorate, whatever two donors say.
+        """
         needed = min(WITNESSES, len(donors))
-        return all(len(self._witnesses.get(f, ())) >= needed for f in range(len(self._num_spans)))
+        seen = [self._witnesses.get(fragment, set()) for fragment in range(len(self._num_spans))]
+        return all(
+            len(peers.intersection(donors)) >= needed
+            or (namers is not None and not namers.is_few and namers.are_enough(peers))
+            for peers in seen
+        )
 
     def may_ask(self, fragment: int, donor: PeerId, now: float) -> bool:
         """Tell whether to ask a peer that stands where we stand for its digests, and count on its being asked."""
@@ -79,8 +87,17 @@ class Scrub:
         key = (reply.fragment, sender)
         if self._asked.pop(key, None) is None:
             return None
-        self._said[key] = reply.digests
-        return CompareContent(peer=sender, fragment=reply.fragment, digests=reply.digests)
+        return self._compare(sender, sender, reply.fragment, reply.digests)
+
+    def compare_signed(self, answer: SignedContent, carrier: PeerId) -> CompareContent:
+        """Have the digests compared that a peer has signed, which is not linked."""
+        return self._compare(answer.voter, carrier, answer.fragment, answer.digests)
+
+    def _compare(
+        self, peer: PeerId, link: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...]
+    ) -> CompareContent:
+        self._said[fragment, peer] = digests
+        return CompareContent(peer=peer, link=link, fragment=fragment, digests=digests)
 
     def compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float, voices: Voices

@@ -51,9 +51,10 @@ class Transfer:
         donors: whose pieces it is made of.
         content: content digest of what came; None until all has come and was hashed.
         named: content digest that a majority named for this head; None until one has.
+        is_sure: whether that was a majority of the electorate.
     """
 
-    __slots__ = ("began", "content", "donors", "head", "named", "received_bytes", "state", "total_bytes")
+    __slots__ = ("began", "content", "donors", "head", "is_sure", "named", "received_bytes", "state", "total_bytes")
 
     def __init__(self, head: SpanHead, total_bytes: int, began: float) -> None:
         self.head = head
@@ -63,6 +64,7 @@ class Transfer:
         self.donors: set[PeerId] = set()
         self.content: Digest | None = None
         self.named: Digest | None = None
+        self.is_sure = False
         self.state = awaited_vector(total_bytes // 4).data.cast("B")
         """Whoever gets it at the end owns it. As long as the agreed span, whatever a donor says.
 

@@ -128,10 +128,12 @@ class Serving:
             return
 
         def hashed(digests: Any) -> None:
-            reply = ContentReply(fragment=action.fragment, digests=digests)
+            reply: Message = ContentReply(fragment=action.fragment, digests=digests)
+            if action.question is not None:
+                reply = self._engine.sign_content(action.question, digests)
             self._post(action.to, reply, self._now() + self._engine.rules.silence_seconds)
 
-        self._contents.hash(action.to, ("serve", action.fragment), states, hashed)
+        self._contents.hash(action.to, ("serve", action.fragment, action.question), states, hashed)
 
     def _compare_content(self, action: CompareContent) -> None:
         states = self._states(action.fragment)
@@ -148,7 +150,7 @@ class Serving:
             arguments = (action.peer, action.fragment, sum(same), differing, self._now())
             self._play(self._engine.content_compared(*arguments), caused_by=action.peer)
 
-        self._contents.hash(action.peer, ("compare", action.fragment), states, hashed)
+        self._contents.hash(action.link, ("compare", action.peer, action.fragment), states, hashed)
 
     # -- what a span should be
 

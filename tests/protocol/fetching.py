@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fake_run import RUN, run_rules, verify
+from itertools import count
+
+from fake_run import RUN, peer_id, run_rules, verify
 from made import SPAN, head_of, ids
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
@@ -13,16 +15,26 @@ from p2p_diloco.protocol.donors import FIRST_PIECE_BYTES
 from p2p_diloco.protocol.entry import EntryRules
 from p2p_diloco.protocol.majority import Voices
 from p2p_diloco.protocol.messages import ContentReply, SpanReply, SpanRequest
+from p2p_diloco.protocol.signed_content import FarVoters
 from p2p_diloco.protocol.transfer import CatchUpRules
 
 A, B, C = ids(3)
+ME = peer_id("me")
 NEW = head_of(height=5, digest=b"new")
+
+
+def far_voters(num_spans: tuple[int, ...] = (1,)) -> FarVoters:
+    """Return the voters that a peer asks through others, and numbers of questions that go up."""
+    numbers = count(1)
+    return FarVoters(
+        me=ME, draw_nonce=lambda now: next(numbers), num_spans=num_spans, answer_seconds=2.0, pause_seconds=2.0
+    )
 
 
 def catch_up() -> tuple[CatchUp, ChainBook]:
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    return CatchUp(rules=what_is_fetched(SPAN), chains=chains), chains
+    return CatchUp(far=far_voters(), rules=what_is_fetched(SPAN), chains=chains), chains
 
 
 def what_is_fetched(*spans: SpanId, span_bytes: int = 8) -> CatchUpRules:
@@ -73,7 +85,7 @@ def vouched(
 
 def fetched(fetch: CatchUp, donor: PeerId, reply: SpanReply, now: float, state: bytes | None = None) -> list[Action]:
     """Take the last piece from a donor whose word is enough."""
-    fetch.voices = voices(donor)
+    fetch.listen_to(voices(donor))
     actions = hashed(fetch, fetch.take_span(donor, reply, now), now)
     whole = state if state is not None else bytes(reply.piece)
     return actions + vouched(fetch, donor, head=reply.head, state=whole, now=now)

@@ -249,7 +249,10 @@ class Stage:
                 )
             case ServeContent():
                 digests = self._content(machine, action.fragment)
-                self._send(machine, action.to, ContentReply(fragment=action.fragment, digests=digests), self.now + 9)
+                reply: Message = ContentReply(fragment=action.fragment, digests=digests)
+                if action.question is not None:
+                    reply = machine.rules_engine.sign_content(action.question, digests)
+                self._send(machine, action.to, reply, self.now + 9)
             case CompareContent():
                 self._compare(machine, action)
             case RoundClosed():

@@ -7,7 +7,21 @@ from typing import TypeGuard
 
 import pytest
 from fake_run import RUN, run_rules, verify
-from fetching import NEW, A, B, C, catch_up, fetched, hashed, piece, question, voices, vouched, what_is_fetched
+from fetching import (
+    NEW,
+    A,
+    B,
+    C,
+    catch_up,
+    far_voters,
+    fetched,
+    hashed,
+    piece,
+    question,
+    voices,
+    vouched,
+    what_is_fetched,
+)
 from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.ids import PeerId, SpanHead, SpanId
@@ -181,7 +195,7 @@ def test_entries_are_asked_for_before_spans() -> None:
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     spans = [SpanId(0, index) for index in range(20)]
-    fetch = CatchUp(rules=what_is_fetched(*spans), chains=chains)
+    fetch = CatchUp(far=far_voters(), rules=what_is_fetched(*spans), chains=chains)
     for span in spans[10:]:
         chains.set_head(span, head_of())
     fetch.want_everything()
@@ -231,7 +245,7 @@ def test_heads_are_asked_of_one_peer_at_a_time_and_taken_from_nobody_else() -> N
 def test_a_log_that_cannot_be_joined_is_transferred() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
-    fetch.voices = voices(A)
+    fetch.listen_to(voices(A))
     assert heads(fetch, A, NEW)
     assert asked(fetch.pump([A], 0.0)) == [EntryRequest(span=SPAN, parent=head_of().digest)]
     fetch.entry_absent(B, SPAN, head_of().digest, 0.0)
@@ -251,7 +265,7 @@ def test_an_entry_that_another_donor_lacks_is_raised_by_the_next_comparison() ->
 
 def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> None:
     fetch, chains = catch_up()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
     fetch.pump([A, B, C], 0.0)
@@ -312,10 +326,10 @@ def test_who_adopts_a_branch_gives_up_a_longer_log() -> None:
     assert fetch.is_adopting
     assert not fetch.is_complete()
     theirs = head_of(height=2, digest=b"theirs")
-    fetch.voices = voices(A, B)
+    fetch.listen_to(voices(A, B))
     heads(fetch, A, theirs)
     assert fetch.pump([A], 0.0) == [], "one of two has spoken"
-    fetch.voices = voices(A)
+    fetch.listen_to(voices(A))
     heads(fetch, A, theirs, 3.0)
     fetch.pump([A], 3.0)
     fetched(fetch, A, piece(head=theirs), 3.1)
@@ -375,7 +389,7 @@ def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
 def test_what_has_come_waits_until_a_majority_has_named_it() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     fetch.pump([A], 0.0)
     assert hashed(fetch, fetch.take_span(A, piece(), 0.1), 0.1) == []
     assert fetch.is_waiting_for_a_majority
@@ -389,7 +403,7 @@ def test_what_has_come_waits_until_a_majority_has_named_it() -> None:
 def test_who_served_other_bytes_than_a_majority_holds_is_named_and_left() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     fetch.pump([A], 0.0)
     hashed(fetch, fetch.take_span(A, piece(body=b"garbage!"), 0.1), 0.1)
     (report,) = vouched(fetch, B, C, now=0.2)
@@ -403,7 +417,7 @@ def test_who_served_other_bytes_than_a_majority_holds_is_named_and_left() -> Non
 def test_a_tip_where_no_majority_stands_is_given_up_for_the_one_where_it_does() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     fetch.pump([A], 0.0)
     hashed(fetch, fetch.take_span(A, piece(head=head_of(height=99, digest=b"99")), 0.1), 0.1)
     assert vouched(fetch, B, C, now=0.2) == []
@@ -415,7 +429,7 @@ def test_a_tip_where_no_majority_stands_is_given_up_for_the_one_where_it_does() 
 def test_the_start_waits_for_the_founders_word_whoever_stands_elsewhere() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
-    fetch.voices = replace(voices(A, B), founder=C, founder_holds=True)
+    fetch.listen_to(replace(voices(A, B), founder=C, founder_holds=True))
     fetch.pump([C], 0.0)
     start = head_of()
     hashed(fetch, fetch.take_span(C, piece(head=start), 0.1), 0.1)
@@ -437,7 +451,7 @@ def test_what_came_is_dropped_when_entries_have_led_beyond_it() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     fetch.want_transfer(SPAN, A)
-    fetch.voices = voices(A)
+    fetch.listen_to(voices(A))
     fetch.pump([A], 0.0)
     hashed(fetch, fetch.take_span(A, piece(), 0.1), 0.1)
     chains.set_head(SPAN, head_of(height=6, digest=b"beyond"))
@@ -447,7 +461,7 @@ def test_what_came_is_dropped_when_entries_have_led_beyond_it() -> None:
 
 def test_a_majority_that_stands_lower_has_two_cycles_to_follow_before_a_span_goes_back() -> None:
     fetch, chains = catch_up()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, NEW)
     lower = head_of(height=3, digest=b"3")
     for now in (0.0, 3.0, 30.0):
@@ -465,7 +479,7 @@ def test_a_majority_that_stands_lower_has_two_cycles_to_follow_before_a_span_goe
 
 def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -> None:
     fetch, chains = catch_up()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
     assert not fetch.is_complete()
@@ -476,7 +490,7 @@ def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -
 
 def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> None:
     fetch, chains = catch_up()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
     reports: list[Action] = []
     now = 0.0
@@ -497,7 +511,7 @@ def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> No
 
 def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_where_we_were_a_moment_ago() -> None:
     fetch, chains = catch_up()
-    fetch.voices = voices(A, B, C)
+    fetch.listen_to(voices(A, B, C))
     certified = roster_1(3)
     chains.set_head(SPAN, head_of())
     book = book_with(founding(), certified)
@@ -514,7 +528,7 @@ def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_wh
 
 def test_a_tie_is_looked_up_on_the_own_disk_once() -> None:
     fetch, chains = catch_up()
-    fetch.voices = voices(A, needed=2)
+    fetch.listen_to(voices(A, needed=2))
     chains.set_head(SPAN, head_of())
     assert fetch.ask_heads(0, A, 0.0)
     reply = HeadsReply(fragment=0, heads=(head_of(digest=b"later", round_index=7),))
@@ -538,7 +552,7 @@ def undecided(*tips: SpanHead, mine: SpanHead, seconds: float = 40.0) -> tuple[C
     """Stand at a tip for a while, while others stand at theirs and nobody's disk can go back; return what is said."""
     fetch, chains = catch_up()
     peers = ids(len(tips) + 1)[1:]
-    fetch.voices = replace(voices(*peers), needed=max(len(peers) // 2 + 1, 2))
+    fetch.listen_to(replace(voices(*peers), needed=max(len(peers) // 2 + 1, 2)))
     chains.set_head(SPAN, mine)
     said: list[str] = []
     for now in (0.0, seconds):
@@ -579,7 +593,7 @@ def test_of_two_halves_the_tip_of_the_later_round_is_taken_and_a_higher_one_befo
 def test_nothing_is_taken_without_a_majority_before_two_cycles_have_passed_nor_while_few_are_heard() -> None:
     assert undecided(TWO, TWO, ONE, ONE, mine=THREE, seconds=30.0)[1] == []
     fetch, chains = catch_up()
-    fetch.voices = replace(voices(A, B, C), heard=frozenset((A,)))
+    fetch.listen_to(replace(voices(A, B, C), heard=frozenset((A,))))
     chains.set_head(SPAN, THREE)
     for now in (0.0, 40.0):
         heads(fetch, A, min(ONE, TWO, key=lambda head: head.digest), now)
@@ -589,7 +603,7 @@ def test_nothing_is_taken_without_a_majority_before_two_cycles_have_passed_nor_w
 def test_what_the_only_other_member_serves_is_asked_for_again_where_it_has_gone_on_since() -> None:
     """It vouches for where it stands now; who had fetched the span before waited for ever."""
     fetch, _ = catch_up()
-    fetch.voices = voices(A, needed=2)
+    fetch.listen_to(voices(A, needed=2))
     fetch.want_everything()
     fetch.pump([A], 0.0)
     hashed(fetch, fetch.take_span(A, piece(), 0.1), 0.1)

@@ -54,6 +54,7 @@ from p2p_diloco.protocol.messages import (
     RosterReply,
     RosterRequest,
     RowMean,
+    SignedContentRequest,
     SpanReply,
     SpanRequest,
 )
@@ -643,3 +644,11 @@ def test_a_span_that_could_not_follow_an_entry_is_rebuilt() -> None:
     assert report.text.startswith("fragment 0 span 0 could not follow an entry: a reason; its memory is damaged")
     assert rebuild == RebuildSpan(span=SpanId(0, 0))
     assert engine.span_rebuilt(SpanId(0, 0), None, None, 0.1) != [], "what came of it is told, whatever it is"
+
+
+def test_a_question_that_was_carried_here_is_answered_with_a_signature() -> None:
+    engine = engine_of("ann")
+    question = SignedContentRequest(fragment=0, voter=engine.me.peer, asker=peer_id("bob"), nonce=7)
+    said = engine.sign_content(question, ((sha256(b"chain"), sha256(b"content")),))
+    assert (said.voter, said.asker, said.nonce) == (engine.me.peer, peer_id("bob"), 7)
+    assert verify(said.voter, said.statement(engine.rules.run), said.signature)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetching import NEW, A, B, catch_up, content_of, hashed, piece, voices, what_is_fetched
+from fetching import NEW, A, B, catch_up, content_of, far_voters, hashed, piece, voices, what_is_fetched
 from made import SPAN, head_of
 
 from p2p_diloco.ids import PeerId, SpanHead, SpanId
@@ -87,7 +87,7 @@ def test_an_entry_that_is_missed_by_the_way_keeps_nobody_from_saying_how_far_it_
 def two_spans() -> tuple[CatchUp, ChainBook]:
     """A page that replays the other span of the fragment, so that whoever was heard is not asked again."""
     _, chains = catch_up()
-    fetch = CatchUp(rules=what_is_fetched(SPAN, OTHER), chains=chains)
+    fetch = CatchUp(far=far_voters((2,)), rules=what_is_fetched(SPAN, OTHER), chains=chains)
     for span in (SPAN, OTHER):
         chains.set_head(span, head_of())
     assert fetch.ask_heads(0, A, 0.0)
@@ -109,7 +109,7 @@ def test_a_span_that_was_fetched_is_compared_with_all_again() -> None:
     fetch, _ = two_spans()
     fetch.want_transfer(SPAN, B)
     fetch.pump([A, B], 0.0)
-    fetch.voices = voices(B)
+    fetch.listen_to(voices(B))
     assert hashed(fetch, fetch.take_span(B, piece(), 0.1), 0.1) == []
     fetch.pump([], 0.1)
     said = ((NEW.digest, content_of(b"12345678")), (NEW.digest, content_of(b"other")))

@@ -50,6 +50,8 @@ from p2p_diloco.protocol.messages import (
     RosterReply,
     RosterRequest,
     RowMean,
+    SignedContent,
+    SignedContentRequest,
     SpanOffer,
     SpanReply,
     SpanRequest,
@@ -96,6 +98,8 @@ MESSAGES: tuple[Message, ...] = (
     SpanReply(span=SPAN, head=head_of(), total_bytes=9, offset=1, piece=b"piece"),
     ContentRequest(fragment=0),
     ContentReply(fragment=0, digests=((D, D),)),
+    SignedContentRequest(fragment=1, voter=A, asker=B, nonce=1 << 61),
+    SignedContent(fragment=1, voter=A, asker=B, nonce=7, roster=D, digests=((D, D),), signature=bytes(64)),
     ManifestRequest(nonce=1),
     ManifestReply(manifest=b"{}"),
     Introductions(records=(b"record",)),
@@ -171,7 +175,7 @@ def test_a_flipped_byte_only_raises_frame_errors(message: Message, data: st.Data
 
 
 def test_another_version_or_kind_is_named() -> None:
-    with pytest.raises(FrameError, match="speaks protocol version 9; this peer speaks 6; update one"):
+    with pytest.raises(FrameError, match="speaks protocol version 9; this peer speaks 7; update one"):
         decode_message(bytes((9, 1)))
     with pytest.raises(FrameError, match="of kind 200, which this peer does not know"):
         decode_message(bytes((PROTOCOL_VERSION, 200)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fake_run import RUN, run_rules, verify
-from fetching import NEW, A, B, C, what_is_fetched
+from fetching import NEW, A, B, C, far_voters, what_is_fetched
 from made import SPAN
 
 from p2p_diloco.ids import SpanHead, SpanId
@@ -22,7 +22,7 @@ def large(*spans: SpanId) -> CatchUp:
     """Return a page that fetches spans of many pieces."""
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    page = CatchUp(rules=what_is_fetched(*spans, span_bytes=STATE_BYTES), chains=chains)
+    page = CatchUp(far=far_voters(), rules=what_is_fetched(*spans, span_bytes=STATE_BYTES), chains=chains)
     page.want_everything()
     return page
 

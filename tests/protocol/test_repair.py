@@ -70,7 +70,7 @@ def repair(*, holds: bool = True, num_members: int = 2) -> Repair:
     for span in ALL_SPANS if holds else ():
         chains.set_head(span, head_of())
     beacon = Beacon(rules=rules, membership=membership, chains=chains)
-    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B})
+    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B}, verify=verify)
     page.serves_state = holds
     membership.hear(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
     return page
@@ -480,7 +480,7 @@ def test_who_was_proved_reachable_since_its_start_hears_members_that_can_only_di
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
     beacon = Beacon(rules=rules, membership=membership, chains=chains)
-    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B, C})
+    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B, C}, verify=verify)
     membership.can_be_dialled = True
     for peer in (B, C):
         membership.hear(heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0)
@@ -550,6 +550,7 @@ def test_who_knows_no_roster_takes_nothing() -> None:
         ),
         beacon=repair()._beacon,
         linked=set(),
+        verify=verify,
     )
     assert page.span_hashed(SPAN, head_of(), sha256(b"x"), 0.0) == []
 

@@ -19,10 +19,12 @@ from p2p_diloco.protocol.messages import (
     HeadsReply,
     HeadsRequest,
     Message,
+    SignedContent,
     SpanReply,
     SpanRequest,
     encode_message,
 )
+from p2p_diloco.swarm.vector_work import content_digests, state_bytes, state_from_bytes
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import SPAN_ELEMENTS, key_named, run_rules, signer
@@ -35,10 +37,10 @@ GARBAGE = np.full(2 * SPAN_ELEMENTS, 3.0, dtype="<f4").tobytes()
 RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
-async def begin(swarm: Simulation) -> None:
-    """Let four peers become members and train."""
+async def begin(swarm: Simulation, names: Sequence[str] = NAMES) -> None:
+    """Let four peers, or those that are named, become members and train."""
     swarm.add("bootstrap", trains=False, founds=True)
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(names):
         swarm.add(name, step_seconds=0.9 + 0.1 * number)
     await swarm.until(swarm.all_settled, within=600.0)
     await swarm.outlive("bootstrap")
@@ -223,5 +225,96 @@ def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_le
             assert texts
             assert all(short_peer_id(liar.peer) in text for text in texts)
             await swarm.until(swarm.agreed, within=64.0)
+
+    play(scene)
+
+
+# -- two members of six, and a joiner with links to them and to one honest member
+
+
+def invent_contents(machine: Machine, message: Message) -> Message:
+    """Serve garbage at the true tips, and name its true digests, also in answers that are carried for others."""
+    if not isinstance(message, ContentReply | SignedContent):
+        return wrong_bytes(message)
+    heads = machine.running.chains.heads
+    spans = [SpanId(message.fragment, index) for index in range(len(message.digests))]
+    return replace(message, digests=content_digests([state_from_bytes(heads[span], GARBAGE) for span in spans]))
+
+
+async def join_with_few_links(swarm: Simulation, name: str, links: Sequence[str]) -> Machine:
+    """Start a peer that reaches these and nobody else."""
+    joiner = swarm.add(name, start=False)
+    reached = [swarm.machines[link] for link in links]
+    swarm.network.split([joiner.peer], [m.peer for m in swarm.machines.values() if m not in (joiner, *reached)])
+    joiner.first_known = {machine.peer: machine.addresses for machine in reached}
+    swarm.start(name)
+    return joiner
+
+
+def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -> None:
+    """They say nothing of their bytes at first; later both name another tip, with garbage, at once."""
+    has_begun = False
+
+    def lie(machine: Machine, message: Message) -> Message | None:
+        if not has_begun:
+            return None if isinstance(message, ContentReply | SignedContent) else message
+        heads = machine.running.chains.heads
+        match message:
+            case SpanReply():
+                return replace(message, head=false_head(message.head), offset=0, piece=GARBAGE)
+            case ContentReply():
+                spans = [SpanId(message.fragment, index) for index in range(len(message.digests))]
+                states = [state_from_bytes(false_head(heads[span]), GARBAGE) for span in spans]
+                return replace(message, digests=content_digests(states))
+        return elsewhere(machine, message, false_head)
+
+    def mutator(machine: Machine) -> Callable[[PeerId, Message], list[bytes]]:
+        def mutate(to: PeerId, message: Message) -> list[bytes]:
+            changed = lie(machine, message)
+            return [encode_message(changed)] if changed is not None else []
+
+        return mutate
+
+    async def scene() -> None:
+        nonlocal has_begun
+        async with Simulation(rules=replace(RULES, void_cycles=2), as_bytes=False) as swarm:
+            await begin(swarm, (*NAMES, "p4", "p5"))
+            for name in ("p3", "p4"):
+                swarm.machines[name].lie(mutator(swarm.machines[name]))
+            joiner = await join_with_few_links(swarm, "p6", ("p0", "p3", "p4"))
+            await swarm.until(lambda: len(joiner.vectors.states) == len(swarm.spans), within=200.0)
+            await swarm.run(140.0)
+            has_begun = True
+            await swarm.run(140.0)
+            heads = joiner.running.chains.heads
+            assert max(head.height for head in heads.values()) < 1000
+            assert not any(bytes(state_bytes(state)) == GARBAGE for state in joiner.vectors.states.values())
+            assert swarm.inspector.differing == {}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("honest_link", ["p0", "p5"])
+def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_state(honest_link: str) -> None:
+    """The honest one brings what the voters that it cannot reach have signed."""
+    liars, joins = ("p3", "p4"), "p6"
+
+    async def scene() -> None:
+        async with Simulation(rules=RULES, as_bytes=False) as swarm:
+            await begin(swarm, (*NAMES, "p4", "p5"))
+            for name in liars:
+                machine = swarm.machines[name]
+                lie_with(machine, lambda message, machine=machine: invent_contents(machine, message))  # type: ignore[misc]
+            joiner = await join_with_few_links(swarm, joins, (honest_link, *liars))
+            seconds = await swarm.until(lambda: joiner.running.ready, within=400.0)
+            assert seconds <= 10 * swarm.rules.clock.round_seconds
+            assert not joiner.texts("majority"), "a majority was heard, if through another peer"
+            for span, head in joiner.running.chains.heads.items():
+                held = joiner.vectors.span_state(span)
+                assert held is not None
+                assert bytes(state_bytes(held)) != GARBAGE, (span, head)
+            await swarm.grows(joins, entries=8)
+            swarm.heal()
+            await swarm.until(lambda: swarm.agreed(("p0", "p1", "p2", "p5", joins)), within=128.0)
 
     play(scene)

@@ -1,0 +1,122 @@
+"""Content digests that a voter signs for one asker, so that peers that are linked with both can carry them.
+
+Who joins may be linked with a few members only. It takes a state that more than half of the electorate named, so it
+asks voters that it has no link to through the peers that it has links to. Those can withhold an answer, not change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.messages import SignedContent, SignedContentRequest
+
+FIRST_CARRIERS = 2
+"""Linked peers that carry a question at first; twice as many each time that nobody answers, until all do."""
+LATE_ANSWERS = 4.0
+"""An answer is worth carrying for so many times as long as a question waits before it is asked again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """A question to a voter: its number, when it was first asked, how often, and when it is to be asked again."""
+
+    nonce: int
+    first_at: float
+    times: int
+    again_at: float
+
+
+class FarVoters:
+    """What voters that are not linked have signed, and what they are asked. A state machine without I/O.
+
+    Args:
+        draw_nonce: returns a number that nobody knows before; given the time.
+        num_spans: spans of each fragment.
+        answer_seconds: after this long without an answer a question goes through more peers.
+        pause_seconds: from one answer to the next question of the same voter about the same fragment.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        draw_nonce: Callable[[float], int],
+        num_spans: Sequence[int],
+        answer_seconds: float,
+        pause_seconds: float,
+    ) -> None:
+        self._me = me
+        self._draw_nonce = draw_nonce
+        self._num_spans = tuple(num_spans)
+        self._answer_seconds = answer_seconds
+        self._pause_seconds = pause_seconds
+        self._asked: dict[tuple[int, PeerId], _Asked] = {}
+        self._rests_until: dict[tuple[int, PeerId], float] = {}
+        self._signed: dict[PeerId, tuple[bool, float]] = {}
+
+    def ask(
+        self, fragments: Iterable[int], voters: Iterable[PeerId], carriers: Sequence[PeerId], now: float
+    ) -> list[tuple[PeerId, SignedContentRequest]]:
+        """Return what to ask now, and through whom. A question keeps its number until it is answered."""
+        questions: list[tuple[PeerId, SignedContentRequest]] = []
+        for fragment, voter in [(fragment, voter) for fragment in fragments for voter in voters]:
+            key = (fragment, voter)
+            asked = self._asked.get(key)
+            if not carriers or now < (asked.again_at if asked is not None else self._rests_until.get(key, -math.inf)):
+                continue
+            if asked is None:
+                asked = self._asked[key] = _Asked(nonce=self._draw_nonce(now), first_at=now, times=0, again_at=now)
+            request = SignedContentRequest(fragment=fragment, voter=voter, asker=self._me, nonce=asked.nonce)
+            questions += [(carrier, request) for carrier in carriers[: FIRST_CARRIERS << min(asked.times, 16)]]
+            asked.times, asked.again_at = asked.times + 1, now + self._answer_seconds
+        return questions
+
+    def expects(self, answer: SignedContent) -> bool:
+        """Tell whether an answer that was carried here has the number of a question, and a fitting length."""
+        asked = self._asked.get((answer.fragment, answer.voter))
+        fits = asked is not None and len(answer.digests) in (0, self._num_spans[answer.fragment])
+        return fits and asked is not None and asked.nonce == answer.nonce
+
+    def take(self, answer: SignedContent, now: float) -> float:
+        """Note an answer that is expected and signed; return when it was asked for."""
+        key = (answer.fragment, answer.voter)
+        self._rests_until[key] = now + self._pause_seconds
+        self._signed[answer.voter] = (bool(answer.digests), now)
+        return self._asked.pop(key).first_at
+
+    def signed(self, since: float, *, holds: bool) -> list[PeerId]:
+        """Return voters that have signed since then that they hold the state, or that they do not."""
+        return [voter for voter, (does, at) in self._signed.items() if does == holds and at >= since]
+
+
+class Carrier:
+    """Questions that this peer carries for others, one at a time for each asker, voter and fragment. No I/O."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._asked: dict[tuple[PeerId, PeerId, int], tuple[int, float]] = {}
+        self._most = 64
+
+    def carry(self, sender: PeerId, question: SignedContentRequest, now: float) -> bool:
+        """Tell whether to pass a question on to its voter: for who asks for itself, and not too often."""
+        key = (question.voter, sender, question.fragment)
+        if sender != question.asker or now < self._asked.get(key, (0, -math.inf))[1] + self._seconds:
+            return False
+        if len(self._asked) >= self._most:
+            late = now - LATE_ANSWERS * self._seconds
+            self._asked = {one: asked for one, asked in self._asked.items() if asked[1] > late}
+            self._most = max(64, 2 * len(self._asked))
+        self._asked[key] = (question.nonce, now)
+        return True
+
+    def bring(self, sender: PeerId, answer: SignedContent, now: float) -> bool:
+        """Tell whether to pass an answer on to its asker: once, and only of the voter that was asked."""
+        key = (sender, answer.asker, answer.fragment)
+        nonce, asked_at = self._asked.get(key, (-1, -math.inf))
+        if answer.voter != sender or answer.nonce != nonce or now >= asked_at + LATE_ANSWERS * self._seconds:
+            return False
+        self._asked[key] = (-1, asked_at)
+        return True

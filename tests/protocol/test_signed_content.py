@@ -1,0 +1,456 @@
+"""What voters that are not linked hold: signed for one asker, carried by others, and enough only as a majority."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_run import ALL_SPANS, RUN, peer_id, run_rules, sign_as, verify
+from fetching import ME, NEW, C, catch_up, far_voters, hashed, piece, voices
+from made import (
+    SPAN,
+    child_of,
+    founding,
+    fragment_head,
+    head_of,
+    heartbeat,
+    ids,
+    member,
+    membership_of,
+    roster_1,
+    roster_of,
+)
+
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Report, Send, ServeContent
+from p2p_diloco.protocol.beacon import Beacon
+from p2p_diloco.protocol.catch_up import CatchUp
+from p2p_diloco.protocol.chain import ChainBook
+from p2p_diloco.protocol.entry import EntryRules
+from p2p_diloco.protocol.majority import Voices, namers_for
+from p2p_diloco.protocol.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
+from p2p_diloco.protocol.repair import Repair
+from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.signed_content import Carrier
+
+ANN, BOB, CAT, DAN, EVE = ids(5)
+JOINER = peer_id("joiner")
+PAIR = (sha256(b"chain"), sha256(b"content"))
+
+
+def question(voter: PeerId = BOB, asker: PeerId = JOINER, *, fragment: int = 0, nonce: int = 7) -> SignedContentRequest:
+    return SignedContentRequest(fragment=fragment, voter=voter, asker=asker, nonce=nonce)
+
+
+def answer(
+    to: SignedContentRequest, *, digests: tuple[tuple[Digest, Digest], ...] = (PAIR,), roster: Digest | None = None
+) -> SignedContent:
+    unsigned = SignedContent(
+        fragment=to.fragment,
+        voter=to.voter,
+        asker=to.asker,
+        nonce=to.nonce,
+        roster=roster if roster is not None else roster_of(5).digest(),
+        digests=digests,
+        signature=bytes(64),
+    )
+    return signed(unsigned)
+
+
+def signed(unsigned: SignedContent) -> SignedContent:
+    return replace(unsigned, signature=sign_as(unsigned.voter, unsigned.statement(RUN)))
+
+
+# -- who carries
+
+
+def test_a_question_is_carried_for_who_asks_and_its_answer_once() -> None:
+    carrier = Carrier(seconds=2.0)
+    assert not carrier.carry(ANN, question(), 0.0), "nobody asks for others"
+    assert not carrier.bring(BOB, answer(question()), 0.0), "nobody asked"
+    assert carrier.carry(JOINER, question(), 0.0)
+    assert not carrier.carry(JOINER, question(nonce=8), 1.9), "one at a time"
+    assert carrier.carry(JOINER, question(fragment=1), 1.9)
+    assert carrier.carry(JOINER, question(CAT), 1.9)
+    assert not carrier.bring(CAT, answer(question()), 1.9), "another voter answers"
+    assert not carrier.bring(BOB, answer(question(nonce=8)), 1.9), "to another question"
+    assert carrier.bring(BOB, answer(question()), 1.9)
+    assert not carrier.bring(BOB, answer(question()), 1.9)
+    assert not carrier.carry(JOINER, question(nonce=9), 1.9), "nor too often"
+    assert carrier.carry(JOINER, question(nonce=9), 2.0)
+    assert carrier.bring(BOB, answer(question(nonce=9)), 9.9), "it had much to do"
+    assert carrier.carry(JOINER, question(nonce=10), 10.0)
+    assert not carrier.bring(BOB, answer(question(nonce=10)), 18.0), "it is too late"
+
+
+def test_what_is_carried_is_forgotten_when_it_is_old() -> None:
+    carrier = Carrier(seconds=2.0)
+    for fragment in range(200):
+        assert carrier.carry(JOINER, question(fragment=fragment), 0.0)
+    for fragment in range(200, 1000):
+        assert carrier.carry(JOINER, question(fragment=fragment), 8.0)
+    assert not carrier.bring(BOB, answer(question(fragment=0)), 8.0)
+    assert len(carrier._asked) <= 801
+
+
+# -- who asks
+
+
+def test_a_question_goes_through_more_and_more_peers_until_it_is_answered() -> None:
+    far = far_voters()
+    carriers = ids(5)
+    asked = far.ask([0], [BOB], carriers, 0.0)
+    assert [carrier for carrier, _ in asked] == carriers[:2]
+    assert far.ask([0], [BOB], carriers, 1.9) == []
+    again = far.ask([0], [BOB], carriers, 2.0)
+    assert [carrier for carrier, _ in again] == carriers[:4]
+    assert [carrier for carrier, _ in far.ask([0], [BOB], carriers, 4.0)] == carriers
+    assert far.ask([0], [BOB], [], 6.0) == []
+    (request,) = {message for _, message in asked + again}
+    assert request == question(asker=ME, nonce=request.nonce), "it keeps its number"
+    reply = answer(request)
+    assert far.expects(reply)
+    assert not far.expects(answer(question(asker=ME, nonce=request.nonce + 1)))
+    assert not far.expects(answer(request, digests=(PAIR, PAIR))), "it does not fit the run"
+    assert not far.expects(answer(question(fragment=9)))
+    assert far.take(reply, 6.0) == 0.0
+    assert not far.expects(reply)
+    assert far.signed(6.0, holds=True) == [BOB]
+    assert far.signed(6.1, holds=True) == [], "it is too old"
+    assert far.signed(0.0, holds=False) == []
+    assert far.ask([0], [BOB], carriers, 7.9) == [], "it has just said it"
+    ((_, later), _) = far.ask([0], [BOB], carriers, 8.0)
+    assert later.nonce != request.nonce
+    far.take(answer(later, digests=()), 8.1)
+    assert far.signed(0.0, holds=False) == [BOB]
+    assert far.signed(0.0, holds=True) == []
+
+
+# -- whose word counts
+
+
+def namers(
+    roster: Roster,
+    me: PeerId = JOINER,
+    *,
+    heard: tuple[PeerId, ...] = (),
+    told: tuple[PeerId, ...] = (),
+    empty: tuple[PeerId, ...] = (),
+    told_empty: tuple[PeerId, ...] = (),
+    gone: tuple[PeerId, ...] = (),
+    has_waited: bool = False,
+    is_grid: bool = False,
+    is_ready: bool = False,
+) -> Voices:
+    return namers_for(
+        me=me,
+        voices=voices(*heard),
+        is_ready=is_ready,
+        has_waited=has_waited,
+        roster=roster,
+        is_grid=is_grid,
+        gone=gone,
+        linked=heard,
+        holders=heard,
+        empty=empty,
+        told=told,
+        told_empty=told_empty,
+    )
+
+
+@pytest.mark.parametrize(("num_voters", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
+def test_a_joiner_needs_more_than_half_of_the_electorate_whoever_it_is_linked_with(
+    num_voters: int, needed: int
+) -> None:
+    roster = roster_of(num_voters)
+    found = namers(roster, heard=(ANN,), told=(BOB, CAT, DAN, EVE))
+    assert found.needed == needed
+    assert found.far == set(ids(num_voters)) - {ANN}
+    assert found.are_enough(ids(num_voters)[:needed])
+    assert not found.are_enough(ids(num_voters)[: needed - 1])
+    assert not found.is_few
+
+
+def test_who_is_linked_is_asked_itself() -> None:
+    found = namers(roster_of(3), heard=(ANN,), told=(ANN, BOB))
+    assert found.told == {BOB}
+    assert found.carriers == (ANN,)
+
+
+def test_voters_that_say_that_they_hold_nothing_are_not_waited_for() -> None:
+    found = namers(roster_of(3), heard=(ANN,), empty=(BOB, CAT))
+    assert found.are_enough([ANN])
+    assert namers(roster_of(3), heard=(DAN,), empty=(ANN, BOB, CAT)) == voices(DAN), "then all members count"
+    assert namers(roster_of(3), heard=(ANN,), gone=(BOB, CAT)).are_enough([ANN])
+
+
+def test_a_member_of_a_grid_goes_by_its_row_and_column() -> None:
+    assert namers(roster_of(5), ANN, heard=(BOB,), is_grid=True) == voices(BOB)
+    assert namers(roster_of(5), JOINER, heard=(BOB,), is_grid=True).needed == 3
+
+
+def test_who_has_waited_as_long_as_a_stall_goes_by_those_it_could_ask_and_says_so() -> None:
+    early = namers(roster_of(5), heard=(ANN,), told=(BOB,))
+    assert not early.are_enough([ANN, BOB])
+    late = namers(roster_of(5), heard=(ANN,), told=(BOB,), has_waited=True)
+    assert late.is_few
+    assert late.are_enough([ANN, BOB])
+    assert not late.are_enough([ANN])
+    assert "most of the voters could not be asked" in late.sentence_of_few()
+    assert "2 must name the same state" in late.sentence_of_few()
+    one = namers(roster_of(5), heard=(ANN,), has_waited=True)
+    assert one.is_few
+    assert one.are_enough([ANN]), "as before: who hears one goes by it"
+    assert "nobody" in namers(roster_of(5), has_waited=True).sentence_of_few()
+    enough = namers(roster_of(5), heard=(ANN,), told=(BOB, CAT), has_waited=True)
+    assert not enough.is_few
+    assert enough.needed == 3
+    member = namers(roster_of(5), EVE, heard=(ANN,), told=(BOB,), has_waited=True)
+    assert member.needed == voices(ANN).needed
+
+
+def test_voters_carry_before_other_members() -> None:
+    whole = child_of(founding().roster, [member(ANN, counts=False), member(BOB), member(CAT), member(DAN)])
+    assert namers(whole, heard=(ANN, CAT, DAN)).carriers[-1] == ANN
+
+
+def test_what_voters_say_over_a_link_goes_before_what_they_have_signed() -> None:
+    """Who signs that it holds nothing, and then links and says that it does, is not counted twice."""
+    liars = (CAT, DAN)
+    found = namers(roster_of(5), heard=(ANN, *liars), told_empty=liars)
+    assert found.needed == 3
+    assert not found.are_enough(liars)
+    assert namers(roster_of(5), heard=(ANN,), told_empty=liars).needed == 2
+
+
+def test_a_ready_member_counts_itself_and_goes_by_no_few() -> None:
+    found = namers(roster_of(4), ANN, heard=(BOB,), told=(CAT, DAN), is_ready=True, has_waited=True)
+    assert found.needed == 3
+    assert not found.is_few
+    assert not found.is_strict
+    assert found.are_enough([BOB, CAT, DAN])
+    outside = namers(roster_of(4), JOINER, heard=(BOB,), is_ready=True, has_waited=True)
+    assert outside.needed == 3
+    assert outside.is_strict
+
+
+def test_a_span_is_taken_where_a_majority_named_it_through_others() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.listen_to(voices(C), namers(roster_of(5), heard=(CAT,)))
+    fetch.pump([CAT], 0.0)
+    waiting = hashed(fetch, fetch.take_span(CAT, piece(), 1.0), 1.0)
+    asked = [send.message for send in fetch.pump([CAT], 1.0) if isinstance(send, Send)]
+    questions = [message for message in asked if isinstance(message, SignedContentRequest)]
+    assert {message.voter for message in questions} == {ANN, BOB, DAN, EVE}
+    assert not any(isinstance(action, ReplaceSpan) for action in waiting)
+    pairs = ((piece().head.digest, sha256(b"content", b"12345678")),)
+    assert not any(
+        isinstance(a, ReplaceSpan) for a in fetch.take_content(CAT, ContentReply(fragment=0, digests=pairs), 2.0)
+    )
+    taken: list[Action] = []
+    for message in questions[:2]:
+        fetch.take_signed(answer(message, digests=pairs), 2.0)
+        told = tuple(fetch.signed(2.0, holds=True))
+        fetch.listen_to(voices(C), namers(roster_of(5), heard=(CAT,), told=told))
+        taken = fetch.settle_fragment(0, 2.0)
+    assert any(isinstance(action, ReplaceSpan) for action in taken)
+
+
+# -- questions and answers of a whole page
+
+
+def page_of(me: PeerId, *, holds: bool, linked: set[PeerId], knows_roster: bool = True) -> Repair:
+    rules = run_rules()
+    membership = membership_of(me, *((founding(), roster_1(5)) if knows_roster else ()))
+    chains = ChainBook(
+        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
+    )
+    for span in ALL_SPANS if holds else ():
+        chains.set_head(span, head_of())
+    page = Repair(
+        rules=rules,
+        membership=membership,
+        chains=chains,
+        beacon=Beacon(rules=rules, membership=membership, chains=chains),
+        linked=linked,
+        verify=verify,
+    )
+    page.serves_state = holds
+    roster = roster_1(5).roster.digest()
+    for peer in sorted(linked - {JOINER}):
+        membership.hear(heartbeat(peer, roster=roster, heads=(fragment_head(), fragment_head())), 0.0)
+    return page
+
+
+def sent(actions: list[Action]) -> list[tuple[PeerId, Message]]:
+    return [(action.to, action.message) for action in actions if isinstance(action, Send)]
+
+
+def test_a_voter_signs_what_it_holds_or_that_it_holds_nothing() -> None:
+    (serve,) = page_of(BOB, holds=True, linked={ANN}).take(ANN, question(), 0.0)
+    assert serve == ServeContent(to=ANN, fragment=0, question=question())
+    page = page_of(BOB, holds=False, linked={ANN})
+    (((to, said)),) = sent(page.take(ANN, question(), 0.0))
+    assert to == ANN
+    assert isinstance(said, SignedContent)
+    assert said == answer(question(), digests=())
+    assert verify(BOB, said.statement(RUN), said.signature)
+    assert page.take(ANN, question(fragment=99), 0.0) == []
+    adopting = page_of(BOB, holds=True, linked={ANN})
+    adopting.adopt_branch()
+    assert adopting.take(ANN, question(), 0.0) == [], "soon it holds something else"
+    unknowing = page_of(BOB, holds=False, linked={ANN}, knows_roster=False)
+    (((_, early)),) = sent(unknowing.take(ANN, question(), 0.0))
+    assert isinstance(early, SignedContent)
+    assert early.roster == bytes(32)
+
+
+def test_who_is_linked_with_both_carries_question_and_answer() -> None:
+    page = page_of(ANN, holds=True, linked={BOB, JOINER})
+    assert sent(page.take(JOINER, question(CAT), 0.0)) == [], "it has no link to that voter"
+    assert sent(page.take(JOINER, question(), 0.0)) == [(BOB, question())]
+    assert sent(page.take(BOB, answer(question()), 0.1)) == [(JOINER, answer(question()))]
+    assert sent(page.take(BOB, answer(question()), 0.1)) == []
+    page.take(JOINER, question(), 0.0)
+    page._linked.discard(JOINER)
+    assert sent(page.take(BOB, answer(question()), 0.1)) == []
+
+
+def test_an_answer_that_its_voter_has_not_signed_or_of_another_line_counts_for_nothing() -> None:
+    page = page_of(JOINER, holds=False, linked={ANN})
+    ((_, asked),) = page.catch_up.far.ask([0], [BOB], [ANN], 0.0)
+    whole = (PAIR,) * page._rules.num_spans[0]
+    forged = replace(answer(asked, digests=whole), digests=((PAIR[0], sha256(b"false")),) * len(whole))
+    for useless in (
+        forged,
+        answer(asked, digests=whole, roster=sha256(b"another line")),
+        answer(question(nonce=asked.nonce + 1), digests=whole),
+    ):
+        assert page.take(ANN, useless, 0.1) == []
+        assert page.catch_up.signed(0.1, holds=True) == []
+    page.take(ANN, answer(asked, digests=whole), 0.1)
+    assert page.catch_up.signed(0.1, holds=True) == [BOB]
+
+
+def test_who_goes_by_few_says_so_once() -> None:
+    page = page_of(JOINER, holds=False, linked={ANN})
+    page.catch_up.want_everything()
+    page.pump(0.0)
+    reply = piece(total=page.catch_up._rules.span_bytes[SPAN], body=b"x" * 8, head=head_of())
+    page.take(ANN, reply, 0.0)
+    stall = page._rules.stalled_cycles * page._rules.cycle_seconds
+    said = []
+    for sequence, now in enumerate((stall - 0.1, stall, stall + 0.1), 2):
+        roster = roster_1(5).roster.digest()
+        beat = heartbeat(ANN, roster=roster, heads=(fragment_head(), fragment_head()), sequence=sequence)
+        page._membership.hear(beat, now)
+        reports = [action for action in page.pump(now) if isinstance(action, Report)]
+        said.append([report.text for report in reports if "going by what" in report.text])
+    assert [len(texts) for texts in said] == [0, 1, 0]
+
+
+def named_by(pairs: tuple[tuple[Digest, Digest], ...], voters: tuple[PeerId, ...], fetch: CatchUp, now: float) -> None:
+    """Let voters that are linked name the bytes of what is fetched."""
+    fetch.pump([], now)
+    for voter in voters:
+        fetch.take_content(voter, ContentReply(fragment=0, digests=pairs), now)
+
+
+TRUE, FALSE = (((piece().head.digest, sha256(b"content", state)),) for state in (b"12345678", b"FALSEISH"))
+
+
+def test_what_a_majority_of_the_electorate_named_no_few_name_otherwise() -> None:
+    """A donor may take its time with the rest of a span, until all that was signed is old."""
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(CAT, DAN, EVE)))
+    fetch.pump([DAN], 0.0)
+    fetch.take_span(DAN, piece(body=b"FALS"), 1.0)
+    questions = [send.message for send in fetch.pump([DAN], 1.0) if isinstance(send, Send)]
+    named_by(FALSE, (DAN, EVE), fetch, 1.0)
+    named_by(TRUE, (CAT,), fetch, 1.0)
+    for message in {message for message in questions if isinstance(message, SignedContentRequest)}:
+        fetch.take_signed(answer(message, digests=TRUE), 1.5)
+    told = tuple(fetch.signed(1.5, holds=True))
+    assert set(told) == {ANN, BOB}
+    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(CAT, DAN, EVE), told=told))
+    fetch.settle_fragment(0, 1.5)
+    assert not fetch.lacks_names
+    few = namers(roster_of(9), heard=(CAT, DAN, EVE), has_waited=True)
+    assert few.is_few
+    fetch.listen_to(voices(CAT), few)
+    named_by(FALSE, (DAN, EVE), fetch, 50.0)
+    actions = hashed(fetch, fetch.take_span(DAN, piece(4, body=b"EISH"), 51.0), 51.0)
+    assert not any(isinstance(action, ReplaceSpan) for action in actions)
+    assert any(isinstance(action, Report) and "other bytes" in action.text for action in actions)
+
+
+def test_what_few_named_is_looked_at_again_once_more_can_be_asked() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(DAN, EVE), has_waited=True))
+    fetch.pump([DAN], 0.0)
+    fetch.take_span(DAN, piece(body=b"FALS"), 1.0)
+    named_by(FALSE, (DAN, EVE), fetch, 1.0)
+    assert fetch.lacks_names, "it goes on asking"
+    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(DAN, EVE), told=(ANN,), has_waited=True))
+    actions = hashed(fetch, fetch.take_span(DAN, piece(4, body=b"EISH"), 2.0), 2.0)
+    assert not any(isinstance(action, ReplaceSpan) for action in actions)
+
+
+def test_who_is_no_member_believes_nobody_alone() -> None:
+    fetch, _ = catch_up()
+    fetch.want_everything()
+    fetch.listen_to(voices(CAT), namers(roster_of(3), heard=(CAT,)))
+    fetch.yield_to(SPAN, CAT)
+    fetch.pump([CAT], 0.0)
+    actions = hashed(fetch, fetch.take_span(CAT, piece(), 1.0), 1.0)
+    named_by(TRUE, (CAT,), fetch, 1.0)
+    assert not any(isinstance(action, ReplaceSpan) for action in actions + fetch.settle_fragment(0, 1.0))
+
+
+def test_who_is_not_ready_has_signed_contents_compared_with_its_own() -> None:
+    """Two donors may lie; more than half of the electorate is enough, wherever it is."""
+    page = page_of(JOINER, holds=True, linked={ANN})
+    page.catch_up.listen_to(voices(ANN), namers(roster_of(5), heard=(ANN,)))
+    asked = {message for _, message in page.catch_up.far.ask([0, 1], [BOB, CAT], [ANN], 0.0)}
+    for message in sorted(asked, key=lambda message: (message.voter, message.fragment)):
+        whole = (PAIR,) * page._rules.num_spans[message.fragment]
+        actions = page.take(ANN, answer(message, digests=whole), 0.1)
+        (order,) = [action for action in actions if isinstance(action, CompareContent)]
+        assert (order.peer, order.link, order.digests) == (message.voter, ANN, whole)
+        page.content_compared(order.peer, order.fragment, len(whole), [], 0.1)
+    for fragment in (0, 1):
+        page.content_compared(ANN, fragment, page._rules.num_spans[fragment], [], 0.1)
+    scrub, electorate = page.catch_up.scrub, namers(roster_of(5), heard=(ANN,), told=(BOB, CAT))
+    assert scrub.is_verified([DAN, EVE], electorate)
+    assert not scrub.is_verified([DAN, EVE])
+    few = namers(roster_of(9), heard=(ANN,), told=(BOB, CAT), has_waited=True)
+    assert few.is_few
+    assert not scrub.is_verified([DAN, EVE], few)
+
+
+def test_a_ready_member_that_reaches_one_voter_follows_what_the_others_have_signed() -> None:
+    """Behind a router it is linked with the bootstrap alone; its log cannot be joined with theirs."""
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    fetch.listen_to(replace(voices(CAT), needed=2), namers(roster_of(4), ANN, heard=(CAT,), is_ready=True))
+    asks = fetch.ask_heads(0, CAT, 0.0)
+    assert asks
+    reply = HeadsReply(fragment=0, heads=(NEW,))
+    assert fetch.take_heads(CAT, reply)
+    fetch.note_differences(CAT, reply, 0.0)
+    fetch.pump([CAT], 0.0)
+    fetch.entry_absent(CAT, SPAN, head_of().digest, 0.1)
+    assert fetch.is_parted
+    questions = [send.message for send in fetch.pump([CAT], 0.2) if isinstance(send, Send)]
+    for message in {message for message in questions if isinstance(message, SignedContentRequest)}:
+        fetch.take_signed(answer(message, digests=((NEW.digest, sha256(b"content")),)), 0.3)
+    told = tuple(fetch.signed(0.3, holds=True))
+    fetch.listen_to(replace(voices(CAT), needed=2), namers(roster_of(4), ANN, heard=(CAT,), told=told, is_ready=True))
+    fetch.ask_heads(0, CAT, 10.0)
+    assert fetch.take_heads(CAT, reply)
+    reports = [action for action in fetch.note_differences(CAT, reply, 10.0) if isinstance(action, Report)]
+    assert [report.topic for report in reports] == ["adoption"]
+    assert fetch.is_transferred(SPAN)
