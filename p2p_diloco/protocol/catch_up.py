@@ -680,7 +680,8 @@ class CatchUp:
     def _confirm(self, now: float) -> list[Action]:
         """Ask all voices what they hold of the spans that come, or that cannot be joined, until a majority names it."""
         if not self._transfers and not self.is_parted:
-            self._contents.clear()
+            if self.is_complete():  # what was said of other spans of a fragment is for the next transfer
+                self._contents.clear()
             return []
         actions: list[Action] = []
         for span, transfer in list(self._transfers.items()):

@@ -68,6 +68,19 @@ def check_agreement(swarm: Simulation) -> None:
             raise Violated("I8", f"{machine} and {ready[0]} go by rosters of different branches", machine.name)
 
 
+def newest_degraded(swarm: Simulation) -> int:
+    """Return the number of the latest degraded roster that somebody goes by; -1: there is none."""
+    found = -1
+    for machine in swarm.running(trains=False):
+        book, digest = machine.running.book, machine.running.book.in_force_digest
+        while digest is not None and digest in book and book.roster(digest).k > found:
+            roster = book.roster(digest)
+            if roster.degraded:
+                found = roster.k
+            digest = roster.parent
+    return found
+
+
 def is_one_line(swarm: Simulation) -> bool:
     """Tell whether all ready peers go by one line of rosters; who has not followed a degraded one does not."""
     books = [machine.running.book for machine in ready_peers(swarm) if machine.running.book.in_force is not None]

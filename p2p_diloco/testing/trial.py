@@ -21,6 +21,7 @@ from p2p_diloco.testing.endings import (
     fragment_heights,
     is_one_line,
     leading_roster,
+    newest_degraded,
     still_names_dead,
 )
 from p2p_diloco.testing.inspector import Violated
@@ -142,8 +143,9 @@ class Trial:
             await swarm.run(REDIAL_SECONDS)
         await self._until_the_living_are_members()
         await self._until_clocks_are_slewed()
+        degraded = newest_degraded(swarm)
         await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
-        await self._until_lines_have_met()
+        await self._until_lines_have_met(degraded)
         check_agreement(swarm)
         before = fragment_heights(swarm)
         await self._run_to_end_of_cycle(swarm.now + cycle)
@@ -181,10 +183,14 @@ class Trial:
             ):
                 return
 
-    async def _until_lines_have_met(self) -> None:
-        """Let the cycles pass that others sit through before they follow a degraded roster, and two to catch up."""
+    async def _until_lines_have_met(self, before: int) -> None:
+        """Let the cycles pass that others sit through before they follow a degraded roster, and two to catch up.
+
+        Args:
+            before: the newest degraded roster when it began to be quiet.
+        """
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
-        if is_one_line(swarm):
+        if is_one_line(swarm) and newest_degraded(swarm) == before:
             return
         for _ in range(swarm.rules.stalled_cycles + 1):
             await self._run_to_end_of_cycle(swarm.now + cycle)
