@@ -9,7 +9,9 @@ I6  Two whole cycles after troubles have stopped (the cycle in which they stop d
     where messages were lost, the last question that was is asked again within `ASKED_AGAIN_SECONDS`), all ready peers
     hold the same heads of all spans at the end of each cycle that they, and the round before it, were ready throughout.
     Where those who are dead for good were the majority, troubles stop for the others when the roster names the dead no
-    more: before, rows whose reducers are dead get entries a round late.
+    more: before, rows whose reducers are dead get entries a round late. A cycle is one of the swarm's own time, which
+    clocks may have moved. A degraded roster that comes after troubles have stopped has its own time: the others follow
+    it once they have sat through a stall themselves. Clocks that are apart get the time in which they are slewed.
 I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one line or of several,
     outlives that time once both sides can hear each other.
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
