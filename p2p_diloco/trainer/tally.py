@@ -26,6 +26,12 @@ NEWS = 1.5
 """By so much must a line's rate have changed to be said again."""
 
 
+SPAN_BY_SPAN = frozenset({"adoption", "tips"})
+"""Topics that come up for one span after another, in every round where an owner lies."""
+SHOWN_A_MINUTE = 4
+"""Of each of those topics; the others are counted."""
+
+
 class PeerObserver(Protocol):
     """Who watches this peer: the command line, a test, the demo."""
 
@@ -69,10 +75,27 @@ class Tally:
         self._ready_since: int | None = None
         self._entries_at: int | None = None
         self._said_of_reach: tuple[object, ...] = ()
+        self._minutes: dict[str, tuple[float, int]] = {}
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
-        """Pass an event on."""
-        self._observer.event(PeerEvent(time=self._unix_seconds(), topic=topic, text=clean_text(text), figures=figures))
+        """Pass an event on, unless too many of its kind have come up in the last minute."""
+        now = self._unix_seconds()
+        self._sum_up(now)
+        if topic in SPAN_BY_SPAN:
+            since, num = self._minutes.get(topic, (now, 0))
+            self._minutes[topic] = (since, num + 1)
+            if num >= SHOWN_A_MINUTE:
+                return
+        self._observer.event(PeerEvent(time=now, topic=topic, text=clean_text(text), figures=figures))
+
+    def _sum_up(self, now: float) -> None:
+        """Report how many events of a kind were left out, a minute after the first of them."""
+        over = {topic: num for topic, (since, num) in self._minutes.items() if not 0.0 <= now - since < 60.0}
+        for topic, num in over.items():
+            del self._minutes[topic]
+            if num > SHOWN_A_MINUTE:
+                text = f"{num - SHOWN_A_MINUTE} more spans like those above in the last minute"
+                self._observer.event(PeerEvent(time=now, topic=topic, text=text, figures={}))
 
     def round_closed(self, closed: RoundClosed) -> None:
         """Count a round in which this peer was ready, and pass it on."""

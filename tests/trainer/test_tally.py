@@ -64,6 +64,23 @@ def test_an_event_with_a_peers_text_is_one_clean_line_on_the_terminal_and_in_the
     assert read_events(tmp_path) == (event,)
 
 
+def test_events_of_one_span_after_another_are_counted_beyond_a_few_a_minute() -> None:
+    watcher, clock = Watcher(), [100.0]
+    count = Tally(observer=watcher, unix_seconds=lambda: clock[0])
+    for number in range(10):
+        count.report("adoption", f"span {number} has two children")
+        count.report("ready", "ready")
+    texts = [event.text for event in watcher.events if event.topic == "adoption"]
+    assert texts == [f"span {number} has two children" for number in range(4)]
+    assert sum(event.topic == "ready" for event in watcher.events) == 10
+    clock[0] = 160.0
+    count.round_closed(CLOSED)
+    texts = [event.text for event in watcher.events if event.topic == "adoption"]
+    assert texts[4:] == ["6 more spans like those above in the last minute"]
+    count.report("adoption", "span 11 has two children")
+    assert watcher.events[-1].text == "span 11 has two children"
+
+
 def test_a_closed_round_is_an_event_with_all_its_figures() -> None:
     count, watcher = tally()
     count.round_closed(CLOSED)
