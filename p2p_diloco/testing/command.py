@@ -196,10 +196,14 @@ def _mistakes(options: argparse.Namespace) -> int:
     return BROKEN if missed else 0
 
 
-def catch(name: str) -> TrialResult | None:
-    """Plant a mistake in seed after seed; return what caught it, or None."""
+def catch(name: str, first: int = 0) -> TrialResult | None:
+    """Plant a mistake in seed after seed; return what caught it, or None.
+
+    Args:
+        first: the seed to begin with; the others follow in order.
+    """
     plan = CampaignPlan(peers=PEERS_PER_MISTAKE, kinds=kinds_named(MISTAKES[name].kinds), mistake=name)
-    return first_catch(plan, range(MOST_SEEDS_PER_MISTAKE))
+    return first_catch(plan, [first, *(seed for seed in range(MOST_SEEDS_PER_MISTAKE) if seed != first)])
 
 
 def is_caught(name: str, result: TrialResult | None) -> bool:

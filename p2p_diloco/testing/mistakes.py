@@ -417,7 +417,7 @@ def _memory_not_compared() -> list[Patch]:
 @_mistake("absent-entries", "I6 I7")
 def _absent_entries() -> list[Patch]:
     """Whoever lacks an entry waits for it, and never fetches anything."""
-    return [(CatchUp, "pump", lambda self, donors, now, sources=None: [])]
+    return [(CatchUp, "pump", lambda self, donors, now, sources=None, holders=(): [])]
 
 
 @_mistake("heads-not-compared", "I6 I7")
