@@ -185,8 +185,13 @@ class CatchUp:
 
     @property
     def is_parted(self) -> bool:
-        """Tell whether no entries lead on from a span to where others stand, and voters that are far can tell."""
-        return bool(self._unjoinable and self.namers.far)
+        """Tell whether it is open where a span should stand, and voters that are far can tell."""
+        return bool(self._parted and self.namers.far)
+
+    @property
+    def _parted(self) -> set[SpanId]:
+        """Return spans from which no entries lead to where others stand, and those whose tip no majority has named."""
+        return self._unjoinable | self._undecided_since.keys()
 
     @property
     def lacks_names(self) -> bool:
@@ -396,8 +401,10 @@ class CatchUp:
 
     def _is_decided(self, span: SpanId) -> bool:
         mine = self._chains.heads.get(span)
-        groups = [*self._voters(span).values(), self._with_us(span, mine) if mine is not None else set()]
-        return any(map(self.voices.are_enough, groups))
+        groups = self._voters(span)
+        if mine is not None:
+            groups[mine] = self._with_us(span, mine)
+        return any(self._names(span, head, group) for head, group in groups.items())
 
     def _follow_majority(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
         """Fetch a span that a majority holds at a tip to which no entries lead from ours.
@@ -428,8 +435,11 @@ class CatchUp:
 
     def _names(self, span: SpanId, head: SpanHead, group: set[PeerId]) -> bool:
         """Tell whether those who stand at a head are a majority, with those far ones that have signed it."""
-        signed = self._contents.of(span)
-        far = {voter for voter in self.namers.told if voter in signed and signed[voter][0] == head.digest}
+        far = {
+            voter
+            for voter, (chain, _) in self._contents.of(span).items()
+            if voter in self.namers.told and chain == head.digest
+        }
         return self.voices.are_enough(group) or (not self.namers.is_few and self.namers.are_enough(group | far))
 
     # -- two children of one tip
@@ -687,7 +697,7 @@ class CatchUp:
         for span, transfer in list(self._transfers.items()):
             actions += self._settle(span, transfer, now)
         unsure = [span for span, transfer in self._transfers.items() if not transfer.is_sure]
-        fragments = sorted({span.fragment for span in (*unsure, *(self._unjoinable if self.is_parted else ()))})
+        fragments = sorted({span.fragment for span in (*unsure, *(self._parted if self.is_parted else ()))})
         for fragment in fragments:
             for voice in self.namers.askable:
                 if self._contents.may_ask(fragment, voice, now):

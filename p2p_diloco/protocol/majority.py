@@ -229,8 +229,10 @@ class NamedContents:
         return True
 
     def note(self, voter: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...], asked_at: float) -> None:
-        """Note what a voter has signed that it holds."""
-        self._said.setdefault(fragment, {})[voter] = (digests, asked_at)
+        """Note what a voter has signed that it holds, unless it has said something later."""
+        said = self._said.setdefault(fragment, {})
+        if voter not in said or said[voter][1] <= asked_at:
+            said[voter] = (digests, asked_at)
 
     def of(self, span: SpanId, since: float = -math.inf) -> dict[PeerId, tuple[Digest, Digest]]:
         """Return what voices hold of a span: of those that were asked no earlier than `since`."""

@@ -43,6 +43,7 @@ from p2p_diloco.protocol.ballot import (
     vote,
 )
 from p2p_diloco.protocol.entry import pack_included
+from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
 from p2p_diloco.protocol.member import Declaration, Member
 from p2p_diloco.protocol.messages import RosterReply, RosterRequest
@@ -106,6 +107,8 @@ class Membership(Attendance):
         self._prepared = 0
         self._remembers = remembers
         self._doubted_since: float | None = None
+        self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
+        """Which rosters voters that are not linked have signed that they go by, and when; kept by `Repair`."""
         self._ticked_at, self._listens_since = -math.inf, math.inf
         self._lively: Liveliness | None = None
         self._kept: Liveliness | None = None
@@ -289,7 +292,8 @@ class Membership(Attendance):
         since = self._doubted_since
         self._doubted_since = (now if since is None else since) if is_idle else None
         beats = list(self.alive(now).values())
-        if is_idle and since is not None and is_left_behind(mine, beats, self.book):
+        is_alive = parent is not None and is_majority(parent, self._go_by_what_is_known(beats, now))
+        if is_idle and not is_alive and since is not None and is_left_behind(mine, beats, self.book):
             # Where one says otherwise, its entries, or those that it names, have the time to come.
             seconds = self.rules.silence_seconds
             if not is_left_by_all(mine, beats, self.book):
@@ -417,6 +421,19 @@ class Membership(Attendance):
         if roster is None or self.void_cycles < self.rules.stalled_cycles or len(roster.members) == 1:
             return False
         return roster.member(self.me.peer) is not None and (self.me.trains or self._has_application(roster))
+
+    @property
+    def doubts(self) -> bool:
+        """Tell whether others go by a degraded roster that this peer has not followed yet."""
+        return self._doubted_since is not None
+
+    def _go_by_what_is_known(self, beats: Sequence[Heartbeat], now: float) -> list[PeerId]:
+        """Return who goes by rosters that are known here, by heartbeats and by what was signed of late."""
+        since = now - 2 * self.rules.cycle_seconds - self.rules.silence_seconds
+        signed = [(peer, roster) for peer, (roster, at) in self.signed_rosters.items() if at >= since]
+        return [
+            peer for peer, roster in [*signed, *((beat.peer, beat.roster) for beat in beats)] if roster in self.book
+        ]
 
     def _has_seen_a_stall(self, roster: Roster) -> bool:
         """Tell whether this peer is stalled, or follows without being a member and has seen as long that nothing came.

@@ -115,12 +115,13 @@ class Repair:
         have to be given up. From strangers nothing is learnt.
         """
         roster = self._membership.book.in_force
-        holders = {
-            peer: beat  # of a founder that is no member the start is old, unless it follows
-            for peer, beat in self._holders(now).items()
-            if roster is not None and (roster.member(peer) is not None or beat.ready)
-        }
-        return [peer for peer, beat in holders.items() if beat.ready] or list(holders)
+        if roster is None:
+            return []
+        holders = self._holders(now)
+        members = {peer: beat for peer, beat in holders.items() if roster.member(peer) is not None}
+        ready = [peer for peer, beat in members.items() if beat.ready]
+        # Of a founder that is no member the start is old, unless it follows.
+        return (ready or list(members)) + [p for p, beat in holders.items() if p not in members and beat.ready]
 
     def sources(self, now: float) -> list[PeerId]:
         """Return linked peers to fetch whole spans from: a span is long, and a thin line has enough to do.
@@ -196,7 +197,8 @@ class Repair:
             me=membership.me.peer,
             voices=voices,
             is_ready=membership.ready,
-            has_waited=now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds,
+            has_waited=now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
+            and self.catch_up.far.have_all_been_asked(self.catch_up.namers.far, now),
             roster=roster,
             is_grid=len(grid.rows) > 1,
             gone=gone,
@@ -301,8 +303,10 @@ class Repair:
             self.catch_up.stop_waiting()
         self.catch_up.want_everything()
         self._look(now)
+        self._membership.signed_rosters = self.catch_up.far.rosters
+        actions = self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
         holders = list(self._holders(now))
-        actions = self.catch_up.pump(donors, now, self.sources(now), holders) + self._say_waiting(now)
+        actions += self.catch_up.pump(donors, now, self.sources(now), holders) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
             if not self._membership.ready and not self._membership.leaving:
@@ -312,6 +316,7 @@ class Repair:
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
         roster = self._membership.book.in_force
         assert roster is not None
+        donors = [donor for donor in donors if roster.member(donor) is not None]
         namers = self.catch_up.namers
         self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
         if not donors:

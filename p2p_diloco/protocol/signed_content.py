@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from p2p_diloco.ids import PeerId
+from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.protocol.messages import SignedContent, SignedContentRequest
 
 FIRST_CARRIERS = 2
@@ -21,12 +21,16 @@ LATE_ANSWERS = 4.0
 
 @dataclass(slots=True, kw_only=True)
 class _Asked:
-    """A question to a voter: its number, when it was first asked, how often, and when it is to be asked again."""
+    """A question to a voter: its number, when it was first asked, how often, and when it is to be asked again.
+
+    `all_at` is when it had gone through all who could carry it.
+    """
 
     nonce: int
     first_at: float
     times: int
     again_at: float
+    all_at: float = math.inf
 
 
 class FarVoters:
@@ -56,6 +60,8 @@ class FarVoters:
         self._asked: dict[tuple[int, PeerId], _Asked] = {}
         self._rests_until: dict[tuple[int, PeerId], float] = {}
         self._signed: dict[PeerId, tuple[bool, float]] = {}
+        self.rosters: dict[PeerId, tuple[Digest, float]] = {}
+        """Which roster each has signed that it goes by, and when that came."""
 
     def ask(
         self, fragments: Iterable[int], voters: Iterable[PeerId], carriers: Sequence[PeerId], now: float
@@ -67,12 +73,23 @@ class FarVoters:
             asked = self._asked.get(key)
             if not carriers or now < (asked.again_at if asked is not None else self._rests_until.get(key, -math.inf)):
                 continue
+            if asked is not None and now - asked.first_at > LATE_ANSWERS * self._answer_seconds * len(carriers):
+                asked.nonce, asked.first_at = self._draw_nonce(now), now  # somebody may have kept an old answer
             if asked is None:
                 asked = self._asked[key] = _Asked(nonce=self._draw_nonce(now), first_at=now, times=0, again_at=now)
             request = SignedContentRequest(fragment=fragment, voter=voter, asker=self._me, nonce=asked.nonce)
-            questions += [(carrier, request) for carrier in carriers[: FIRST_CARRIERS << min(asked.times, 16)]]
+            num, first = min(FIRST_CARRIERS << min(asked.times, 16), len(carriers)), asked.nonce % len(carriers)
+            questions += [(carrier, request) for carrier in (*carriers[first:], *carriers[:first])[:num]]
             asked.times, asked.again_at = asked.times + 1, now + self._answer_seconds
+            if num == len(carriers):
+                asked.all_at = min(asked.all_at, now)
         return questions
+
+    def have_all_been_asked(self, voters: Iterable[PeerId], now: float) -> bool:
+        """Tell whether a question to each of these voters was answered, or has gone through all who could carry it."""
+        done = {voter for voter, (_, at) in self._signed.items() if now - at <= self._pause_seconds}
+        done.update(voter for (_, voter), asked in self._asked.items() if now >= asked.all_at + self._answer_seconds)
+        return done.issuperset(voters)
 
     def expects(self, answer: SignedContent) -> bool:
         """Tell whether an answer that was carried here has the number of a question, and a fitting length."""
@@ -85,6 +102,7 @@ class FarVoters:
         key = (answer.fragment, answer.voter)
         self._rests_until[key] = now + self._pause_seconds
         self._signed[answer.voter] = (bool(answer.digests), now)
+        self.rosters[answer.voter] = (answer.roster, now)
         return self._asked.pop(key).first_at
 
     def signed(self, since: float, *, holds: bool) -> list[PeerId]:

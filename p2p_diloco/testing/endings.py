@@ -71,14 +71,14 @@ def check_agreement(swarm: Simulation) -> None:
 
 
 def newest_degraded(swarm: Simulation) -> int:
-    """Return the number of the latest degraded roster that somebody goes by; -1: there is none."""
+    """Return the cycle of the latest degraded roster that somebody goes by; -1: there is none."""
     found = -1
     for machine in swarm.running(trains=False):
         book, digest = machine.running.book, machine.running.book.in_force_digest
-        while digest is not None and digest in book and book.roster(digest).k > found:
+        while digest is not None and digest in book and book.roster(digest).cycle > found:
             roster = book.roster(digest)
             if roster.degraded:
-                found = roster.k
+                found = roster.cycle
             digest = roster.parent
     return found
 

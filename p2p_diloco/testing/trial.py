@@ -187,10 +187,12 @@ class Trial:
         """Let the cycles pass that others sit through before they follow a degraded roster, and two to catch up.
 
         Args:
-            before: the newest degraded roster when it began to be quiet.
+            before: the cycle of the newest degraded roster when it began to be quiet.
         """
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
-        if is_one_line(swarm) and newest_degraded(swarm) == before:
+        degraded = newest_degraded(swarm)
+        recent = swarm.rules.clock.cycle(swarm.round) - swarm.rules.stalled_cycles - QUIET_CYCLES - 1
+        if degraded == before and (degraded < recent or is_one_line(swarm)):
             return
         for _ in range(swarm.rules.stalled_cycles + 1):
             await self._run_to_end_of_cycle(swarm.now + cycle)

@@ -341,6 +341,24 @@ def test_who_has_seen_a_stall_follows_a_degraded_child_at_once(num_members: int)
     assert here.book.in_force == child.roster
 
 
+def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_go_by_its_parent() -> None:
+    """Two liars among three links: the third carries what the voters have signed that are not linked."""
+    parent = roster_of(5)
+    child = after(parent, (B, C), 10, degraded=True)
+    here = membership_of(ids(6)[5], founding_of(), roster_1(5))
+    for now in (400.0, 400.0 + 10 * here.rules.stalled_cycles * here.rules.cycle_seconds):
+        for peer in (B, C):
+            here.hear(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
+        here.hear(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
+        here.signed_rosters = {peer: (parent.digest(), now) for peer in (D, E)}
+        here.take_rosters((child,), now)
+        assert here.doubts
+        assert here.book.in_force == parent
+    here.signed_rosters = {peer: (parent.digest(), 400.0) for peer in (D, E)}
+    here.take_rosters((child,), now)
+    assert here.book.in_force == child.roster, "that is long ago"
+
+
 def test_a_degraded_child_that_all_who_are_heard_go_by_is_followed_soon() -> None:
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)

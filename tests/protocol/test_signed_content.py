@@ -100,11 +100,15 @@ def test_a_question_goes_through_more_and_more_peers_until_it_is_answered() -> N
     far = far_voters()
     carriers = ids(5)
     asked = far.ask([0], [BOB], carriers, 0.0)
-    assert [carrier for carrier, _ in asked] == carriers[:2]
+    assert [carrier for carrier, _ in asked] == carriers[1:3], "whom it begins with follows from its number"
+    assert not far.have_all_been_asked([BOB], 2.0)
     assert far.ask([0], [BOB], carriers, 1.9) == []
     again = far.ask([0], [BOB], carriers, 2.0)
-    assert [carrier for carrier, _ in again] == carriers[:4]
-    assert [carrier for carrier, _ in far.ask([0], [BOB], carriers, 4.0)] == carriers
+    assert {carrier for carrier, _ in again} == set(carriers) - {carriers[0]}
+    assert {carrier for carrier, _ in far.ask([0], [BOB], carriers, 4.0)} == set(carriers)
+    assert not far.have_all_been_asked([BOB], 5.9)
+    assert far.have_all_been_asked([BOB], 6.0)
+    assert not far.have_all_been_asked([BOB, CAT], 6.0)
     assert far.ask([0], [BOB], [], 6.0) == []
     (request,) = {message for _, message in asked + again}
     assert request == question(asker=ME, nonce=request.nonce), "it keeps its number"
@@ -122,6 +126,13 @@ def test_a_question_goes_through_more_and_more_peers_until_it_is_answered() -> N
     ((_, later), _) = far.ask([0], [BOB], carriers, 8.0)
     assert later.nonce != request.nonce
     far.take(answer(later, digests=()), 8.1)
+    assert far.have_all_been_asked([BOB], 8.1), "it was answered"
+    assert far.rosters == {BOB: (roster_of(5).digest(), 8.1)}
+    ((_, third),) = far.ask([0], [BOB], carriers[:1], 20.0)
+    ((_, same),) = far.ask([0], [BOB], carriers[:1], 28.0)
+    ((_, fourth),) = far.ask([0], [BOB], carriers[:1], 31.0)
+    assert same == third
+    assert fourth.nonce != third.nonce, "an answer that somebody has kept is worth nothing"
     assert far.signed(0.0, holds=False) == [BOB]
     assert far.signed(0.0, holds=True) == []
 
