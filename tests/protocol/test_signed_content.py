@@ -27,7 +27,7 @@ from p2p_diloco.protocol.beacon import Beacon
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.majority import Voices, namers_for
+from p2p_diloco.protocol.majority import NamedContents, Voices, namers_for
 from p2p_diloco.protocol.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
 from p2p_diloco.protocol.repair import Repair
 from p2p_diloco.protocol.roster import Roster
@@ -465,3 +465,22 @@ def test_a_ready_member_that_reaches_one_voter_follows_what_the_others_have_sign
     reports = [action for action in fetch.note_differences(CAT, reply, 10.0) if isinstance(action, Report)]
     assert [report.topic for report in reports] == ["adoption"]
     assert fetch.is_transferred(SPAN)
+
+
+def test_what_a_voter_said_later_stays() -> None:
+    page = NamedContents(answer_seconds=4.0, pause_seconds=2.0)
+    later, earlier = ((sha256(b"chain"), sha256(content)) for content in (b"later", b"earlier"))
+    page.note(BOB, 0, (later,), 5.0)
+    page.note(BOB, 0, (earlier,), 4.0)
+    assert page.of(SPAN) == {BOB: later}
+
+
+def test_a_fragment_of_which_a_span_is_still_missing_is_adopted_where_a_majority_names_its_tip() -> None:
+    fetch, _ = catch_up()
+    fetch.adopt()
+    fetch.listen_to(voices(CAT))
+    fetch.ask_heads(0, CAT, 0.0)
+    reply = HeadsReply(fragment=0, heads=(NEW,))
+    assert fetch.take_heads(CAT, reply)
+    fetch.note_differences(CAT, reply, 0.0)
+    assert fetch._unadopted == set()
