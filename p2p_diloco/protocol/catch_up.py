@@ -90,9 +90,9 @@ class CatchUp:
         self.damaged: dict[SpanId, bool] = {}
         """Spans that stand still until they are replaced; whether the disk is being asked about each."""
         self.voices = Voices()
-        """Whose word counts for tips; set by `listen_to`, as is the next one."""
+        """Peers that may name a tip; set by `listen_to`, like the next one."""
         self.namers = Voices()
-        """Whose word counts for the bytes that are fetched; more than the linked ones, where this peer is not ready."""
+        """Peers that may name the bytes of a span that is fetched: usually the electorate, linked or not."""
         self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
         self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
         self._level: dict[int, set[PeerId]] = {}
@@ -107,7 +107,7 @@ class CatchUp:
         self._ties: dict[SpanId, _Tie] = {}
 
     def listen_to(self, voices: Voices, namers: Voices | None = None) -> None:
-        """Set whose word counts: for tips, and for the bytes that are fetched, where others count for these."""
+        """Set the peers that may name tips, and those that may name bytes where these are not the same."""
         self.voices, self.namers = voices, namers if namers is not None else voices
 
     # -- what is known to be missing
@@ -185,7 +185,7 @@ class CatchUp:
 
     @property
     def is_parted(self) -> bool:
-        """Tell whether it is open where a span should stand, and voters that are far can tell."""
+        """Return whether the right tip of a span is unknown and unlinked voters can be asked for it."""
         return bool(self._parted and self.namers.far)
 
     @property
@@ -195,12 +195,12 @@ class CatchUp:
 
     @property
     def lacks_names(self) -> bool:
-        """Tell whether a majority has to say something about a span that has not yet."""
+        """Return whether a span waits for a majority to name its tip or its bytes."""
         return self.is_parted or any(not transfer.is_sure for transfer in self._transfers.values())
 
     @property
     def goes_by_few(self) -> bool:
-        """Tell whether spans are being fetched on the word of less than a majority of the electorate."""
+        """Return whether spans are fetched on the answers of less than a majority of the electorate."""
         return self.namers.is_few and bool(self._transfers)
 
     @property
@@ -434,7 +434,7 @@ class CatchUp:
         return [Report(topic="adoption", text=text)]
 
     def _names(self, span: SpanId, head: SpanHead, group: set[PeerId]) -> bool:
-        """Tell whether those who stand at a head are a majority, with those far ones that have signed it."""
+        """Return whether the peers at a tip are a majority, counting unlinked voters that have signed it."""
         far = {
             voter
             for voter, (chain, _) in self._contents.of(span).items()

@@ -83,7 +83,7 @@ def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: Rost
 
 
 def is_left_by_all(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
-    """Tell whether all members of `roster` that are heard go by rosters that are not known here, or none is heard."""
+    """Return whether no live member of `roster` follows a roster that is known here."""
     return not any(digest in book for digest in _named(roster, heartbeats))
 
 

@@ -87,11 +87,11 @@ class Voices:
         )
 
     def sentence_of_few(self) -> str:
-        """Say that most of the electorate could not be asked, and who is believed now."""
+        """Return the warning that most voters could not be reached, with the peers that are believed instead."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
-            f"most of the voters could not be asked, nor through others; going by what {names} hold, of whom "
-            f"{self.needed} must name the same state. Leave and join again with a newer invite if you do not trust them"
+            f"most voters could not be reached, directly or through other peers; going by what {names} hold; "
+            f"{self.needed} of them must agree. If you do not trust them, leave and join again with a newer invite"
         )
 
 

@@ -424,7 +424,7 @@ class Membership(Attendance):
 
     @property
     def doubts(self) -> bool:
-        """Tell whether others go by a degraded roster that this peer has not followed yet."""
+        """Return whether others follow a degraded roster that this peer has not adopted."""
         return self._doubted_since is not None
 
     def _go_by_what_is_known(self, beats: Sequence[Heartbeat], now: float) -> list[PeerId]:

@@ -61,7 +61,7 @@ ACQUAINTANCE = Allowance(0.2, 8.0)
 FETCHING = Allowance(1000.0, 2000.0)
 """Questions of those who catch up; no honest peer has more than eight of a kind under way to one other."""
 MOST_ASKERS = 96
-"""Peers that ask about each fragment at a time through one carrier; and more than there are voters."""
+"""Peers that may ask about each fragment through one carrier at a time; more than there can be voters."""
 LINES = Allowance(LINES_PER_MINUTE / 120.0, LINES_PER_MINUTE / 2.0)
 STRANGERS_LINES = Allowance(STRANGERS_LINES_PER_MINUTE / 120.0, STRANGERS_LINES_PER_MINUTE / 2.0)
 _CARRYING = (SignedContentRequest, SignedContent)
@@ -74,7 +74,7 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
     fragments = len(rules.num_spans)
     # Whoever looks for witnesses asks about all fragments, up to eight times in a round.
     comparing = Allowance(4.0 + 32.0 * fragments / rules.clock.round_seconds, 64.0 + 32.0 * fragments)
-    # Of a voter by who carries for all its links, and the other way round of all voters by who asks.
+    # A carrier forwards the questions of all its links to a voter, and the answers of all voters to an asker.
     each = 1.0 / max(rules.silence_seconds, rules.clock.round_seconds)
     carrying = Allowance(4.0 + MOST_ASKERS * fragments * each, 2.0 * MOST_ASKERS * fragments)
     return {
