@@ -305,3 +305,11 @@ class StagedPeer:
         if len(members) == num_peers and not newcomers:
             return ""
         return f"the roster lists {len(members)} of {num_peers} peers, {len(newcomers)} for the first time"
+
+    def roster_of(self, round_index: int) -> tuple[str, bool]:
+        """Return the digest of the roster that a round goes by, and whether all of its members may vote."""
+        governing = self.engine.book.governing(round_index)
+        if governing is None:
+            return "", False
+        roster = governing[0]
+        return roster.digest().hex(), all(member.counts for member in roster.members)

@@ -31,7 +31,7 @@ PREPARE_SECONDS = 300.0
 HASH_SECONDS = 120.0
 LEAD_SECONDS = 0.1
 """Between the word to begin and the moment that it names: all must have heard it by then."""
-MOST_TRIALS = 8
+MOST_TRIALS = 16
 MOST_SETTLING = 32
 MOST_FAILURES = 3
 """Of an opponent, in a whole run: hivemind does not always find a group on a busy machine."""
@@ -183,7 +183,9 @@ def _settle(crew: Crew, turn_seconds: float) -> None:
     for _ in range(MOST_SETTLING):
         word = {"do": "settle", "turn": crew.num_plays, "at": time.monotonic() + LEAD_SECONDS}
         crew.num_plays += 1
-        if all(answer["is_settled"] for answer in crew.ask(word, turn_seconds)):
+        answers = crew.ask(word, turn_seconds)
+        # Time stands still between turns: who has not got the last roster by now would begin the next one without it.
+        if all(answer["is_settled"] for answer in answers) and len({answer["roster"] for answer in answers}) == 1:
             return
     raise NetworkError(f"{crew.system} did not come to rest in {MOST_SETTLING} turns without an exchange")
 

@@ -50,7 +50,7 @@ class GlooPeer:
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
         """Have nothing to settle."""
-        return {"is_settled": True}
+        return {"is_settled": True, "roster": ""}
 
     def digest(self) -> str:
         """Return a hash of the anchor."""

@@ -74,11 +74,15 @@ class OurPeer:
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
         """Begin the round of this turn at `at`, and go on until all its entries are in φ, m and θ, and on the disk."""
         trouble = self._peer.run(self._play(turn, at, TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS))
+        if is_trial and not trouble and not self._peer.roster_of(turn + 1)[1]:
+            trouble = "not all members may vote yet, so another roster is to come"
         return {"applied_at": self._applied_at, "trouble": trouble}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
         """Sit through a turn without an exchange, so that contents are compared as after every start."""
-        return {"is_settled": self._peer.run(self._peer.settle(turn, at))}
+        is_settled = self._peer.run(self._peer.settle(turn, at))
+        roster, has_all_voting = self._peer.roster_of(turn + 1)
+        return {"is_settled": is_settled and has_all_voting, "roster": roster}
 
     def digest(self) -> str:
         """Return a hash of φ and m."""

@@ -49,7 +49,7 @@ class Contestant(Protocol):
         """Sit through a turn without an exchange, for what is done once after a start.
 
         Returns:
-            `is_settled`: whether that is done.
+            `is_settled`: whether that is done; `roster`: which members the next turn has; all must name the same.
         """
         ...
 

@@ -30,7 +30,7 @@ class FakeContestant:
         return {"applied_at": at, "trouble": "", "trial": is_trial}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        return {"is_settled": True}
+        return {"is_settled": True, "roster": ""}
 
     def digest(self) -> str:
         return "d1"
@@ -70,7 +70,7 @@ def test_each_word_is_answered_by_one_line_until_the_end(contestant: FakeContest
         {},
         {},
         {"applied_at": 1.5, "trouble": "", "trial": True},
-        {"is_settled": True},
+        {"is_settled": True, "roster": ""},
         {"digest": "d1"},
     ]
     assert contestant.done == [[{"addresses": ["here"]}], "closed"]
