@@ -306,7 +306,7 @@ class Repair:
         self._membership.signed_rosters = self.catch_up.far.rosters
         actions = self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
         holders = list(self._holders(now))
-        actions += self.catch_up.pump(donors, now, self.sources(now), holders) + self._say_waiting(now)
+        actions += self.catch_up.pump(donors or holders, now, self.sources(now), holders) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
             if not self._membership.ready and not self._membership.leaving:
@@ -584,8 +584,9 @@ class Repair:
             return []
         self._look(now)
         # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they would
-        # wait for it for ever, and it for them. But its word counts.
-        is_donor = sender in self.donors(now)
+        # wait for it for ever, and it for them. But its word counts, and it is asked where there is nobody else.
+        donors = self.donors(now)
+        is_donor = sender in donors or not donors
         actions = self.catch_up.note_differences(sender, reply, now, is_donor=is_donor) + self.pump(now)
         heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
         stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]

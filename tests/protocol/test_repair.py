@@ -162,6 +162,19 @@ def test_ready_peers_follow_ready_ones_where_there_are_any() -> None:
     assert not page.catch_up.is_complete()
 
 
+def test_a_founder_that_is_not_ready_is_asked_for_entries_where_no_member_is_linked() -> None:
+    """Between members behind routers stands the founder alone; an entry proves itself, whoever gives it."""
+    page, boot = repair(), peer_id("boot")
+    page._linked.clear()
+    page._linked.add(boot)
+    ahead = heartbeat(boot, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
+    page._membership.hear(ahead, 0.0)
+    page.compare(boot, ahead, 0.0)
+    higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
+    asked = [action for action in page.take(boot, higher, 0.1) if isinstance(action, Send)]
+    assert [(send.to, send.message) for send in asked] == [(boot, EntryRequest(span=SPAN, parent=head_of().digest))]
+
+
 def test_time_that_a_process_slept_is_no_time_alone() -> None:
     page = repair()
     page.catch_up.want_entry(SPAN, B)
