@@ -385,8 +385,8 @@ class Repair:
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
         self._look(now)
-        voices = self.catch_up.voices
-        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, voices)
+        namers = self.catch_up.namers
+        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, namers)
         actions: list[Action] = []
         for span in rebuild:
             text = f"{span} differs from what {short_peer_id(peer)} holds; looking what it should be"
@@ -414,11 +414,21 @@ class Repair:
             text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
             return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
         self._look(now)
-        if scrub.overrulers(span, self.catch_up.voices):
+        if scrub.overrulers(span, self.catch_up.namers):
             return [*self._overrule(span), *self.pump(now)]
         if head is None:
             return [*self._break_tie(span), *self.pump(now)]
-        return [Report(topic="content-sound", text=f"{span} is as this disk says; whoever differs must be wrong")]
+        text = f"{span} is as this disk says; whoever differs must be wrong"
+        return [Report(topic="content-sound", text=text), *self._ask_electorate(span.fragment, now)]
+
+    def _ask_electorate(self, fragment: int, now: float) -> list[Action]:
+        """Ask all voters at once what they hold of a fragment: where a bit flipped before the checkpoint, the own disk
+        is wrong too. Only answers about the same entry make a majority, and of a peer with few links most are far.
+        """
+        self.catch_up.scrub.ask_again(fragment)
+        heard = sorted(self.catch_up.namers.heard)
+        asks = [ask for voter in heard for ask in self.catch_up.ask_content(fragment, voter, now)]
+        return asks + self.catch_up.ask_far([fragment], now)
 
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
         """Take the result of a `HashSpan`."""
@@ -457,7 +467,7 @@ class Repair:
 
     def _overrule(self, span: SpanId) -> list[Action]:
         text = f"{span} differs from what a majority holds; fetching it again"
-        self.catch_up.overrule(span, self.catch_up.scrub.overrulers(span, self.catch_up.voices))
+        self.catch_up.overrule(span, self.catch_up.scrub.overrulers(span, self.catch_up.namers))
         return [Report(topic="content", text=text)]
 
     def _break_tie(self, span: SpanId) -> list[Action]:
@@ -466,9 +476,9 @@ class Repair:
         Whose key is greater moves at once. The other does when they still differ in the next scrub: then the first one
         knows from its disk that it is right. Where there are more, a majority will decide.
         """
-        voices, accusers = self.catch_up.voices, self.catch_up.scrub.accusers(span)
+        namers, accusers = self.catch_up.namers, self.catch_up.scrub.accusers(span)
         other = accusers[0]
-        if len(voices.near) != 1 or other not in voices.near:
+        if len(namers.near) != 1 or other not in namers.near:
             text = f"{span} differs from what {short_peer_id(other)} holds, and this disk does not decide; keeping it"
             return [Report(topic="content", text=f"{text} unless a majority says otherwise")]
         moves = self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
@@ -537,7 +547,8 @@ class Repair:
         self.catch_up.take_signed(answer, now)
         self._look(now)
         settled = self.catch_up.settle_fragment(answer.fragment, now)
-        if answer.digests and not self._membership.ready and self._holds(answer.fragment):
+        is_asked_for = not self._membership.ready or self.catch_up.scrub.is_contested(answer.fragment)
+        if answer.digests and is_asked_for and self._holds(answer.fragment):
             settled.append(self.catch_up.scrub.compare_signed(answer, sender))
         return settled + self.pump(now)
 

@@ -51,6 +51,7 @@ from p2p_diloco.protocol.messages import (
     HeadsRequest,
     Message,
     Ping,
+    SignedContentRequest,
     SpanReply,
     SpanRequest,
 )
@@ -402,6 +403,16 @@ def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwis
     assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
     assert "differs from what a majority holds" in sentences(differing(page, D))
     assert not page.catch_up.is_complete()
+
+
+def test_who_differs_and_has_a_sound_disk_asks_all_voters_those_without_a_link_too() -> None:
+    """A bit that flipped before the checkpoint is wrong on the disk as well; a peer behind a router has one link."""
+    page = among_four()
+    page._linked.intersection_update((B, C))
+    differing(page)
+    asked = [action for action in page.span_rebuilt(SPAN, HEAD, None, 0.1) if isinstance(action, Send)]
+    assert {send.to for send in asked if isinstance(send.message, ContentRequest)} == {B, C}
+    assert {send.message.voter for send in asked if isinstance(send.message, SignedContentRequest)} == {D}
 
 
 def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_is_not() -> None:
