@@ -764,7 +764,11 @@ class CatchUp:
         return next((group for group in elsewhere if self.namers.are_enough(group)), moved)
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
-        """Name who served other bytes than a majority holds, and ask others."""
+        """Name who served other bytes than a majority holds, and ask others.
+
+        All are asked anew what they hold, too: where few are voters, what one of them said may have been mended since.
+        """
+        self._contents.forget(span.fragment)
         want, preferred = self._wanted[span]
         self._drop(span)
         self._wanted[span] = (want, None if preferred in transfer.donors else preferred)

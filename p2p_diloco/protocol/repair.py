@@ -349,6 +349,7 @@ class Repair:
         self._waits_since = self._served_since = self._listens_since = self._short_since = math.inf
         self._carrier = Carrier(seconds=self._rules.silence_seconds)
         self._witnesses_asked_until = -math.inf
+        self.catch_up.far.forget()
         if not self._membership.ready:
             before = self.catch_up
             self.catch_up = self._new_catch_up(self._rules, self._membership, self._chains)
