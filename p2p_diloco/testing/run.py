@@ -134,21 +134,18 @@ def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
     return CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),))
 
 
-def signed_proofs(
-    engine: PeerEngine, now: float, can_dial: Callable[[PeerId, PeerId], bool]
-) -> tuple[ReachProof, ...] | None:
-    """Return the proofs that the engine's peer can be dialled: of the founder, or the founder's own of others.
+def believed_proofs(engine: PeerEngine, now: float) -> tuple[ReachProof, ...]:
+    """Return proofs that the engine's peer can be dialled, as others would sign them: of the founder where it can.
 
-    None where there is nobody to ask. Provers dial nobody here; the network says who would get through.
+    Nobody dials anybody for them: who can be reached is a belief in a simulation, which the network may prove wrong.
     """
     roster, peer = engine.book.in_force, engine.me.peer
     if roster is None:
-        return None
+        return ()
     clock, founder = engine.rules.clock, engine.book.founder
     cycle = max(clock.cycle(clock.round_at(now)), 0)
     provers = [founder] if peer != founder else sorted(provers_for(peer, roster, founder))[:MOST_PROOFS]
-    proofs = tuple(proof_of(peer, prover, cycle) for prover in provers if can_dial(prover, peer))
-    return proofs if provers else None
+    return tuple(proof_of(peer, prover, cycle) for prover in provers)
 
 
 @lru_cache(maxsize=1 << 12)
