@@ -764,7 +764,13 @@ class CatchUp:
         return next((group for group in elsewhere if self.namers.are_enough(group)), moved)
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
-        """Name who served other bytes than a majority holds, and ask others."""
+        """Name who served other bytes than a majority holds, and ask others.
+
+        Where it had named others itself, its memory may have been mended since: all are asked anew what they hold.
+        """
+        said = self._contents.of(span)
+        if any(said.get(donor, (None, None))[1] == transfer.named for donor in transfer.donors):
+            self._contents.forget(span.fragment)
         want, preferred = self._wanted[span]
         self._drop(span)
         self._wanted[span] = (want, None if preferred in transfer.donors else preferred)

@@ -239,6 +239,10 @@ class NamedContents:
         said = self._said.get(span.fragment, {}).items()
         return {voice: pairs[span.index] for voice, (pairs, at) in said if at >= since and span.index < len(pairs)}
 
+    def forget(self, fragment: int) -> None:
+        """Forget what was said of a fragment; all are asked again."""
+        self._said.pop(fragment, None)
+
     def clear(self) -> None:
         """Forget what was said; nothing is being fetched."""
         self._said.clear()

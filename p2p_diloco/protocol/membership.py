@@ -384,6 +384,7 @@ class Membership(Attendance):
         """Take nobody for heard at a time to come: the clock was far ahead."""
         self._ticked_at = self._listens_since = now
         self._doubted_since = None
+        self.in_force_since = min(self.in_force_since, self.rules.clock.round_at(now))
         self.heard = {
             peer: replace(heard, at=min(heard.at, now), since=min(heard.since, now))
             for peer, heard in self.heard.items()

@@ -306,7 +306,7 @@ class Repair:
         self._membership.signed_rosters = self.catch_up.far.rosters
         actions = self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
         holders = list(self._holders(now))
-        actions += self.catch_up.pump(donors, now, self.sources(now), holders) + self._say_waiting(now)
+        actions += self.catch_up.pump(donors or holders, now, self.sources(now), holders) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
             if not self._membership.ready and not self._membership.leaving:
@@ -349,6 +349,7 @@ class Repair:
         self._waits_since = self._served_since = self._listens_since = self._short_since = math.inf
         self._carrier = Carrier(seconds=self._rules.silence_seconds)
         self._witnesses_asked_until = -math.inf
+        self.catch_up.far.forget()
         if not self._membership.ready:
             before = self.catch_up
             self.catch_up = self._new_catch_up(self._rules, self._membership, self._chains)
@@ -385,8 +386,8 @@ class Repair:
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
         self._look(now)
-        voices = self.catch_up.voices
-        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, voices)
+        namers = self.catch_up.namers
+        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, namers)
         actions: list[Action] = []
         for span in rebuild:
             text = f"{span} differs from what {short_peer_id(peer)} holds; looking what it should be"
@@ -414,11 +415,21 @@ class Repair:
             text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
             return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
         self._look(now)
-        if scrub.overrulers(span, self.catch_up.voices):
+        if scrub.overrulers(span, self.catch_up.namers):
             return [*self._overrule(span), *self.pump(now)]
         if head is None:
             return [*self._break_tie(span), *self.pump(now)]
-        return [Report(topic="content-sound", text=f"{span} is as this disk says; whoever differs must be wrong")]
+        text = f"{span} is as this disk says; whoever differs must be wrong"
+        return [Report(topic="content-sound", text=text), *self._ask_electorate(span.fragment, now)]
+
+    def _ask_electorate(self, fragment: int, now: float) -> list[Action]:
+        """Ask all voters at once what they hold of a fragment: where a bit flipped before the checkpoint, the own disk
+        is wrong too. Only answers about the same entry make a majority, and of a peer with few links most are far.
+        """
+        self.catch_up.scrub.ask_again(fragment)
+        heard = sorted(self.catch_up.namers.heard)
+        asks = [ask for voter in heard for ask in self.catch_up.ask_content(fragment, voter, now)]
+        return asks + self.catch_up.ask_far([fragment], now)
 
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
         """Take the result of a `HashSpan`."""
@@ -457,7 +468,7 @@ class Repair:
 
     def _overrule(self, span: SpanId) -> list[Action]:
         text = f"{span} differs from what a majority holds; fetching it again"
-        self.catch_up.overrule(span, self.catch_up.scrub.overrulers(span, self.catch_up.voices))
+        self.catch_up.overrule(span, self.catch_up.scrub.overrulers(span, self.catch_up.namers))
         return [Report(topic="content", text=text)]
 
     def _break_tie(self, span: SpanId) -> list[Action]:
@@ -466,9 +477,9 @@ class Repair:
         Whose key is greater moves at once. The other does when they still differ in the next scrub: then the first one
         knows from its disk that it is right. Where there are more, a majority will decide.
         """
-        voices, accusers = self.catch_up.voices, self.catch_up.scrub.accusers(span)
+        namers, accusers = self.catch_up.namers, self.catch_up.scrub.accusers(span)
         other = accusers[0]
-        if len(voices.near) != 1 or other not in voices.near:
+        if len(namers.near) != 1 or other not in namers.near:
             text = f"{span} differs from what {short_peer_id(other)} holds, and this disk does not decide; keeping it"
             return [Report(topic="content", text=f"{text} unless a majority says otherwise")]
         moves = self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
@@ -537,7 +548,8 @@ class Repair:
         self.catch_up.take_signed(answer, now)
         self._look(now)
         settled = self.catch_up.settle_fragment(answer.fragment, now)
-        if answer.digests and not self._membership.ready and self._holds(answer.fragment):
+        is_asked_for = not self._membership.ready or self.catch_up.scrub.is_contested(answer.fragment)
+        if answer.digests and is_asked_for and self._holds(answer.fragment):
             settled.append(self.catch_up.scrub.compare_signed(answer, sender))
         return settled + self.pump(now)
 
@@ -584,8 +596,9 @@ class Repair:
             return []
         self._look(now)
         # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they would
-        # wait for it for ever, and it for them. But its word counts.
-        is_donor = sender in self.donors(now)
+        # wait for it for ever, and it for them. But its word counts, and it is asked where there is nobody else.
+        donors = self.donors(now)
+        is_donor = sender in donors or not donors
         actions = self.catch_up.note_differences(sender, reply, now, is_donor=is_donor) + self.pump(now)
         heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
         stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]

@@ -82,6 +82,14 @@ class Scrub:
         self._asked[key] = now + self._answer_seconds
         return True
 
+    def ask_again(self, fragment: int) -> None:
+        """Let peers that differed be asked at once."""
+        self._paused = {key: until for key, until in self._paused.items() if key[0] != fragment}
+
+    def is_contested(self, fragment: int) -> bool:
+        """Return whether somebody holds something else of a fragment."""
+        return any(span.fragment == fragment for span in self._accusers)
+
     def take(self, sender: PeerId, reply: ContentReply) -> CompareContent | None:
         """Have a peer's digests compared with ours, if it was asked for them."""
         key = (reply.fragment, sender)

@@ -91,6 +91,11 @@ class FarVoters:
         done.update(voter for (_, voter), asked in self._asked.items() if now >= asked.all_at + self._answer_seconds)
         return done.issuperset(voters)
 
+    def forget(self) -> None:
+        """Forget what was asked and answered: the clock was far ahead, and all of it is of a time to come."""
+        for table in (self._asked, self._rests_until, self._signed, self.rosters):
+            table.clear()
+
     def expects(self, answer: SignedContent) -> bool:
         """Tell whether an answer that was carried here has the number of a question, and a fitting length."""
         asked = self._asked.get((answer.fragment, answer.voter))

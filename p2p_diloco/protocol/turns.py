@@ -26,10 +26,10 @@ class Turns:
 
     def tick(self, now: float) -> int | None:
         """Return the round that has begun since the last tick, or None; void cycles are counted on the way."""
-        slept = self._last_tick is not None and now - self._last_tick > self._rules.clock.round_seconds
+        has_jumped = self._last_tick is not None and abs(now - self._last_tick) > self._rules.clock.round_seconds
         self._last_tick = now
         current = self._rules.clock.round_at(now)
-        if slept:
+        if has_jumped:  # it slept, or the clock was set
             self._awake_since_cycle = self._rules.clock.cycle(current) + 1
         return current if current != self.round else None
 

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     swarm.add_argument("--first-seed", type=int, default=0, help="where to begin (default: %(default)s)")
     swarm.add_argument("--seed", type=int, help="play this one only, and print its scenario")
     swarm.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
-    swarm.add_argument("--kinds", default="default", help=f"default, open, all, none, or some of: {', '.join(KINDS)}")
+    swarm.add_argument("--kinds", default="all", help=f"all, none, or some of: {', '.join(KINDS)}")
     swarm.add_argument("--plant", help="a mistake to plant; see the command mistakes")
     swarm.add_argument("--json", action="store_true", help="print the figures as JSON")
     swarm.set_defaults(run=_swarm)

@@ -149,7 +149,7 @@ def check_tables(swarm: Simulation) -> None:
 def fragment_heights(swarm: Simulation) -> list[int]:
     """Return for each fragment the entries that the foremost peer has absorbed."""
     heights = [0] * len(swarm.rules.num_spans)
-    for machine in swarm.honest():
+    for machine in swarm.running():
         totals = [0] * len(heights)
         for span, head in machine.running.chains.heads.items():
             totals[span.fragment] += head.height

@@ -76,7 +76,7 @@ def claims_reach(*provers: PeerId, is_forged: bool = False) -> MutatorMaker:
     """Return a maker of mutators that claim to be reachable, and open rounds empty-handed.
 
     Args:
-        provers: who proves it; none: the proofs are left as its node made them.
+        provers: who proves it, as their keys would sign it; none: the proofs are left as its node made them.
         is_forged: the proofs name these provers, who have signed none of them.
     """
 

@@ -81,6 +81,8 @@ class Inspector:
         now: true seconds.
     Attributes:
         checks, skipped: how many checks were made, and how many could not be.
+        has_restored: whether a disk came back from a backup. What that peer has signed since is forgotten, and it may
+            sign something else: forks come about then, and must end as others do.
         differing: since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit.
     """
 
@@ -97,6 +99,7 @@ class Inspector:
         self.entries: dict[Digest, Entry] = {}
         self.differing: dict[tuple[str, SpanId], float] = {}
         self.has_flipped = False
+        self.has_restored = False
         self.absorbed_at: dict[int, float] = {}
         """When, of each round, the last peer absorbed its last entry."""
         self.checks = 0
@@ -255,11 +258,13 @@ class Inspector:
         self._last_entry[entry.roster] = max(entry.round, self._last_entry.get(entry.roster, entry.round))
         self._check_succession(machine, entry.roster)
         places = _places(entry.included, roster)
-        if self._signed.setdefault((entry.span, entry.round, entry.roster), digest) != digest:
+        signed = self._signed.setdefault((entry.span, entry.round, entry.roster), digest)
+        if signed != digest and not self.has_restored:
             self._broken("I2", f"{where} is the second one that its owner signed", machine)
         peers = [roster.members[place].peer for place in places]
         for peer in peers:
-            if self._included.setdefault((entry.span, entry.round, peer), digest) != digest:
+            counted = self._included.setdefault((entry.span, entry.round, peer), digest)
+            if counted != digest and not self.has_restored:
                 name = self._machines[peer].name
                 self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
         self._check_mean(machine, entry, peers, roster, where)
@@ -342,7 +347,7 @@ class Inspector:
         if not roster.degraded:
             siblings = self._children.setdefault(roster.parent, set())
             siblings.add(digest)
-            if len(siblings) > 1:
+            if len(siblings) > 1 and not self.has_restored:
                 self._broken("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine)
 
     def _check_succession(self, machine: Inspected, digest: Digest) -> None:

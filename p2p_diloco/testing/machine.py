@@ -44,9 +44,9 @@ from p2p_diloco.testing.run import (
     MANIFEST,
     ROUND_ZERO,
     RUN,
-    believed_proofs,
     found_run,
     key_named,
+    signed_proofs,
     signer,
     start_states,
     verify,
@@ -428,7 +428,10 @@ class _WatchedEngine(PeerEngine):
         self._machine = machine
 
     def tick(self, now: float) -> list[Action]:
-        self.membership.proofs = believed_proofs(self, now)
+        proofs = signed_proofs(self, now, self._machine.around.network.can_dial)
+        self.membership.proofs = proofs or ()
+        if proofs is not None:
+            self.membership.can_be_dialled = bool(proofs) and self.me.can_be_dialled
         actions = super().tick(now)
         inspector = self._machine.around.inspector
         inspector.opened(self._machine, self, actions)

@@ -66,7 +66,7 @@ class Mistake:
     text: str
     caught_by: frozenset[str]
     patches: Callable[[], list[Patch]]
-    kinds: str = "default"
+    kinds: str = "all"
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -91,7 +91,7 @@ MISTAKES: dict[str, Mistake] = {}
 
 
 def _mistake(
-    name: str, caught_by: str, kinds: str = "default"
+    name: str, caught_by: str, kinds: str = "all"
 ) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         text = (patches.__doc__ or "").strip()

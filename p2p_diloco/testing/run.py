@@ -134,18 +134,21 @@ def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
     return CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),))
 
 
-def believed_proofs(engine: PeerEngine, now: float) -> tuple[ReachProof, ...]:
-    """Return proofs that the engine's peer can be dialled, as others would sign them: of the founder where it can.
+def signed_proofs(
+    engine: PeerEngine, now: float, can_dial: Callable[[PeerId, PeerId], bool]
+) -> tuple[ReachProof, ...] | None:
+    """Return the proofs that the engine's peer can be dialled: of the founder, or the founder's own of others.
 
-    Nobody dials anybody for them: who can be reached is a belief in a simulation, which the network may prove wrong.
+    None where there is nobody to ask. Provers dial nobody here; the network says who would get through.
     """
     roster, peer = engine.book.in_force, engine.me.peer
     if roster is None:
-        return ()
+        return None
     clock, founder = engine.rules.clock, engine.book.founder
     cycle = max(clock.cycle(clock.round_at(now)), 0)
     provers = [founder] if peer != founder else sorted(provers_for(peer, roster, founder))[:MOST_PROOFS]
-    return tuple(proof_of(peer, prover, cycle) for prover in provers)
+    proofs = tuple(proof_of(peer, prover, cycle) for prover in provers if can_dial(prover, peer))
+    return proofs if provers else None
 
 
 @lru_cache(maxsize=1 << 12)

@@ -186,17 +186,20 @@ class Trial:
     async def _until_lines_have_met(self, before: int) -> None:
         """Let the cycles pass that others sit through before they follow a degraded roster, and two to catch up.
 
+        A member that has come back from a backup may have set two lines going; they meet as late.
+
         Args:
             before: the cycle of the newest degraded roster when it began to be quiet.
         """
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
         degraded = newest_degraded(swarm)
         recent = swarm.rules.clock.cycle(swarm.round) - swarm.rules.stalled_cycles - QUIET_CYCLES - 1
-        if degraded == before and (degraded < recent or is_one_line(swarm)):
+        has_restored = swarm.inspector.has_restored
+        if degraded == before and not has_restored and (degraded < recent or is_one_line(swarm)):
             return
         for _ in range(swarm.rules.stalled_cycles + 1):
             await self._run_to_end_of_cycle(swarm.now + cycle)
-            if is_one_line(swarm):
+            if is_one_line(swarm) and not has_restored:
                 break
         await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
 

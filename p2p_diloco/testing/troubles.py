@@ -65,7 +65,6 @@ class Trouble:
     """
 
     kind: ClassVar[str]
-    is_open: ClassVar[bool] = False
     kills: ClassVar[bool] = False
     """Whether a machine that it struck for good stays dead."""
     most: ClassVar[int] = 6
@@ -511,7 +510,6 @@ class Snapshot(Trouble):
     """A machine comes back with its state of a while ago, as from a backup."""
 
     kind = "snapshot"
-    is_open = True
     most = 2
     files: dict[str, dict[Path, bytes]] = field(default_factory=dict)
 
@@ -520,6 +518,7 @@ class Snapshot(Trouble):
 
     def mend(self, swarm: Simulation, name: str) -> None:
         swarm.end(name, "is restored from a backup")
+        swarm.inspector.has_restored = True
         swarm.restore(name, self.files[name])
         swarm.start(name)
 
@@ -532,7 +531,6 @@ class Router(Trouble):
     """Machines that listen cannot be reached: their routers let nobody in, and they do not know."""
 
     kind = "router"
-    is_open = True
     most = 1
     place: ClassVar[str] = OUTBOUND_ONLY
 
@@ -554,7 +552,6 @@ class Home(Router):
     """Machines of one home network reach each other and are reached by nobody else, and do not know."""
 
     kind = "home"
-    is_open = True
     place = "home"
 
 
@@ -566,7 +563,6 @@ class Liar(Trouble):
     """A member whose node is sound, and whose messages are not."""
 
     kind = "liar"
-    is_open = True
     most = 1
     lie: str = ""
     seed: int = 0
@@ -593,7 +589,6 @@ class Strangers(Trouble):
     """Somebody with a key, who is no member, sends frames to whoever can be dialled."""
 
     kind = "stranger"
-    is_open = True
     most = 3
     seed: int = 0
     stranger: Stranger | None = None
@@ -619,17 +614,15 @@ KINDS: dict[str, type[Trouble]] = {
         LateWork, Flip, Clock, FarClock, FirstClock, FullDisk, SlowDisk, Snapshot, Router, Home, Liar, Strangers,
     )
 }  # fmt: skip
-DEFAULT_KINDS = frozenset(kind for kind, cls in KINDS.items() if not cls.is_open)
-OPEN_KINDS = frozenset(KINDS) - DEFAULT_KINDS
 
 
 def kinds_named(text: str) -> frozenset[str]:
-    """Read `default`, `open`, `all`, `none`, or words with commas between them.
+    """Read `all`, `none`, or words with commas between them.
 
     Raises:
         ConfigError: a word names no kind.
     """
-    groups = {"default": DEFAULT_KINDS, "open": OPEN_KINDS, "all": frozenset(KINDS), "none": frozenset()}
+    groups = {"all": frozenset(KINDS), "none": frozenset()}
     named: frozenset[str] = frozenset()
     for word in (word.strip() for word in text.split(",")):
         if word in groups:

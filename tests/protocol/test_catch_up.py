@@ -414,6 +414,20 @@ def test_who_served_other_bytes_than_a_majority_holds_is_named_and_left() -> Non
     assert send.to == B
 
 
+def test_after_wrong_bytes_all_are_asked_anew_what_they_hold() -> None:
+    """The only voter had named what its damaged memory held: a joiner fetched its mended bytes over and over."""
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    fetch.listen_to(voices(A))
+    fetch.pump([A], 0.0)
+    hashed(fetch, fetch.take_span(A, piece(body=b"damaged!"), 0.1), 0.1)
+    assert vouched(fetch, A, now=0.2), "it named other bytes than came"
+    fetch.pump([A], 0.3)
+    assert hashed(fetch, fetch.take_span(A, piece(), 0.4), 0.4) == [], "what it named before does not count any more"
+    assert vouched(fetch, A, now=100.0)
+    assert SPAN in chains.heads
+
+
 def test_a_tip_where_no_majority_stands_is_given_up_for_the_one_where_it_does() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()

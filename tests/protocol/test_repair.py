@@ -51,6 +51,7 @@ from p2p_diloco.protocol.messages import (
     HeadsRequest,
     Message,
     Ping,
+    SignedContentRequest,
     SpanReply,
     SpanRequest,
 )
@@ -160,6 +161,19 @@ def test_ready_peers_follow_ready_ones_where_there_are_any() -> None:
     page.compare(C, ahead, 0.3)
     page.take(C, higher, 0.4)
     assert not page.catch_up.is_complete()
+
+
+def test_a_founder_that_is_not_ready_is_asked_for_entries_where_no_member_is_linked() -> None:
+    """Between members behind routers stands the founder alone; an entry proves itself, whoever gives it."""
+    page, boot = repair(), peer_id("boot")
+    page._linked.clear()
+    page._linked.add(boot)
+    ahead = heartbeat(boot, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
+    page._membership.hear(ahead, 0.0)
+    page.compare(boot, ahead, 0.0)
+    higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
+    asked = [action for action in page.take(boot, higher, 0.1) if isinstance(action, Send)]
+    assert [(send.to, send.message) for send in asked] == [(boot, EntryRequest(span=SPAN, parent=head_of().digest))]
 
 
 def test_time_that_a_process_slept_is_no_time_alone() -> None:
@@ -389,6 +403,16 @@ def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwis
     assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
     assert "differs from what a majority holds" in sentences(differing(page, D))
     assert not page.catch_up.is_complete()
+
+
+def test_who_differs_and_has_a_sound_disk_asks_all_voters_those_without_a_link_too() -> None:
+    """A bit that flipped before the checkpoint is wrong on the disk as well; a peer behind a router has one link."""
+    page = among_four()
+    page._linked.intersection_update((B, C))
+    differing(page)
+    asked = [action for action in page.span_rebuilt(SPAN, HEAD, None, 0.1) if isinstance(action, Send)]
+    assert {send.to for send in asked if isinstance(send.message, ContentRequest)} == {B, C}
+    assert {send.message.voter for send in asked if isinstance(send.message, SignedContentRequest)} == {D}
 
 
 def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_is_not() -> None:

@@ -123,3 +123,13 @@ def test_a_majority_is_not_two_of_five_nor_several_who_said_too_little() -> None
     say(page, A, b"x")
     say(page, B, b"x")
     assert page.overrulers(SPAN, voices(A, B, C, needed=3)) == []
+
+
+def test_who_differed_is_asked_at_once_where_it_must_be_known_what_all_hold() -> None:
+    page = scrub()
+    assert not page.is_contested(0)
+    say(page, A, b"x")
+    assert page.is_contested(0)
+    assert not page.may_ask(0, A, 3.0)
+    page.ask_again(0)
+    assert page.may_ask(0, A, 3.0)

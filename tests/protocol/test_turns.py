@@ -64,6 +64,19 @@ def test_who_slept_counts_neither_the_cycles_nor_the_one_it_woke_in() -> None:
     assert membership.void_cycles == counted + 1
 
 
+def test_a_clock_that_is_set_back_keeps_nobody_from_counting() -> None:
+    """A peer whose clock had been ten minutes ahead counted no void cycle, and followed nobody, for ten minutes."""
+    page, membership = turns()
+    pass_time(page, 60 * CYCLE_SECONDS + 1.0, 62 * CYCLE_SECONDS + 1.0)
+    membership.in_force_since = 61 * membership.rules.clock.num_fragments
+    membership.set_back(1.0)
+    counted = membership.void_cycles
+    pass_time(page, 1.0, CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == counted, "part of that cycle was at another time"
+    pass_time(page, CYCLE_SECONDS + 1.0, 2 * CYCLE_SECONDS + 1.0)
+    assert membership.void_cycles == counted + 1
+
+
 def hear_bob(page: Turns, membership: Membership, cycle: int, steps: int) -> None:
     """Play a cycle in which the other voter is heard all the time."""
     for second in range(int(CYCLE_SECONDS)):

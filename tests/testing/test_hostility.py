@@ -119,7 +119,7 @@ def test_what_eight_claims_cost_where_they_are_believed() -> None:
 
     async def scene() -> None:
         async with Simulation(seed=3) as swarm:
-            during, _ = await share_while_eight_claim(swarm, claims_reach())
-            assert during < 0.7
+            during, _ = await share_while_eight_claim(swarm, claims_reach(key_named("boot").peer))
+            assert during < 0.9
 
     play(scene)
