@@ -28,7 +28,7 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.attendance import NO_SIGNATURE, Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
 from p2p_diloco.protocol.member import NO_PLACE, Member, ReachProof
-from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.swarm.clock_sync import SwarmClock
@@ -295,21 +295,18 @@ class StagedPeer:
         """Wait until what was on its way to the disk is there."""
         await self._loop.run_in_executor(self._writer, lambda: None)
 
+    def governing_roster(self, round_index: int) -> Roster | None:
+        """Return the roster that governs a round; None before there is one."""
+        governing = self.engine.book.governing(round_index)
+        return governing[0] if governing is not None else None
+
     def missing_members(self, round_index: int) -> str:
         """Say what the roster that governs a round lacks of all linked peers as old members, or nothing."""
-        book, num_peers = self.engine.book, len(self.transport.linked_peers()) + 1
-        governing = book.governing(round_index)
-        members = governing[0].members if governing is not None else ()
+        roster, num_peers = self.governing_roster(round_index), len(self.transport.linked_peers()) + 1
+        if roster is None:
+            return "there is no roster"
         cycle = self.engine.rules.clock.cycle(round_index)
-        newcomers = newcomers_of(governing[0], book.parent_of(governing[0]), cycle) if governing is not None else ()
-        if len(members) == num_peers and not newcomers:
+        newcomers = newcomers_of(roster, self.engine.book.parent_of(roster), cycle)
+        if len(roster.members) == num_peers and not newcomers:
             return ""
-        return f"the roster lists {len(members)} of {num_peers} peers, {len(newcomers)} for the first time"
-
-    def roster_of(self, round_index: int) -> tuple[str, bool]:
-        """Return the digest of the roster that a round goes by, and whether all of its members may vote."""
-        governing = self.engine.book.governing(round_index)
-        if governing is None:
-            return "", False
-        roster = governing[0]
-        return roster.digest().hex(), all(member.counts for member in roster.members)
+        return f"the roster lists {len(roster.members)} of {num_peers} peers, {len(newcomers)} for the first time"

@@ -23,7 +23,7 @@ LATE_ANSWERS = 4.0
 class _Asked:
     """A question to a voter: its number, when it was first asked, how often, and when it is to be asked again.
 
-    `all_at` is when it had gone through all who could carry it.
+    `all_at` is when it had been sent through all carriers.
     """
 
     nonce: int
@@ -86,7 +86,7 @@ class FarVoters:
         return questions
 
     def have_all_been_asked(self, voters: Iterable[PeerId], now: float) -> bool:
-        """Tell whether a question to each of these voters was answered, or has gone through all who could carry it."""
+        """Return whether every question to these voters was answered, or has been sent through all carriers."""
         done = {voter for voter, (_, at) in self._signed.items() if now - at <= self._pause_seconds}
         done.update(voter for (_, voter), asked in self._asked.items() if now >= asked.all_at + self._answer_seconds)
         return done.issuperset(voters)

@@ -184,7 +184,7 @@ def _settle(crew: Crew, turn_seconds: float) -> None:
         word = {"do": "settle", "turn": crew.num_plays, "at": time.monotonic() + LEAD_SECONDS}
         crew.num_plays += 1
         answers = crew.ask(word, turn_seconds)
-        # Time stands still between turns: who has not got the last roster by now would begin the next one without it.
+        # Swarm time stands still between turns: a peer that lacks the newest roster would begin the next without it.
         if all(answer["is_settled"] for answer in answers) and len({answer["roster"] for answer in answers}) == 1:
             return
     raise NetworkError(f"{crew.system} did not come to rest in {MOST_SETTLING} turns without an exchange")

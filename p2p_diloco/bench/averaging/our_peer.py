@@ -74,15 +74,15 @@ class OurPeer:
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
         """Begin the round of this turn at `at`, and go on until all its entries are in φ, m and θ, and on the disk."""
         trouble = self._peer.run(self._play(turn, at, TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS))
-        if is_trial and not trouble and not self._peer.roster_of(turn + 1)[1]:
-            trouble = "not all members may vote yet, so another roster is to come"
+        if is_trial and not trouble:
+            trouble = self._non_voters(turn + 1)
         return {"applied_at": self._applied_at, "trouble": trouble}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
         """Sit through a turn without an exchange, so that contents are compared as after every start."""
         is_settled = self._peer.run(self._peer.settle(turn, at))
-        roster, has_all_voting = self._peer.roster_of(turn + 1)
-        return {"is_settled": is_settled and has_all_voting, "roster": roster}
+        roster = self._peer.governing_roster(turn + 1)
+        return {"is_settled": is_settled, "roster": roster.digest().hex() if roster is not None else ""}
 
     def digest(self) -> str:
         """Return a hash of φ and m."""
@@ -130,6 +130,12 @@ class OurPeer:
             self._peer.check(driving)
         finally:
             applied.cancel()
+
+    def _non_voters(self, turn: int) -> str:
+        """Return what to report while members may not vote yet, or nothing: the roster is replaced once they may."""
+        roster = self._peer.governing_roster(turn)
+        num_waiting = sum(not member.counts for member in roster.members) if roster is not None else 0
+        return f"{num_waiting} members may not vote yet, and a roster that lets them is to come" if num_waiting else ""
 
     def _trouble(self, turn: int) -> str:
         """Say what is lacking for an exchange of all among all, or nothing."""

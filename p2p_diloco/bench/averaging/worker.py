@@ -49,7 +49,8 @@ class Contestant(Protocol):
         """Sit through a turn without an exchange, for what is done once after a start.
 
         Returns:
-            `is_settled`: whether that is done; `roster`: which members the next turn has; all must name the same.
+            `is_settled`: whether that is done; `roster`: a digest of the members of the next turn, equal at all peers
+            before turns count. Empty in systems that have none.
         """
         ...
 
