@@ -33,6 +33,8 @@ from p2p_diloco.watch.status_file import PeerStatus, write_status
 LAST_ROUND_FILE = "last_round"
 INVITE_FILE = "invite"
 FLIPPED_FILE = "flipped"
+FLIP_SECONDS = 0.2
+"""An entry is absorbed in much less."""
 
 
 class FolderObserver:
@@ -77,15 +79,27 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
 
 
 def flip_a_bit(folder: Path) -> None:
-    """Flip the sign of the largest number of some span's anchor, in memory, as a broken module would."""
+    """Flip the sign of the largest number of some span's anchor, in memory, as a broken module would.
+
+    The training thread may already have read this state to make the next one; the flip would be lost. So it is looked
+    at again a little later, and repeated until it has stayed. Only then does a file report it.
+    """
     gc.unfreeze()  # what was there when the loops were warm is not listed else
     (island,) = [found for found in gc.get_objects() if isinstance(found, IslandThread)]
     span, state = sorted(island.states().items())[-1]
-    anchor_N = state.anchor_N
-    anchor_N.flags.writeable = True
-    anchor_N.view(np.uint32)[np.abs(anchor_N).argmax()] ^= 1 << 31
-    anchor_N.flags.writeable = False
-    (folder / FLIPPED_FILE).write_text(str(span))
+    place = int(np.abs(state.anchor_N).argmax())
+    was_negative = bool(state.anchor_N[place] < 0.0)
+    state.anchor_N.flags.writeable = True
+    state.anchor_N.view(np.uint32)[place] ^= 1 << 31
+    state.anchor_N.flags.writeable = False
+
+    def look() -> None:
+        if bool(island.states()[span].anchor_N[place] < 0.0) == was_negative:
+            flip_a_bit(folder)
+        else:
+            (folder / FLIPPED_FILE).write_text(str(span))
+
+    asyncio.get_running_loop().call_later(FLIP_SECONDS, look)
 
 
 def serve_slowly(seconds: float) -> None:
