@@ -13,7 +13,8 @@ I6  Two whole cycles after troubles have stopped (the cycle in which they stop d
     clocks may have moved. A degraded roster that comes after troubles have stopped has its own time: the others follow
     it once they have sat through a stall themselves. Clocks that are apart get the time in which they are slewed.
 I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one line or of several,
-    outlives that time once both sides can hear each other.
+    outlives that time once both sides can hear each other. Peers whose disks came back from a backup may vote twice,
+    and so set two lines going; these have the time of a degraded roster.
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
     peers that hold them and nobody has fetched the wrong ones from it meanwhile: two witnesses are needed against one.
 I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree vouch for nobody.

@@ -81,8 +81,8 @@ class Inspector:
         now: true seconds.
     Attributes:
         checks, skipped: how many checks were made, and how many could not be.
-        has_restored: whether a disk came back from a backup. What that peer has signed since is forgotten, and it may
-            sign something else: forks come about then, and must end as others do.
+        restored: peers whose disks came back from a backup. What they have signed since is forgotten, so they alone
+            may sign something else: forks come about then, and must end as others do.
         differing: since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit.
     """
 
@@ -99,7 +99,7 @@ class Inspector:
         self.entries: dict[Digest, Entry] = {}
         self.differing: dict[tuple[str, SpanId], float] = {}
         self.has_flipped = False
-        self.has_restored = False
+        self.restored: set[PeerId] = set()
         self.absorbed_at: dict[int, float] = {}
         """When, of each round, the last peer absorbed its last entry."""
         self.checks = 0
@@ -109,7 +109,8 @@ class Inspector:
         self._machines = machines
         self._now = now
         self._violated = violated
-        self._children: dict[Digest, set[Digest]] = {}
+        self._children: dict[Digest, dict[Digest, frozenset[PeerId]]] = {}
+        """The rosters with a majority that follow one, and who voted for each: nobody votes for two."""
         self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
         self._leading: dict[tuple[SpanId, Digest], Entry] = {}
         """The entry that leads to a chain digest."""
@@ -259,12 +260,12 @@ class Inspector:
         self._check_succession(machine, entry.roster)
         places = _places(entry.included, roster)
         signed = self._signed.setdefault((entry.span, entry.round, entry.roster), digest)
-        if signed != digest and not self.has_restored:
+        if signed != digest and not roster.peers() & self.restored:
             self._broken("I2", f"{where} is the second one that its owner signed", machine)
         peers = [roster.members[place].peer for place in places]
         for peer in peers:
             counted = self._included.setdefault((entry.span, entry.round, peer), digest)
-            if counted != digest and not self.has_restored:
+            if counted != digest and peer not in self.restored:
                 name = self._machines[peer].name
                 self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
         self._check_mean(machine, entry, peers, roster, where)
@@ -345,9 +346,11 @@ class Inspector:
             return
         self._count_votes(machine, certified, parent)
         if not roster.degraded:
-            siblings = self._children.setdefault(roster.parent, set())
-            siblings.add(digest)
-            if len(siblings) > 1 and not self.has_restored:
+            siblings = self._children.setdefault(roster.parent, {})
+            voters = parent.voters & {peer for peer, _ in certified.votes}
+            is_fork = any(not voters & others <= self.restored for others in siblings.values())
+            siblings[digest] = voters
+            if is_fork:
                 self._broken("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine)
 
     def _check_succession(self, machine: Inspected, digest: Digest) -> None:

@@ -85,6 +85,7 @@ class Machine:
 
     Attributes:
         place: where it is on the network; what it believes of that is `believes_open`.
+        is_vouched_for: whether provers sign that it can be dialled although it cannot.
         counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
         step_seconds: how long an inner step takes.
         founds: whether it founds the run, and founds it again should it die before anybody else is certified.
@@ -103,6 +104,7 @@ class Machine:
     disk: SimulatedDisk
     place: str
     believes_open: bool
+    is_vouched_for: bool = False
     trains: bool = True
     founds: bool = False
     counts_sleep: bool = False
@@ -428,7 +430,10 @@ class _WatchedEngine(PeerEngine):
         self._machine = machine
 
     def tick(self, now: float) -> list[Action]:
-        proofs = signed_proofs(self, now, self._machine.around.network.can_dial)
+        machine = self._machine
+        proofs = signed_proofs(
+            self, now, lambda prover, peer: machine.is_vouched_for or machine.around.network.can_dial(prover, peer)
+        )
         self.membership.proofs = proofs or ()
         if proofs is not None:
             self.membership.can_be_dialled = bool(proofs) and self.me.can_be_dialled

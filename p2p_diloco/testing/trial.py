@@ -194,7 +194,7 @@ class Trial:
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
         degraded = newest_degraded(swarm)
         recent = swarm.rules.clock.cycle(swarm.round) - swarm.rules.stalled_cycles - QUIET_CYCLES - 1
-        has_restored = swarm.inspector.has_restored
+        has_restored = bool(swarm.inspector.restored)
         if degraded == before and not has_restored and (degraded < recent or is_one_line(swarm)):
             return
         for _ in range(swarm.rules.stalled_cycles + 1):

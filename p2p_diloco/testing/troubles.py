@@ -518,7 +518,7 @@ class Snapshot(Trouble):
 
     def mend(self, swarm: Simulation, name: str) -> None:
         swarm.end(name, "is restored from a backup")
-        swarm.inspector.has_restored = True
+        swarm.inspector.restored.add(swarm.machines[name].peer)
         swarm.restore(name, self.files[name])
         swarm.start(name)
 
