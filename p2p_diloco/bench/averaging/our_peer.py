@@ -33,6 +33,9 @@ from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
 TRIAL_LINGER_SECONDS = 1.0
 """In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
 LINGER_SECONDS = 0.1
+TRIAL_SHARE = 0.125
+"""Of a round: a trial that some began under the roster before ends without entries, and is played again. A round is
+twice as long as a turn may take."""
 START_SCALE = 0.02
 
 
@@ -73,7 +76,7 @@ class OurPeer:
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
         """Begin the round of this turn at `at`, and go on until all its entries are in φ, m and θ, and on the disk."""
-        trouble = self._peer.run(self._play(turn, at, TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS))
+        trouble = self._peer.run(self._play(turn, at, is_trial=is_trial))
         if is_trial and not trouble:
             trouble = self._non_voters(turn + 1)
         return {"applied_at": self._applied_at, "trouble": trouble}
@@ -110,16 +113,17 @@ class OurPeer:
         if self._num_absorbed == len(self._plan.places):
             self._peer.in_loop(self._applied.set)
 
-    async def _play(self, turn: int, at: float, linger_seconds: float) -> str:
+    async def _play(self, turn: int, at: float, *, is_trial: bool) -> str:
         self._num_absorbed, self._is_in_all, self._applied_at = 0, True, at
         self._applied.clear()
         self._peer.listener.sentences.clear()
         async with self._peer.driven(turn, at) as driving:
-            await self._wait_for_entries(driving, self._plan.rules.clock.round_seconds)
+            round_seconds = self._plan.rules.clock.round_seconds
+            await self._wait_for_entries(driving, TRIAL_SHARE * round_seconds if is_trial else round_seconds)
             # What is on its way to the disk belongs to the exchange too.
             await self._peer.wait_for_disk()
             trouble = self._trouble(turn)
-            await asyncio.sleep(linger_seconds)
+            await asyncio.sleep(TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS)
         return trouble
 
     async def _wait_for_entries(self, driving: asyncio.Future[None], seconds: float) -> None:
