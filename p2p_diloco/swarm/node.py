@@ -185,10 +185,10 @@ class SwarmNode:
         while True:
             if self._lost is not None:
                 raise self._lost
-            now = self._clock.now()
             self.engine.progress = self._replica.progress()
             self.engine.exchange.ration.backlog_bytes = self._transport.backlog_bytes()
-            self._ask_for_the_time(now)
+            self._ask_for_the_time(self._clock.now())
+            now = self._clock.now()  # asking may have set the clock, and let this peer take part by it
             self._play(self.engine.tick(now))
             self._wake.clear()
             pause = max(self.engine.wake_at(now) - self._clock.now(), SHORTEST_PAUSE_SECONDS)

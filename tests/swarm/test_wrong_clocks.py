@@ -433,6 +433,27 @@ def test_a_member_that_starts_first_and_alone_an_hour_behind_the_logs_of_the_oth
     play(scene)
 
 
+def test_a_lone_voter_that_starts_ahead_certifies_no_roster_of_a_round_to_come() -> None:
+    """One of three others answers, so it listens until its patience ends: by its own clock in a voting round."""
+
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            founder = swarm.add("p0", founds=True, trains=False)
+            for number in range(1, 4):
+                swarm.add(f"p{number}", place=OUTBOUND_ONLY)
+            await swarm.until(swarm.all_members, within=120.0)
+            for name in ("p2", "p3"):
+                swarm.kill(name)
+            await restart(swarm, {"p0": 616.0})
+            await swarm.run(60.0)
+            assert abs(swarm_offset(swarm, founder)) < 0.3
+            roster = founder.running.book.in_force
+            assert roster is not None
+            assert roster.cycle <= swarm.rules.clock.cycle(swarm.round)
+
+    play(scene)
+
+
 def test_one_of_four_that_starts_again_beside_a_liar_moves_nobody() -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
