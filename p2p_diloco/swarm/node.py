@@ -291,6 +291,7 @@ class SwarmNode:
             return
         match message:
             case Ping():
+                self._clock.poll()  # a machine that has just woken up does not know the time
                 settled = self._clock.is_settled
                 pong = Pong(nonce=message.nonce, clock_seconds=self._clock.own(), is_settled=settled)
                 self._post(peer, pong, now + 5.0)

@@ -380,6 +380,26 @@ def test_a_laptop_that_was_away_while_the_others_went_on_is_one_of_them_again(nu
     play(scene)
 
 
+def test_a_machine_that_wakes_up_tells_nobody_the_time_before_it_has_heard_the_others() -> None:
+    """Its steady clock stood still. Questions for its clock are the first thing that reaches it."""
+
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            await begin(swarm, 3)
+            machine = swarm.machines["p0"]
+            async with Caller(swarm) as caller:
+                await caller.dial(machine)
+                assert (await caller.ask(machine.peer, Ping(nonce=1), Pong)).is_settled
+                swarm.stop("p0", sleeps=True)
+                await swarm.run(20.0)
+                swarm.go_on("p0")
+                pong = await caller.ask(machine.peer, Ping(nonce=2), Pong)
+                assert pong.clock_seconds < swarm.loop.true_seconds() - 10.0
+                assert not pong.is_settled
+
+    play(scene)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["asleep", "asleep, and its steady clock stood still"])
