@@ -214,7 +214,7 @@ class Trial:
         They do not where a liar was half of those whom a peer heard and set its clock hours ahead: it sits out as long.
         """
         swarm, until = self.swarm, self.swarm.now + LONGEST_SLEW_SECONDS
-        while (apart := self._clocks_apart()) > swarm.rules.clock.round_seconds:
+        while (apart := self._clocks_apart()) > swarm.rules.clock.tolerance_seconds:
             if swarm.now >= until:
                 return False
             await swarm.run(min(apart / (1.0 - SLOWEST), self.scenario.cycle_seconds))
