@@ -265,7 +265,7 @@ class Inspector:
         peers = [roster.members[place].peer for place in places]
         for peer in peers:
             counted = self._included.setdefault((entry.span, entry.round, peer), digest)
-            if counted != digest and peer not in self.restored:
+            if counted != digest and peer not in self.restored and not self._machines[peer].is_hostile:
                 name = self._machines[peer].name
                 self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
         self._check_mean(machine, entry, peers, roster, where)
