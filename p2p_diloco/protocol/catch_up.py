@@ -102,7 +102,7 @@ class CatchUp:
         self._undecided_since: dict[SpanId, float] = {}
         self._unanswered: dict[SpanId, int] = {}
         self._late: dict[SpanId, PeerId] = {}
-        self._doubted: dict[PeerId, float] = {}
+        self._doubted: dict[tuple[PeerId, SpanId], float] = {}
         self._on_word_of: dict[SpanId, PeerId] = {}
         self._ties: dict[SpanId, _Tie] = {}
 
@@ -370,7 +370,7 @@ class CatchUp:
             mine = self._chains.heads.get(span)
             if mine is None or mine.digest == theirs.digest:
                 continue
-            if is_donor and theirs.height > mine.height and self._doubted.get(sender, now) <= now:
+            if is_donor and theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self._wanted.setdefault(span, (Want.ENTRY, sender))
@@ -497,7 +497,7 @@ class CatchUp:
         round_index = self._chains.heads[span].round
         self._chains.set_head(span, tie.parent)
         if tie.ahead is not None:
-            self._doubted.pop(tie.ahead, None)  # it was on another line, and not wrong about its height
+            self._doubted.pop((tie.ahead, span), None)  # it was on another line, and not wrong about its height
         text = f"{span} has two children in round {round_index} or later; following the one that all agree on"
         replaced = ReplaceSpan(span=span, head=tie.parent, state=tie.state, is_mended=True, is_adoption=True)
         self._has_new_head(span)
@@ -586,11 +586,14 @@ class CatchUp:
         del self._targets[span], self._lacking[span]
         self._unjoinable.add(span)
         followed = self._follow_majority(span, head, now)
-        if followed or self._doubted.get(target, now) > now:
+        if followed or self._doubted.get((target, span), now) > now:
             return followed
-        self._doubted = {peer: until for peer, until in self._doubted.items() if until > now}
+        self._doubted = {key: until for key, until in self._doubted.items() if until > now}
+        is_said = any(peer == target for peer, _ in self._doubted)
         # Who says that it has no entries is doubted for long; an answer that did not come may have been lost.
-        self._doubted[target] = now + (SHUN_SECONDS if sender == target else self._rules.pause_seconds)
+        self._doubted[target, span] = now + (SHUN_SECONDS if sender == target else self._rules.pause_seconds)
+        if is_said:
+            return []
         text = (
             f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "
             "who was asked has the entries between, and no majority says so; staying here"

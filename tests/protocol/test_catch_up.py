@@ -286,6 +286,27 @@ def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> No
     assert (send.to, type(send.message)) == (min(A, C), SpanRequest)
 
 
+def test_who_could_not_show_the_entries_of_one_span_is_asked_for_those_of_others() -> None:
+    other = SpanId(0, 1)
+    _, chains = catch_up()
+    fetch = CatchUp(far=far_voters((2,)), rules=what_is_fetched(SPAN, other), chains=chains)
+    fetch.listen_to(voices(A, B, C))
+    for span in (SPAN, other):
+        chains.set_head(span, head_of())
+
+    def compare(heads: tuple[SpanHead, SpanHead], now: float) -> list[object]:
+        fetch.ask_heads(0, A, now)
+        reply = HeadsReply(fragment=0, heads=heads)
+        assert fetch.take_heads(A, reply)
+        fetch.note_differences(A, reply, now)
+        return asked(fetch.pump([A], now))
+
+    assert compare((NEW, head_of()), 0.0) == [EntryRequest(span=SPAN, parent=head_of().digest)]
+    assert len(fetch.entry_absent(A, SPAN, head_of().digest, 0.0)) == 1
+    assert compare((NEW, NEW), 1.0) == [EntryRequest(span=other, parent=head_of().digest)]
+    assert fetch.entry_absent(A, other, head_of().digest, 1.0) == [], "it is named once, not for each span"
+
+
 def test_who_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
