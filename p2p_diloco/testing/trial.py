@@ -216,16 +216,16 @@ class Trial:
             await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
 
     async def _are_clocks_slewed(self) -> bool:
-        """Let the time pass in which clocks come together; return whether they did.
+        """Let the time pass in which clocks come together; return whether they are less than hours apart then.
 
-        They do not where a liar was half of those whom a peer heard and set its clock hours ahead: it sits out as long.
+        They are not where a liar was half of those whom a peer heard and set its clock: it sits out as long.
         """
-        swarm, until = self.swarm, self.swarm.now + LONGEST_SLEW_SECONDS
-        while (apart := self._clocks_apart()) > swarm.rules.clock.tolerance_seconds:
-            if swarm.now >= until:
-                return False
-            await swarm.run(min(apart / (1.0 - SLOWEST), self.scenario.cycle_seconds))
-        return True
+        swarm, apart = self.swarm, self._clocks_apart()
+        until = swarm.now + min(apart / (1.0 - SLOWEST), LONGEST_SLEW_SECONDS)
+        while apart > swarm.rules.clock.tolerance_seconds and swarm.now < until:
+            await swarm.run(min(until - swarm.now, self.scenario.cycle_seconds))
+            apart = self._clocks_apart()
+        return apart < LONGEST_SLEW_SECONDS * (1.0 - SLOWEST)
 
     def _clocks_apart(self) -> float:
         shown = [machine.swarm_now() for machine in self.swarm.running(trains=False) if not machine.is_hostile]
