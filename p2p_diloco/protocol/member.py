@@ -31,7 +31,7 @@ MOST_PROOFS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One peer on a roster; `incarnation` counts its starts.
+    """One peer on a roster; `incarnation` grows with each of its starts.
 
     Attributes:
         since: the cycle in which this peer was listed. Another incarnation that comes before the peer is dropped

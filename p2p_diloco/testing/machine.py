@@ -229,7 +229,7 @@ class Machine:
         around = self.around
         folder = RunFolder(self.disk.path, RUN)
         if self.lives > 1:
-            folder.first_incarnation = int(self.wall())
+            folder.least_incarnation = int(self.wall())
         begun = self.wall() - self.steady()
         clock = SwarmClock(lambda: begun + self.steady(), wall=self.wall, offset_seconds=folder.recall_clock_offset())
         transport = around.network.simulated_transport(

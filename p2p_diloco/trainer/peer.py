@@ -93,7 +93,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         run = _run_of(plan)
         folder = RunFolder(settings.state_directory, run)
         if not is_new:
-            folder.first_incarnation = int(time.time())
+            folder.least_incarnation = int(time.time())
         tally = Tally(observer=observer, unix_seconds=time.time)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             tally.report("invite", complaint)

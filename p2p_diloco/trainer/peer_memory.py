@@ -48,8 +48,9 @@ class RunFolder:
 
     def __init__(self, state_directory: Path, run: Digest) -> None:
         self.path = state_directory / run.hex()[:16]
-        self.first_incarnation = 1
-        """Of a folder that counts for the first time. Greater than any before, should an earlier folder be lost."""
+        self.least_incarnation = 1
+        """No start gets a lower number. Greater than any before, should an earlier folder be lost, or this one be old:
+        a backup that was put back counts on from what it held then."""
         self.make_room: Callable[[], bool] = lambda: False
         """Frees space on a full disk for what a peer is bound to; tells whether it could."""
         try:
@@ -107,7 +108,7 @@ class RunFolder:
         return _whole_rosters(self.read(ROSTERS_FILE) or b"")[0]
 
     def next_incarnation(self) -> int:
-        """Count this start and return its number, from `first_incarnation`.
+        """Count this start and return its number, at least `least_incarnation`.
 
         Raises:
             StateError: the count is broken. Nobody would hear a peer that begins to count anew.
@@ -118,7 +119,7 @@ class RunFolder:
             raise StateError(
                 f"{path} is broken; put a greater number there than it held: date +%s > {quote(str(path))}"
             )
-        incarnation = int(raw) + 1 if raw is not None else self.first_incarnation
+        incarnation = max(int(raw or 0) + 1, self.least_incarnation)
         self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 

@@ -61,7 +61,7 @@ class PeerStatus:
         run_name: the run's name for people.
         peer: text id.
         role: "trainer" or "bootstrap".
-        incarnation: counts the starts of this identity.
+        incarnation: grows with each start of this identity.
         pid: of the process.
         updated: when this was said, Unix seconds.
         round: of the swarm clock; negative before the first.

@@ -80,7 +80,7 @@ def test_memory_fails_and_a_member_is_killed_and_comes_back_while_nobody_waits()
         swarm.start("cleo")
         swarm.wait_for_whole_round(three, 3, since=killed)
         check_nobody_was_held(swarm, ["ada", "ben"], killed - ROUND_SECONDS, time.time())
-        assert swarm.peers["cleo"].status.incarnation == 2
+        assert swarm.peers["cleo"].status.incarnation > 1
         end_together(swarm, three)
 
 
@@ -137,7 +137,8 @@ def test_four_peers_lose_their_bootstrap_freeze_die_leave_and_come_back() -> Non
         swarm.wait_for_whole_round(survivors, 4, since=left)
         check_nobody_was_held(swarm, ["ada", "dora", "emil"], told, time.time())
         after = swarm.peers["ben"].status
-        assert (after.peer, after.incarnation) == (before.peer, before.incarnation + 1)
+        assert after.peer == before.peer
+        assert after.incarnation > before.incarnation
         assert after.bytes_received.transfer < 8 * after.parameters, "fetched it all instead of taking its checkpoint"
 
         # The one that can only dial out had its part in the entries, and received them all.
@@ -208,7 +209,7 @@ def test_three_peers_become_two_and_one_and_two_again() -> None:
         swarm.start("cleo")
         swarm.start("dora", via=["ben"])
         swarm.wait_for_whole_round(["ben", "cleo", "dora"], 3, since=killed)
-        assert swarm.peers["cleo"].status.incarnation == 2
+        assert swarm.peers["cleo"].status.incarnation > 1
         end_together(swarm, ["ben", "cleo", "dora"])
 
 

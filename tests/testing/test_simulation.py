@@ -43,7 +43,7 @@ def test_killed_peer_comes_back_from_its_disk() -> None:
             swarm.start("p1")
             await swarm.run(0.1)
             assert swarm.machines["p1"].height() > 0
-            assert swarm.machines["p1"].running.me.incarnation == 2
+            assert swarm.machines["p1"].running.me.incarnation > 1
             await swarm.until(swarm.all_members, within=120.0)
 
     play(scene)

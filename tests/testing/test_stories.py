@@ -219,3 +219,27 @@ def test_a_state_whose_last_holders_lost_their_disks_is_not_promised_to_go_on() 
         assert not any(machine.running.ready for machine in swarm.running()), "a fresh start is never the truth"
 
     tell(story, num_spans=(2,))
+
+
+def test_two_of_whom_one_was_restored_from_an_old_backup_go_on_at_once() -> None:
+    """It counted as an earlier incarnation than the one that the other knew, which therefore heard it no more."""
+
+    async def story(swarm: Simulation) -> None:
+        swarm.add("p0", founds=True)
+        swarm.add("p1")
+        await swarm.until(swarm.all_members, 60.0)
+        await swarm.until(lambda: all(m.counts for m in swarm.machines["p0"].roster.members), 12 * ROUND_SECONDS)
+        backup = swarm.snapshot("p1")
+        for _ in range(2):
+            swarm.kill("p1")
+            await swarm.run(1.0)
+            swarm.start("p1")
+            await swarm.until(swarm.all_members, 6 * ROUND_SECONDS)
+        swarm.kill("p1")
+        await swarm.run(1.0)
+        swarm.restore("p1", backup)
+        swarm.start("p1")
+        await swarm.until(swarm.all_members, 6 * ROUND_SECONDS)
+        await goes_on(swarm, 2 * ROUND_SECONDS)
+
+    tell(story, num_spans=(1,))

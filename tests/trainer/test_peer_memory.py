@@ -80,9 +80,17 @@ def test_starts_are_counted(tmp_path: Path) -> None:
 
 def test_a_folder_that_was_lost_is_counted_on_from_beyond_any_earlier_start(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
-    folder.first_incarnation = 1_700_000_000
+    folder.least_incarnation = 1_700_000_000
     assert folder.next_incarnation() == 1_700_000_000
     assert folder_in(tmp_path).next_incarnation() == 1_700_000_001
+
+
+def test_a_folder_that_was_restored_from_a_backup_is_counted_on_from_beyond_any_earlier_start(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    folder.next_incarnation()
+    folder.least_incarnation = 1_700_000_000
+    assert folder.next_incarnation() == 1_700_000_000
+    assert folder.next_incarnation() == 1_700_000_001, "two starts in one second"
 
 
 def test_a_count_that_somebody_wrote_with_an_editor_is_read(tmp_path: Path) -> None:
