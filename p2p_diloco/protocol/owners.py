@@ -38,12 +38,19 @@ class OwnerLog:
     def __init__(self, *, clock: RoundClock) -> None:
         self._clock = clock
         self._owners: dict[tuple[PeerId, int], _Owner] = {}
-        self._lost_until: dict[tuple[PeerId, int], int] = {}
+        self._lost: dict[tuple[PeerId, int], range] = {}
+        """Who has lost *reduces*, and the rounds for which it has."""
 
     def entry_absorbed(self, round_index: int, span: SpanId, roster: Roster, grid: Grid) -> None:
-        """Note that a span got an entry in a round, however late it came."""
-        owner = self._owners.setdefault(_incarnation(roster, grid.owner(span)), _Owner())
+        """Note that a span got an entry in a round, however late it came.
+
+        Who slept or was cut off takes an owner for idle whose entries it missed. One of those rounds clears it.
+        """
+        name = _incarnation(roster, grid.owner(span))
+        owner = self._owners.setdefault(name, _Owner())
         owner.last_entry = max(owner.last_entry, round_index)
+        if round_index in self._lost.get(name, ()):
+            del self._lost[name]
 
     def round_over(self, round_index: int, num_spans: int, roster: Roster, grid: Grid) -> tuple[PeerId, ...]:
         """Note who owned spans of a round that is over; return the owners that lose *reduces* for it.
@@ -64,11 +71,11 @@ class OwnerLog:
                 owner.num_missed += 1
         members = {(member.peer, member.incarnation) for member in roster.members}
         self._owners = {name: owner for name, owner in self._owners.items() if name in members}
-        self._lost_until = {n: until for n, until in self._lost_until.items() if until > round_index and n in members}
+        long_ago = round_index - LOST_CYCLES * self._clock.num_fragments
+        self._lost = {n: idle for n, idle in self._lost.items() if idle[-1] > long_ago and n in members}
         losers = tuple(sorted(name for name, owner in self._owners.items() if self._loses(name, owner, round_index)))
         for name in losers:
-            del self._owners[name]
-            self._lost_until[name] = round_index + LOST_CYCLES * self._clock.num_fragments
+            self._lost[name] = range(self._owners.pop(name).idle_since, round_index + 1)
         return tuple(peer for peer, _ in losers)
 
     def forget(self) -> None:
@@ -77,7 +84,7 @@ class OwnerLog:
 
     def lost(self) -> frozenset[tuple[PeerId, int]]:
         """Return who has lost *reduces* for now, with its incarnation."""
-        return frozenset(self._lost_until)
+        return frozenset(self._lost)
 
     def _loses(self, name: tuple[PeerId, int], owner: _Owner, round_index: int) -> bool:
         window = IDLE_CYCLES * self._clock.num_fragments

@@ -100,6 +100,19 @@ def test_an_entry_that_comes_late_is_evidence_too() -> None:
         log.entry_absorbed(rounds[-1], owned, roster, grid)
 
 
+def test_an_entry_of_those_very_rounds_clears_who_was_taken_for_idle() -> None:
+    roster, log = roster_of(2), OwnerLog(clock=CLOCK)
+    missed = min(roster.peers())
+    lost_at = min(play(log, roster, {missed}, range(1, 4 * CYCLE)))
+    grid = fold_roster(roster, GROUP).turned(CLOCK.cycle(lost_at))
+    owned = next(SpanId(0, index) for index in range(SPANS) if grid.owner(SpanId(0, index)) == missed)
+    for before_or_after in (0, lost_at + 1):
+        log.entry_absorbed(before_or_after, owned, roster, grid)
+        assert log.lost() == {(missed, 1)}, "this says nothing of the rounds for which it has lost"
+    log.entry_absorbed(lost_at, owned, roster, grid)
+    assert log.lost() == frozenset()
+
+
 def test_who_does_not_follow_the_logs_has_no_evidence() -> None:
     roster, log = roster_of(2), OwnerLog(clock=CLOCK)
     silent = min(roster.peers())
