@@ -166,6 +166,7 @@ class Archive:
             self._hear("checkpoint", sentence)
         if states is None:
             return None
+        self._log.lead_on_from(_heights(states))
         recalled = {span: self._follow(state, span) for span, state in states.items()}
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
@@ -179,7 +180,9 @@ class Archive:
             StateError: the disk refuses; earlier ones stay.
         """
         self.wants_checkpoint = False
+        heights = _heights(states)  # before they move on, while others are written
         self.checkpoints.save(states)
+        self._log.lead_on_from(heights)
 
     def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
         """Absorb the entries on disk, in parent order, up to `until` or the last one."""
@@ -198,3 +201,7 @@ class Archive:
         except (FrameError, NonFiniteUpdate, StateError) as error:
             self._hear("entries", f"an entry kept of {span} cannot be replayed: {error}")
             return None
+
+
+def _heights(states: Mapping[SpanId, SpanState]) -> dict[SpanId, int]:
+    return {span: state.head.height for span, state in states.items()}

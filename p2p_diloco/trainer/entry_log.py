@@ -17,7 +17,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class EntryLog:
         self._ends: dict[int, int] = {}
         self.num_given_up = 0
         """Heights unlinked before their time, because the disk was full."""
+        self._checkpointed: dict[SpanId, int] = {}
         self._sequence = 0
         self._unsynced: set[int] = set()
         self._lock = threading.Lock()
@@ -79,7 +80,8 @@ class EntryLog:
     def keep(self, entries: Sequence[Entry]) -> None:
         """Append entries; those that are kept already are left as they are. Safe from a power cut after `sync`.
 
-        When the disk is full the lowest height makes room, as long as there is a lower one.
+        When the disk is full the lowest height makes room, as long as there is a lower one, and it holds no entry that
+        leads on from the newest checkpoint: without it a later one leads nowhere.
 
         Raises:
             StateError: the disk refuses; what was kept before stays, of these some may be.
@@ -150,6 +152,11 @@ class EntryLog:
             except OSError as error:
                 raise _refused(self._path(height), error) from None
 
+    def lead_on_from(self, heights: Mapping[SpanId, int]) -> None:
+        """Give up for later entries none above these heights, at which spans stand in the newest checkpoint."""
+        with self._lock:
+            self._checkpointed = dict(heights)
+
     def make_room(self) -> bool:
         """Unlink the lowest height, unless it is the only one; tell whether that freed anything."""
         with self._lock:
@@ -177,11 +184,17 @@ class EntryLog:
                 break
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not is_full or height <= min(self._ends, default=height) or not self._make_room():
+                lowest = min(self._ends, default=height)
+                if not is_full or height <= lowest or self._leads_on(lowest) or not self._make_room():
                     raise _refused(path, error) from None
         self._ends[height] = end + sum(map(len, buffers))
         self._unsynced.add(height)
         return end
+
+    def _leads_on(self, height: int) -> bool:
+        """Return whether an entry of this height follows on the newest checkpoint."""
+        spans = [span for span, checkpointed in self._checkpointed.items() if height > checkpointed]
+        return any(place.height == height for span in spans for place in self._places.get(span, {}).values())
 
     def _unlink(self, height: int) -> None:
         del self._ends[height]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from kept_entries import damaged, log_of
@@ -14,7 +16,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.trainer import archive
+from p2p_diloco.trainer import archive, entry_log
 from p2p_diloco.trainer.archive import Archive
 
 PLAN = small_plan()
@@ -209,3 +211,28 @@ def test_entries_given_up_to_make_room_are_said(tmp_path: Path) -> None:
     assert kept.texts("entries") == ["the disk is full; entries of the oldest cycles were given up to make room"]
     assert kept.archive.make_room()
     assert not kept.archive.make_room(), "the newest cycle stays"
+
+
+def test_on_a_full_disk_the_newest_checkpoint_and_the_entries_after_it_still_give_the_last_state_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, steps = trained(5)
+    Kept(tmp_path).archive.save(steps[1])
+    kept = Kept(tmp_path)
+    assert kept.archive.recall() is not None
+    for at in range(4):
+        for log in entries.values():
+            kept.archive.keep_entry(log[at])
+    kept.settle()
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_log.os, "pwritev", refuse)  # type: ignore[attr-defined]
+        for log in entries.values():
+            kept.archive.keep_entry(log[4])
+        kept.settle()
+    recalled = Kept(tmp_path).archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[4])

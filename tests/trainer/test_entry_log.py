@@ -236,6 +236,21 @@ def test_on_a_full_disk_no_later_cycle_makes_room_for_an_earlier_one(
     assert log.num_given_up == 0
 
 
+@pytest.mark.parametrize(("checkpointed", "given_up"), [(0, 0), (1, 1), (2, 2), (5, 3)])
+def test_on_a_full_disk_what_leads_on_from_the_checkpoint_makes_no_room_for_what_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointed: int, given_up: int
+) -> None:
+    first = ENTRIES[0].height
+    log = filled(tmp_path, ENTRIES[:4])
+    log.lead_on_from({SPAN: first - 1 + checkpointed})
+    refuse_writes(monkeypatch, errno.ENOSPC)
+    with pytest.raises(StateError, match="No space left on device"):
+        log.keep([ENTRIES[4]])
+    assert found(log, ENTRIES[:4]) == [None] * given_up + ENTRIES[given_up:4]
+    assert log.num_given_up == given_up
+    assert log.make_room() == (given_up < 3), "votes and rosters still find room"
+
+
 def test_a_disk_with_another_trouble_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path, ENTRIES[:3])
     refuse_writes(monkeypatch, errno.EIO)
