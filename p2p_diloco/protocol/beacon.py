@@ -60,6 +60,10 @@ class Beacon:
         digest = self._digest(fragment)
         self._frozen = (fragment, digest) if digest is not None else None
 
+    def thaw(self) -> None:
+        """Let all fragments be compared where they stand now: the boundary was kept before a branch was given up."""
+        self._frozen = None
+
     def _digest(self, fragment: int) -> Digest | None:
         digest = self._chains.fragment_digest(fragment, self._rules.num_spans[fragment])
         return Digest(digest[:SHORT_DIGEST_BYTES]) if digest is not None else None

@@ -236,8 +236,13 @@ class Repair:
     # -- finding out
 
     def adopt_branch(self) -> None:
-        """Go by another branch of rosters from now on: fetch what differs, and be no member before."""
+        """Go by another branch of rosters from now on: fetch what differs, and be no member before.
+
+        Where the lines parted in this very round, a fragment stood at its boundary where the others stand, and has
+        absorbed an entry of the branch given up since: so where it stands now is compared.
+        """
         self._membership.ready = False
+        self._beacon.thaw()
         self.catch_up.adopt()
 
     def begin_round(self, round_index: int) -> list[Action]:

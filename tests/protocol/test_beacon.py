@@ -45,6 +45,17 @@ def test_the_fragment_in_progress_is_reported_as_it_was_when_its_round_began() -
     assert before[1] != after[1]
 
 
+def test_once_a_branch_is_given_up_the_fragment_in_progress_is_reported_as_it_is() -> None:
+    lamp, chains = beacon()
+    for span in ALL_SPANS:
+        chains.set_head(span, head_of())
+    lamp.freeze(0)
+    chains.set_head(ALL_SPANS[0], head_of(height=1, digest=b"moved"))
+    before = lamp.boundary_digest(0)
+    lamp.thaw()
+    assert lamp.boundary_digest(0) != before
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e300, 2.5])
 def test_a_loss_that_diverged_does_not_silence_the_peer(loss: float) -> None:
     lamp, _ = beacon()

@@ -49,6 +49,7 @@ from p2p_diloco.protocol.messages import (
     EntryAbsent,
     EntryRequest,
     HeadsReply,
+    HeadsRequest,
     Ping,
     Refusal,
     RosterReply,
@@ -195,6 +196,32 @@ def test_who_adopts_another_branch_of_rosters_says_nothing_of_its_state_until_it
     assert engine.book.in_force == theirs.roster
     assert not engine.ready
     assert engine.closed_heads(now) == ()
+
+
+def test_an_entry_of_a_branch_given_up_that_came_in_the_round_in_progress_is_given_up_too() -> None:
+    """Where the round began both lines stood at one tip: the boundary says nothing of what was absorbed since."""
+    ann, bob = ids(2)
+    parent, start, now = roster_1(2).roster, head_of(), 65.0
+    ours = certify(child_of(parent, [member(ann)], cycle=3, degraded=True), [ann], ballot_number(7, 0))
+    theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot_number(7, 0))
+    rosters = (founding(), roster_1(2), ours)
+    engine = engine_of(recalled=Recalled(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, start)))
+    engine.link_up(bob)
+    engine.tick(now)
+    at_the_border = engine.closed_heads(now)
+    absorbed = entry_on(start, ours.roster, ann, round=8)
+    engine.entry_checked(ann, absorbed, 1.0, now)
+    assert engine.chains.heads[SPAN] == next_head(start, absorbed)
+    engine.receive(bob, RosterReply(rosters=(theirs,)), now)
+    assert engine.book.in_force == theirs.roster
+    beat = heartbeat(bob, roster=theirs.roster.digest(), heads=at_the_border)
+    asked = [action.message for action in engine.receive(bob, beat, now) if isinstance(action, Send)]
+    assert HeadsRequest(fragment=SPAN.fragment) in asked
+    heads = (start,) * engine.rules.num_spans[SPAN.fragment]
+    fetched = engine.receive(bob, HeadsReply(fragment=SPAN.fragment, heads=heads), now)
+    assert SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16) in [
+        action.message for action in fetched if isinstance(action, Send)
+    ]
 
 
 @pytest.mark.parametrize("newer", [False, True])
