@@ -30,6 +30,8 @@ LIVELINESS_FILE = "liveliness.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
 CLOCK_FILE = "clock"
+LATEST_INCARNATION = 1 << 31
+"""As seconds since 1970 the year 2038: a clock may show any time, and a roster has 32 bits for this number."""
 MOST_OFFSET_SECONDS = 1e10
 """Nobody's wall clock is more than some three hundred years off the run's time."""
 
@@ -119,7 +121,7 @@ class RunFolder:
             raise StateError(
                 f"{path} is broken; put a greater number there than it held: date +%s > {quote(str(path))}"
             )
-        incarnation = max(int(raw or 0) + 1, self.least_incarnation)
+        incarnation = max(int(raw or 0) + 1, min(self.least_incarnation, LATEST_INCARNATION))
         self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 

@@ -25,6 +25,7 @@ from p2p_diloco.trainer.peer_memory import (
     CLOCK_FILE,
     CUT_ROSTERS_FILE,
     INCARNATION_FILE,
+    LATEST_INCARNATION,
     LIVELINESS_FILE,
     MOST_ADDRESSES_KEPT,
     ROSTERS_FILE,
@@ -91,6 +92,13 @@ def test_a_folder_that_was_restored_from_a_backup_is_counted_on_from_beyond_any_
     folder.least_incarnation = 1_700_000_000
     assert folder.next_incarnation() == 1_700_000_000
     assert folder.next_incarnation() == 1_700_000_001, "two starts in one second"
+
+
+def test_a_clock_that_shows_the_year_2200_leaves_room_to_count(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    folder.least_incarnation = 7_258_118_400
+    assert folder.next_incarnation() == LATEST_INCARNATION
+    assert folder.next_incarnation() == LATEST_INCARNATION + 1
 
 
 def test_a_count_that_somebody_wrote_with_an_editor_is_read(tmp_path: Path) -> None:
