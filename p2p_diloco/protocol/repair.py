@@ -238,8 +238,8 @@ class Repair:
     def adopt_branch(self) -> None:
         """Go by another branch of rosters from now on: fetch what differs, and be no member before.
 
-        Where the lines parted in this very round, a fragment stood at its boundary where the others stand, and has
-        absorbed an entry of the branch given up since: so where it stands now is compared.
+        A fragment may have stood where the others do when this round began, and absorbed an entry of the old branch
+        since. So peers compare where it stands now, not where the round began.
         """
         self._membership.ready = False
         self._beacon.thaw()
@@ -334,7 +334,10 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:
-        """Report after a while that what has come waits for a majority to name it, and who is heard."""
+        """Report after a while that what has come waits for a majority to name it, and who is heard.
+
+        Where enough are heard it takes longer: their answers agree only when they are about the same entry.
+        """
         if self.catch_up.goes_by_few and now >= self._few_said_until:
             self._few_said_until = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
             return [Report(topic="majority", text=self.catch_up.namers.sentence_of_few())]
@@ -343,10 +346,13 @@ class Repair:
             return []
         if math.isinf(self._waits_since):
             self._waits_since = now
-        if now - self._waits_since < 2 * self._rules.silence_seconds:
+        namers, patience_seconds = self.catch_up.namers, 2 * self._rules.silence_seconds
+        if len(namers.heard | namers.told) >= namers.needed:
+            patience_seconds += self._rules.stalled_cycles * self._rules.cycle_seconds
+        if now - self._waits_since < patience_seconds:
             return []
         self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
-        return [Report(topic="majority", text=self.catch_up.namers.sentence())]
+        return [Report(topic="majority", text=namers.sentence())]
 
     def set_back(self, now: float) -> None:
         """Ask anew for what is fetched: the clock was far ahead, and all that was asked is of a time to come."""
