@@ -30,8 +30,8 @@ LIVELINESS_FILE = "liveliness.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
 CLOCK_FILE = "clock"
-LATEST_INCARNATION = 1 << 31
-"""As seconds since 1970 the year 2038: a clock may show any time, and a roster has 32 bits for this number."""
+LATEST_INCARNATION = (1 << 32) - (1 << 20)
+"""What a wall clock may give: a roster has 32 bits for this number, which leaves room for a million starts."""
 MOST_OFFSET_SECONDS = 1e10
 """Nobody's wall clock is more than some three hundred years off the run's time."""
 
@@ -51,8 +51,8 @@ class RunFolder:
     def __init__(self, state_directory: Path, run: Digest) -> None:
         self.path = state_directory / run.hex()[:16]
         self.least_incarnation = 1
-        """No start gets a lower number. Greater than any before, should an earlier folder be lost, or this one be old:
-        a backup that was put back counts on from what it held then."""
+        """No start gets a lower number. A folder that is new, or was restored from a backup, does not know how many
+        starts there were, so this is taken from the clock."""
         self.make_room: Callable[[], bool] = lambda: False
         """Frees space on a full disk for what a peer is bound to; tells whether it could."""
         try:
