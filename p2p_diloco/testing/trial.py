@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 QUIET_CYCLES = 2
 MOST_DEGRADED = 4
-"""Degraded rosters, each of which the others get the time to follow, in one search for agreement."""
+"""Degraded rosters in a row that are waited for before agreement is judged."""
 LONGEST_SLEW_SECONDS = 3600.0
-"""More than the troubles set a clock by that no liar moves, at the speed at which it is made good."""
+"""Enough for the farthest that a trouble sets an honest clock; only liars move one farther."""
 BEFORE_THE_BORDER_SECONDS = 0.6
 """Ends of cycles are looked at so long before them: clocks are right to within less."""
 
@@ -77,8 +77,8 @@ class Trial:
     def __init__(self, scenario: Scenario, swarm: Simulation) -> None:
         self.scenario = scenario
         self.swarm = swarm
-        self._met_at = -1
-        """The cycle of the newest degraded roster that all have had the time to follow."""
+        self._followed = -1
+        """The cycle of the newest degraded roster that everybody has had time to follow."""
         self._has_waited_for_restored = False
 
     async def play(self) -> None:
@@ -153,7 +153,7 @@ class Trial:
         if not await self._are_clocks_slewed():
             swarm.inspector.skipped += 1
             return
-        self._met_at = newest_degraded(swarm)
+        self._followed = newest_degraded(swarm)
         await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
         await self._check_agreement()
         before = fragment_heights(swarm)
@@ -206,9 +206,9 @@ class Trial:
             degraded = newest_degraded(swarm)
             recent = swarm.rules.clock.cycle(swarm.round) - swarm.rules.stalled_cycles - QUIET_CYCLES - 1
             has_restored = bool(swarm.inspector.restored) and not self._has_waited_for_restored
-            if degraded == self._met_at and not has_restored and (degraded < recent or is_one_line(swarm)):
+            if degraded == self._followed and not has_restored and (degraded < recent or is_one_line(swarm)):
                 return
-            self._met_at, self._has_waited_for_restored = degraded, True
+            self._followed, self._has_waited_for_restored = degraded, True
             for _ in range(swarm.rules.stalled_cycles + 1):
                 await self._run_to_end_of_cycle(swarm.now + cycle)
                 if is_one_line(swarm) and not has_restored:
@@ -216,9 +216,9 @@ class Trial:
             await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
 
     async def _are_clocks_slewed(self) -> bool:
-        """Let the time pass in which clocks come together; return whether they are less than hours apart then.
+        """Wait for clocks to come together; return whether they are close enough to go on.
 
-        They are not where a liar was half of those whom a peer heard and set its clock: it sits out as long.
+        They stay hours apart if a peer heard only one other clock, and that was a liar's.
         """
         swarm, apart = self.swarm, self._clocks_apart()
         until = swarm.now + min(apart / (1.0 - SLOWEST), LONGEST_SLEW_SECONDS)
@@ -262,7 +262,8 @@ class Trial:
         if cycles is None:
             swarm.inspector.skipped += 1
             return
-        for _ in range(cycles):
+        deadline = swarm.now + cycles * self.scenario.cycle_seconds
+        while swarm.now < deadline:
             moves = all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True))
             if moves and all(machine.running.ready for machine in swarm.honest()):
                 return
