@@ -61,7 +61,7 @@ class Beacon:
         self._frozen = (fragment, digest) if digest is not None else None
 
     def thaw(self) -> None:
-        """Let all fragments be compared where they stand now: the boundary was kept before a branch was given up."""
+        """Report all fragments as they are now. Call it when a branch is given up: the kept boundary is from before."""
         self._frozen = None
 
     def _digest(self, fragment: int) -> Digest | None:

@@ -589,10 +589,10 @@ class CatchUp:
         if followed or self._doubted.get((target, span), now) > now:
             return followed
         self._doubted = {key: until for key, until in self._doubted.items() if until > now}
-        is_said = any(peer == target for peer, _ in self._doubted)
+        is_reported = any(peer == target for peer, _ in self._doubted)
         # Who says that it has no entries is doubted for long; an answer that did not come may have been lost.
         self._doubted[target, span] = now + (SHUN_SECONDS if sender == target else self._rules.pause_seconds)
-        if is_said:
+        if is_reported:
             return []
         text = (
             f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "

@@ -39,12 +39,13 @@ class OwnerLog:
         self._clock = clock
         self._owners: dict[tuple[PeerId, int], _Owner] = {}
         self._lost: dict[tuple[PeerId, int], range] = {}
-        """Who has lost *reduces*, and the rounds for which it has."""
+        """Members that have lost *reduces*, each with the rounds in which its spans got no entries."""
 
     def entry_absorbed(self, round_index: int, span: SpanId, roster: Roster, grid: Grid) -> None:
         """Note that a span got an entry in a round, however late it came.
 
-        Who slept or was cut off takes an owner for idle whose entries it missed. One of those rounds clears it.
+        A peer that slept or was cut off saw no entries and took their owner for idle. One entry of those rounds shows
+        that it was wrong.
         """
         name = _incarnation(roster, grid.owner(span))
         owner = self._owners.setdefault(name, _Owner())

@@ -20,8 +20,8 @@ I1  A peer whose memory failed holds the true bytes again within two scrub perio
 I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree vouch for nobody.
 The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
     remember what they voted, and one of them holds the state; where they are no majority, after the void cycles that
-    their share asks for. Nothing is promised where a liar was half of the clocks that the only voter heard, so that
-    this one dated a roster hours ahead: until then no other follows it.
+    their share asks for. Nothing is promised if the only voter heard one other clock, a liar's, and dated a roster
+    hours ahead: no other roster can follow before that time.
 I9  No table of an engine is larger than the swarm explains.
 """
 
@@ -165,7 +165,7 @@ def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
     if roster is None or not any(_can_give_state(swarm, machine) for machine in swarm.running()):
         return None
     if roster.cycle > swarm.rules.clock.cycle(swarm.round) + CYCLES_TO_GO_ON and _has_liars(swarm):
-        return None  # one was half of the clocks that the only voter heard
+        return None  # the only voter heard one other clock, a liar's
     able = [member.peer for member in roster.members if _can_vote(swarm, roster, member.peer)]
     if is_majority(roster, able):
         return CYCLES_TO_GO_ON

@@ -166,7 +166,7 @@ class Archive:
             self._hear("checkpoint", sentence)
         if states is None:
             return None
-        self._log.lead_on_from(_heights(states))
+        self._log.note_checkpoint(_heights(states))
         recalled = {span: self._follow(state, span) for span, state in states.items()}
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
@@ -182,7 +182,7 @@ class Archive:
         self.wants_checkpoint = False
         heights = _heights(states)  # before they move on, while others are written
         self.checkpoints.save(states)
-        self._log.lead_on_from(heights)
+        self._log.note_checkpoint(heights)
 
     def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
         """Absorb the entries on disk, in parent order, up to `until` or the last one."""

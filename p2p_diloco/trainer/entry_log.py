@@ -80,8 +80,8 @@ class EntryLog:
     def keep(self, entries: Sequence[Entry]) -> None:
         """Append entries; those that are kept already are left as they are. Safe from a power cut after `sync`.
 
-        When the disk is full the lowest height makes room, as long as there is a lower one, and it holds no entry that
-        leads on from the newest checkpoint: without it a later one leads nowhere.
+        When the disk is full the lowest height makes room, as long as there is a lower one. It does not if an entry of
+        it comes after the newest checkpoint: a replay could not get from there to later entries without it.
 
         Raises:
             StateError: the disk refuses; what was kept before stays, of these some may be.
@@ -152,8 +152,8 @@ class EntryLog:
             except OSError as error:
                 raise _refused(self._path(height), error) from None
 
-    def lead_on_from(self, heights: Mapping[SpanId, int]) -> None:
-        """Give up for later entries none above these heights, at which spans stand in the newest checkpoint."""
+    def note_checkpoint(self, heights: Mapping[SpanId, int]) -> None:
+        """Note where spans stand in the newest checkpoint: entries above that make no room for later ones."""
         with self._lock:
             self._checkpointed = dict(heights)
 
@@ -185,14 +185,14 @@ class EntryLog:
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 lowest = min(self._ends, default=height)
-                if not is_full or height <= lowest or self._leads_on(lowest) or not self._make_room():
+                if not is_full or height <= lowest or self._is_needed(lowest) or not self._make_room():
                     raise _refused(path, error) from None
         self._ends[height] = end + sum(map(len, buffers))
         self._unsynced.add(height)
         return end
 
-    def _leads_on(self, height: int) -> bool:
-        """Return whether an entry of this height follows on the newest checkpoint."""
+    def _is_needed(self, height: int) -> bool:
+        """Return whether a replay from the newest checkpoint needs an entry of this height."""
         spans = [span for span, checkpointed in self._checkpointed.items() if height > checkpointed]
         return any(place.height == height for span in spans for place in self._places.get(span, {}).values())
 

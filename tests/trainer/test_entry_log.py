@@ -242,7 +242,7 @@ def test_on_a_full_disk_what_leads_on_from_the_checkpoint_makes_no_room_for_what
 ) -> None:
     first = ENTRIES[0].height
     log = filled(tmp_path, ENTRIES[:4])
-    log.lead_on_from({SPAN: first - 1 + checkpointed})
+    log.note_checkpoint({SPAN: first - 1 + checkpointed})
     refuse_writes(monkeypatch, errno.ENOSPC)
     with pytest.raises(StateError, match="No space left on device"):
         log.keep([ENTRIES[4]])

@@ -34,8 +34,8 @@ TRIAL_LINGER_SECONDS = 1.0
 """In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
 LINGER_SECONDS = 0.1
 TRIAL_SHARE = 0.125
-"""Of a round: a trial that some began under the roster before ends without entries, and is played again. A round is
-twice as long as a turn may take."""
+"""The part of a round that a trial may take. If some peers begin it under the previous roster there are no entries;
+the trial ends then and is played again. A round is twice as long as a turn may take."""
 START_SCALE = 0.02
 
 
