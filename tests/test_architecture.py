@@ -15,7 +15,7 @@ PACKAGE = PROJECT / "p2p_diloco"
 
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "signing", "new_file", "key_file", "kernels"),
+    ("errors", "ids", "signing", "new_file", "key_file", "own_command", "kernels"),
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
     ("address", "rate", "toml_document", "manifest", "run_file", "invite", "settings"),
@@ -178,8 +178,8 @@ def test_no_room_is_called_utils() -> None:
 
 # What `--help` and `status` load, and what both need. Other commands load their rooms when they run.
 LIGHT_FILES = (
-    "errors.py ids.py signing.py new_file.py key_file.py address.py rate.py toml_document.py manifest.py run_file.py "
-    "invite.py settings.py cli/app.py cli/status.py"
+    "errors.py ids.py signing.py new_file.py key_file.py own_command.py address.py rate.py toml_document.py "
+    "manifest.py run_file.py invite.py settings.py cli/app.py cli/status.py"
 ).split()
 LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES if (PACKAGE / file).is_file()]
 

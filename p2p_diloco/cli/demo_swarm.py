@@ -11,6 +11,7 @@ from typing import Protocol
 from p2p_diloco.cli.child_processes import OUTPUT_FILE, Children
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoPlan
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.invite import SCHEME
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 from p2p_diloco.watch.wording import format_count, format_loss
 
@@ -137,8 +138,8 @@ class DemoSwarm:
         while self._clock.time() < deadline:
             first, complete, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n")
             words = _words(first) if complete else []
-            if words[:2] == ["p2p-diloco", "join"] and len(words) == 3:
-                return words[2]
+            if words[-2:-1] == ["join"] and words[-1].startswith(f"{SCHEME}://"):
+                return words[-1]
             self._check(BOOTSTRAP)
             self._clock.sleep(_STEP_SECONDS)
         raise P2PDilocoError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.outer.fragments import suited_spans
+from p2p_diloco.own_command import own_command
 from p2p_diloco.run_file import draft_manifest, values_by_key, write_run_toml
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
@@ -53,10 +53,10 @@ def make_run(
 
 
 def _next_command(path: Path, key_path: Path) -> str:
-    words = ["p2p-diloco", "bootstrap", str(path)]
+    words = ["bootstrap", str(path)]
     if key_path != path.with_name(KEY_FILE):
         words += ["--organiser-key", str(key_path)]
-    return shlex.join(words)
+    return own_command(*words)
 
 
 def _values_of(around: Surroundings) -> Document:

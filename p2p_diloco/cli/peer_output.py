@@ -16,6 +16,7 @@ from rich.live import Live
 
 from p2p_diloco.cli.lost_stream import discard, print_to_stderr
 from p2p_diloco.errors import StateError
+from p2p_diloco.own_command import join_command
 from p2p_diloco.watch.event_log import PeerEvent, append_event
 from p2p_diloco.watch.status_file import PeerStatus, write_status
 from p2p_diloco.watch.table import status_line, status_table
@@ -80,7 +81,7 @@ class PeerOutput:
 
     def listening(self, invite: str) -> None:
         """Print the whole join command, once, as the first line."""
-        self._print_now(f'p2p-diloco join "{invite}"')
+        self._print_now(join_command(invite))
         self._release()
 
     def status(self, status: PeerStatus) -> None:

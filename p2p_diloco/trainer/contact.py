@@ -9,6 +9,7 @@ from typing import Protocol
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.invite import format_invite, fresh_invite
+from p2p_diloco.own_command import join_command
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.manifest_fetch import told_troubles
@@ -65,7 +66,7 @@ class Contact:
         is_news = bool(named - self._printed - {self._parts.transport.peer})
         if is_news and (self._engine.ready or not self._parts.trains) and now - self._printed_at >= INVITE_SECONDS:
             self._printed, self._printed_at = named, now
-            self._tally.report("invite", f'others join with: p2p-diloco join "{self._tally.invite}"')
+            self._tally.report("invite", f"others join with: {join_command(self._tally.invite)}")
 
     def _watch_for_answer(self, now: float) -> None:
         linked = self._parts.transport.linked_peers()

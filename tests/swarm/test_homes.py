@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -107,9 +108,9 @@ def wait(what: str, is_so: Callable[[], Any], seconds: float, story: Callable[[]
 def join_command(log: Path) -> list[str]:
     """Return the words of the join command, which is the first line that a bootstrap prints."""
     wait("the bootstrap prints the join command", lambda: "\n" in log.read_text(), 60.0, log.read_text)
-    program, join, invite = log.read_text().splitlines()[0].split(" ")
-    assert (program, join) == ("p2p-diloco", "join")
-    return [join, invite.strip('"')]
+    words = shlex.split(log.read_text().splitlines()[0])
+    assert tuple(words[:-2]) == PROGRAM
+    return words[-2:]
 
 
 def test_two_homes_learn_from_each_other_with_the_commands_of_the_readme() -> None:
