@@ -6,6 +6,7 @@ be compiled here must show before real vectors come, and no round should wait fo
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,26 +16,35 @@ from typing import Any
 import numpy.typing as npt
 
 _switched_off = False
+_failures: list[str] = []
 
 
 def block_kernels() -> ModuleType | None:
     """Return the loops of `kernels/blocks.py`, or None."""
-    return None if _switched_off else _blocks()
+    return _loops("blocks")
 
 
 def vector_kernels() -> ModuleType | None:
     """Return the loops of `kernels/vectors.py`, or None."""
-    return None if _switched_off else _vectors()
+    return _loops("vectors")
 
 
 def span_kernels() -> ModuleType | None:
     """Return the loops of `kernels/spans.py`, or None."""
-    return None if _switched_off else _spans()
+    return _loops("spans")
 
 
 def radial_kernels() -> ModuleType | None:
     """Return the loops of `kernels/radial.py`, or None."""
-    return None if _switched_off else _radial()
+    return _loops("radial")
+
+
+def why_no_loops() -> str:
+    """Return what went wrong with the first loops that cannot be used; empty where all that were tried can.
+
+    Loops that `numpy_alone` has switched off are not missing.
+    """
+    return "" if _switched_off or not _failures else _failures[0]
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -55,45 +65,16 @@ def numpy_alone() -> Iterator[None]:
         _switched_off = before
 
 
-@cache
-def _blocks() -> ModuleType | None:
-    try:
-        from p2p_diloco.kernels import blocks
-
-        blocks.try_out()
-    except Exception:  # no numba, no place to keep what it compiled, a cache that was cut off, loops switched off, …
-        return None
-    return blocks
+def _loops(name: str) -> ModuleType | None:
+    return None if _switched_off else _tried_out(name)
 
 
 @cache
-def _vectors() -> ModuleType | None:
+def _tried_out(name: str) -> ModuleType | None:
     try:
-        from p2p_diloco.kernels import vectors
-
-        vectors.try_out()
-    except Exception:
+        loops = importlib.import_module(f"p2p_diloco.kernels.{name}")
+        loops.try_out()
+    except Exception as error:  # no numba, no place to keep what it compiled, a cache that was cut off, …
+        _failures.append(f"{type(error).__name__}: {error}")
         return None
-    return vectors
-
-
-@cache
-def _spans() -> ModuleType | None:
-    try:
-        from p2p_diloco.kernels import spans
-
-        spans.try_out()
-    except Exception:
-        return None
-    return spans
-
-
-@cache
-def _radial() -> ModuleType | None:
-    try:
-        from p2p_diloco.kernels import radial
-
-        radial.try_out()
-    except Exception:
-        return None
-    return radial
+    return loops

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
-import numpy as np
-import pytest
-
-from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.kernels import choice
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+# A span's whole way: contributed by one peer, averaged with another's by a reducer, followed by the first.
+ONE_SPAN = """
+import hashlib, sys
+import numpy as np
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
+from p2p_diloco.kernels.choice import span_kernels, why_no_loops
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import mark_radial
+from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.swarm.span_work import contribute_span, follow_span
+from p2p_diloco.swarm.vector_work import Codecs, payload_norm, reduce_parts
+
+ELEMENTS = 64 * 50
+bits = np.random.Generator(np.random.Philox(key=3))
+draw = lambda: bits.standard_normal(ELEMENTS, dtype=np.float32)
+state, span, codec = genesis_state(draw(), ZERO_DIGEST), SpanId(0, 0), codec_named("int4")
+codecs = Codecs(contribution=codec, row_mean=codec_named("int8"), entry=codec, rounds_stochastically=True,
+                radial={span: mark_radial(0, ELEMENTS, ())})
+local_N = state.anchor_N + np.float32(0.01) * draw()
+sent = contribute_span(state, InFlight(), local_N, round_index=0, codec=codec, kappa=1.0, max_in_flight=4)
+payloads = [bytes(sent.payload), codec.encode(np.float32(0.02) * draw())]
+parts = tuple(Part(peer=PeerId(sha256(payload)), payload=payload, weight=1.0 + place,
+                   norm=payload_norm(codec, payload, ELEMENTS)) for place, payload in enumerate(payloads))
+order = ReduceSpan(round=0, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=float("inf"), rounding_seed=b"seed")
+mean = reduce_parts(order, codecs, ELEMENTS)
+entry = AbsorbedEntry(digest=ZERO_DIGEST, round=0, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
+followed = follow_span(state, sent.advance.in_flight, local_N, entry=entry, payload=mean.payload, own_included=True,
+                       codecs=codecs, outer_rule=OuterRule(), merge_rule=MergeRule())
+digest = hashlib.sha256(payloads[0] + bytes(mean.payload))
+for array in (followed[0].anchor_N, followed[0].momentum_N, followed[2]):
+    digest.update(array.tobytes())
+print(digest.hexdigest(), span_kernels() is not None, why_no_loops())
+"""
 
 
 def test_loops_are_there_where_numba_is() -> None:
@@ -18,18 +57,20 @@ def test_loops_are_there_where_numba_is() -> None:
     with choice.numpy_alone():
         assert choice.block_kernels() is None
     assert choice.block_kernels() is kernels
+    assert choice.why_no_loops() == ""
 
 
-def test_without_numba_numpy_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    vector_N = np.linspace(-1.0, 1.0, 640, dtype=np.float32)
-    encoded = Int4Codec().encode(vector_N)
-    choice._blocks.cache_clear()
-    monkeypatch.setitem(sys.modules, "numba", None)
-    for name in [name for name in sys.modules if name.startswith("p2p_diloco.kernels.b")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("p2p_diloco.kernels.blocks", raising=False)
-    try:
-        assert choice.block_kernels() is None
-        assert Int4Codec().encode(vector_N) == encoded
-    finally:
-        choice._blocks.cache_clear()
+def test_a_span_goes_its_way_to_the_same_bytes_without_numba(tmp_path: Path) -> None:
+    digest, has_loops, reason = one_span()
+    assert (has_loops, reason) == ("True", "")
+    (tmp_path / "numba.py").write_text("raise ModuleNotFoundError(\"No module named 'numba'\", name='numba')\n")
+    assert one_span(tmp_path) == (digest, "False", "ModuleNotFoundError: No module named 'numba'")
+
+
+def one_span(*first: Path) -> tuple[str, str, str]:
+    """Return what a process says that imports from these folders first."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*first, PROJECT)))}
+    run = subprocess.run([sys.executable, "-c", ONE_SPAN], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    digest, has_loops, reason = run.stdout.rstrip("\n").split(" ", 2)
+    return digest, has_loops, reason
