@@ -1,0 +1,56 @@
+"""What is imported is declared, and what is declared is imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+ELSEWHERE = frozenset({"torchft"})
+"""Runs in an environment of its own, which `p2p-diloco bench install-torchft` makes."""
+
+
+def declared(extra: str | None = None) -> set[str]:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
+    return {re.split(r"[^\w.-]", line)[0] for line in lines}
+
+
+def imported(folder: Path) -> set[str]:
+    """Return the packages of others that any module below `folder` imports when it runs."""
+    names = {
+        name.partition(".")[0] for path in folder.rglob("*.py") for name in imports_of(ast.parse(path.read_text()))
+    }
+    return names - {"p2p_diloco"} - sys.stdlib_module_names
+
+
+def imports_of(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "find_spec")) and node.args:
+        name = node.args[0]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value
+    for child in ast.iter_child_nodes(node):
+        yield from imports_of(child)
+
+
+def test_the_package_imports_what_is_declared_and_nothing_else() -> None:
+    assert imported(PROJECT / "p2p_diloco") - ELSEWHERE == declared()
+
+
+def test_plots_are_drawn_with_what_their_extra_brings() -> None:
+    assert imported(PROJECT / "docs") - declared() == declared("plots")
+
+
+def test_there_is_no_extra_that_nothing_uses() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert set(project["optional-dependencies"]) == {"dev", "plots"}
