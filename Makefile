@@ -26,6 +26,8 @@
 # make results    draws docs/results.md's figures from the trials that are kept
 # make bench      all that docs/performance.md tells of, on a machine with nothing else to do: half an hour; and draws it
 # make bench-figures  only draws docs/performance's tables and plots, from the figures that are kept
+# make wheel-test builds the wheel and the sdist, installs them into an empty environment elsewhere, and trains there:
+#                 some minutes, most of them to install PyTorch
 # make check      style and types
 # make clean      removes what the others made
 #
@@ -52,7 +54,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint size disasters learning results bench bench-all bench-figures check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint size disasters learning results bench bench-all bench-figures wheel-test check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -172,6 +174,9 @@ bench-all: $(STAMP)
 bench-figures: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
 	$(BIN)/python docs/performance/draw.py $(BENCH_TO)
+
+wheel-test: $(STAMP)
+	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not no_cover and not long" $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
