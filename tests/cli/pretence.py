@@ -45,7 +45,7 @@ class PretendedChildren:
         stuck: Sequence[str] = (),
         deaf: Sequence[str] = (),
         failing: Sequence[str] = (),
-        says: str = f'p2p-diloco join "{INVITE}"\n',
+        says: str = f'/usr/bin/python3 -m p2p_diloco join "{INVITE}"\n',
     ) -> None:
         self._root, self._clock, self._end = root, clock, end
         self._broken, self._stuck, self._deaf, self._says = broken, stuck, deaf, says
