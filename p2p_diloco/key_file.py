@@ -64,6 +64,15 @@ def write_key_file(path: Path, key: SigningKey) -> None:
     write_new_file(path, encode_key(key), mode=0o600)
 
 
+def is_key_file(path: Path) -> bool:
+    """Return whether the file at `path` begins as a key file does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_PREFIX)) == _PREFIX
+    except OSError:
+        return False
+
+
 def read_key_file(path: Path) -> SigningKey:
     """Read the key at `path`.
 

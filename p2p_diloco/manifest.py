@@ -11,11 +11,11 @@ import dataclasses
 import json
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from p2p_diloco.errors import ConfigError, FrameError, clean_text, has_unseen
 from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
-from p2p_diloco.island.shape import MODEL_SIZES, MOST_PARAMETERS, count_parameters
+from p2p_diloco.island.shape import MODEL_SIZES, MOST_PARAMETERS, ModelShape, count_parameters
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
@@ -25,6 +25,8 @@ LATEST_CLOCK_START = 1e11
 """Thousands of years from now; Unix milliseconds are later, and peers would wait for round 0 for ever."""
 SHORTEST_ROUND, LONGEST_ROUND = 0.05, 7 * 86400.0
 """Seconds."""
+STANDARD_LIBRARY = "stdlib"
+"""The text that every machine has: the source of Python's standard library."""
 
 # What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
 _STATEMENT_PREFIX = b"p2p-diloco manifest 1\n"
@@ -51,6 +53,18 @@ def _peer_text(text: str) -> str:
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return text
+
+
+def _text_path(path: str) -> str:
+    if not path:
+        raise ValueError('expected "stdlib" or the path of a text: a file, a folder or a glob')
+    return _printable(path)
+
+
+def _split_peers(peers: object) -> object:
+    """Take one text with commas too, which is how people write a list on a command line."""
+    words = peers.replace(",", " ").split() if isinstance(peers, str) else peers
+    return tuple(words) if isinstance(words, list) else words
 
 
 DigestText = Annotated[str, AfterValidator(_digest_text)]
@@ -88,6 +102,10 @@ class ModelSection(Section):
         counted = count_parameters(*(sizes[name] for name in ("layers", "width", "feed_forward", "vocabulary")))
         if counted > MOST_PARAMETERS:
             raise ValueError(f"the model has {counted:,} parameters; expected at most {MOST_PARAMETERS:,}")
+        try:
+            ModelShape(**sizes)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return self
 
     def changes(self) -> dict[str, int]:
@@ -103,8 +121,9 @@ class DataSection(Section):
     whoever joins says with `--data` where its own copy lies. Only "stdlib" needs no word.
     """
 
-    path: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = Field(
-        "stdlib", description='"stdlib" = the source of Python\'s standard library; else where each peer has its copy'
+    path: Annotated[str, Field(max_length=1024), AfterValidator(_text_path)] = Field(
+        STANDARD_LIBRARY,
+        description='"stdlib" = the source of Python\'s standard library; else where each peer has its copy',
     )
     fingerprint: DigestText | None = Field(None, description="SHA-256 that the text must have on every peer")
     held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(0.05, description="share kept for evaluation")
@@ -224,7 +243,7 @@ class TrustSection(Section):
     """Who may join."""
 
     mode: Literal["open", "listed"] = Field("open", description='open = anyone with the invite; listed = "peers" only')
-    peers: Annotated[tuple[PeerText, ...], Field(max_length=256)] = Field(
+    peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_peers)] = Field(
         (), description="peer ids that may join when listed"
     )
 

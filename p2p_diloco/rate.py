@@ -1,4 +1,4 @@
-"""Numbers with a unit, as people write them: rates of a line like `20mbit`, counts of parameters like `100M`."""
+"""Numbers as people write them: rates of a line like `20mbit`, parameters like `100M`, counts like `1 peer`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COUNTS = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
 def parse_rate(text: str, name: str) -> float:
-    """Read `2gbit`, `20mbit`, `500kbit`, each also with `/s`, or a plain number of bits per second.
+    """Read `2gbit`, `20mbit`, `500kbit`, each also with `/s`; a number without a unit is refused.
 
     Args:
         name: of what is read, for the error.
@@ -23,9 +23,21 @@ def parse_rate(text: str, name: str) -> float:
         rate = float(word.removesuffix(unit)) * _BITS.get(unit, 1.0)
     except ValueError:
         rate = 0.0
-    if not 0.0 < rate < float("inf"):
-        raise ConfigError(f"{name} is {text!r}; expected a rate like 20mbit or 2gbit")
+    if not unit or not 0.0 < rate < float("inf"):
+        raise ConfigError(
+            f"{name} is {text!r}; expected a rate with its unit, kbit, mbit or gbit per second, such as 20mbit"
+        )
     return rate
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 peer`, `2 peers`; where there is none of it, `no peers`."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def format_part(part: int, whole: int, noun: str = "") -> str:
+    """Return `3 of 4 members`, `1 of 1 member`, without a noun `3 of 4`; never more than there are."""
+    return f"{min(part, whole)} of {counted(whole, noun) if noun else whole}"
 
 
 def format_rate(bits_per_second: float) -> str:

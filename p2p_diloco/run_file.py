@@ -16,9 +16,10 @@ from pydantic.fields import FieldInfo
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
+from p2p_diloco.island.shape import MODEL_SIZES
 from p2p_diloco.manifest import SUITED_RATES, RunManifest
 from p2p_diloco.new_file import write_new_file
-from p2p_diloco.toml_document import Document, given_keys, read_toml, validated, with_value
+from p2p_diloco.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 
 # What torchft, OpenDiLoCo and their kin call the same thing.
 ALIASES: Mapping[str, str] = {
@@ -28,10 +29,19 @@ ALIASES: Mapping[str, str] = {
     "inner_lr": "inner.learning_rate",
     "num_fragments": "rounds.fragments",
 }
+_COUNTS_STEPS = (
+    "counts inner steps, and here a cycle is set by time so that nobody waits: it lasts rounds.round_seconds x "
+    "rounds.fragments seconds; set rounds.round_seconds"
+)
 # What they call something that does not exist here, with what to do instead.
 EXPLAINED: Mapping[str, str] = {
-    "sync_every": "counts inner steps, and here rounds follow the clock so that nobody waits; set rounds.round_seconds",
+    "sync_every": _COUNTS_STEPS,
+    "inner_steps": _COUNTS_STEPS,
+    "local_steps": _COUNTS_STEPS,
     "fragment_sync_delay": "counts inner steps, and here an exchange ends by the clock; set rounds.round_seconds",
+    "model": f"names no model: the built-in decoder is the only one; set model.size, one of {', '.join(MODEL_SIZES)}",
+    "vocabulary": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
+    "vocab_size": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
 }
 
 _COMMENT_COLUMN = 44
@@ -83,16 +93,32 @@ def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> Run
     Raises:
         ConfigError: the file or a key or a value is wrong.
     """
-    return manifest_of(_overridden(_with_canonical_names(read_toml(path), str(path)), overrides or {}), str(path))
+    document = _with_canonical_names(read_toml(path), str(path))
+    return manifest_of(_overridden(document, values_by_key(overrides or {}, "the command line")), str(path))
 
 
 def values_by_key(document: Mapping[str, Any], source: str) -> Document:
     """Return the values of a nested document by dotted key, so that layers of them can be put together key by key.
 
     Raises:
-        ConfigError: a key that means something else here, or a name and its alias.
+        ConfigError: an unknown key, one that means something else here, or a name and its alias.
     """
-    return dict(_leaves(_with_canonical_names(document, source)))
+    canonical = _with_canonical_names(document, source)
+    check_keys(RunManifest, canonical, source)
+    return dict(_leaves(canonical))
+
+
+def canonical_key(key: str, source: str) -> str:
+    """Return the name that this project has for the dotted `key`; `outer.lr` is `outer_lr`, for which others write it.
+
+    Raises:
+        ConfigError: other projects' name of something that does not exist here.
+    """
+    section, _, word = key.rpartition(".")
+    if word in EXPLAINED:
+        raise ConfigError(f"{key} in {source} {EXPLAINED[word]}")
+    target = ALIASES.get(word) or ALIASES.get(key.replace(".", "_"), key)
+    return target if section in ("", target.partition(".")[0]) else key
 
 
 def write_run_toml(path: Path, manifest: RunManifest) -> None:
@@ -154,12 +180,7 @@ def _with_canonical_names(document: Mapping[str, Any], source: str) -> Document:
     result: Document = {}
     present = set(given_keys(document))
     for key, value in _leaves(document):
-        section, _, word = key.rpartition(".")
-        if word in EXPLAINED:
-            raise ConfigError(f"{key} in {source} {EXPLAINED[word]}")
-        target = ALIASES.get(word, key)
-        if section not in ("", target.partition(".")[0]):
-            target = key
+        target = canonical_key(key, source)
         if target != key and target in present:
             raise ConfigError(f"{target} and its other name {key} are both in {source}; keep one of them")
         result = with_value(result, target, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +20,14 @@ from p2p_diloco.address import parse_host_address, parse_peer_address, port_of
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.rate import format_rate, parse_rate
+from p2p_diloco.run_file import canonical_key
 from p2p_diloco.toml_document import Document, given_keys, known_keys, nearest_key, parse_value, read_toml, validated
 
 ENVIRONMENT_PREFIX = "P2P_DILOCO_"
 BOOTSTRAP_PORT = 31337
 IDENTITY_FILE = "identity.key"
 SLOWEST_CAP = 128e3
-"""Bits per second. Through less, a frame takes longer than other peers wait for one."""
+"""Bits per second; below that, a frame takes longer than peers wait for it."""
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
@@ -83,7 +84,7 @@ class PeerSettings(BaseModel):
         if cap is None or isinstance(cap, bool):
             return cap
         try:
-            bits = parse_rate(str(cap), "it")
+            bits = float(cap) if isinstance(cap, int | float) else parse_rate(str(cap), "it")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if bits < SLOWEST_CAP:
@@ -187,9 +188,14 @@ def load_settings(
     return settings
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
+def split_arguments(
+    arguments: Sequence[str], undotted: Collection[str] = ()
+) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
     """Take `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) out of a command line.
 
+    Args:
+        arguments: the words of the command line.
+        undotted: names that are overrides without a dot too, such as `outer_lr`.
     Returns:
         The other arguments, with dashes for the underscores in flags' names; the files; the overrides by dotted key.
     Raises:
@@ -205,10 +211,12 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[Path, ..
             rest += [word, *words]
         elif word.startswith("@") and len(word) > 1:
             files.append(Path(word[1:]))
-        elif re.fullmatch(r"--[A-Za-z_-]+(\.[A-Za-z_-]+)+", name):
+        elif re.fullmatch(r"--[A-Za-z_-]+(\.[A-Za-z_-]+)+", name) or (
+            name.startswith("--") and _as_key(name) in undotted
+        ):
             text = value if equals else next(words, None)
             if text is None:
-                raise ConfigError(f"{word} needs a value, such as {word} 0.5")
+                raise ConfigError(f"{word} needs a value")
             overrides[_as_key(name[2:])] = parse_value(text)
         elif word.startswith("--"):
             rest.append(f"{name.replace('_', '-')}{equals}{value}")
@@ -221,10 +229,10 @@ def _checked(layer: Document, source: str) -> Document:
     """Check one layer by itself, so that an error can say where it came from."""
     agreed = {*known_keys(RunManifest), *RunManifest.model_fields} - set(PeerSettings.model_fields)
     for key in given_keys(layer):
-        if key in agreed:
+        if key not in PeerSettings.model_fields and canonical_key(key, source) in agreed:
             raise ConfigError(
                 f"{key} in {source} is agreed by all peers and comes with the run; "
-                "only its organiser can say it, in run.toml"
+                "only its organiser can change it, in run.toml"
             )
     validated(PeerSettings, layer, source)
     return layer

@@ -110,16 +110,25 @@ def validated(model: type[ModelT], document: Mapping[str, Any], source: str) -> 
     Raises:
         ConfigError: an unknown key, a missing one, or a value that does not fit; the first of them.
     """
-    known = tuple(known_keys(model))
-    sections = {key.rpartition(".")[0] for key in known}
-    for key in given_keys(document):
-        if key not in known and key not in sections:
-            raise ConfigError(_unknown_key(key, known, source))
+    check_keys(model, document, source)
     try:
         # Through JSON: its strict reading takes lists for tuples and whole numbers for floats, and nothing else.
         return model.model_validate_json(json.dumps(document, default=_as_text))
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors(include_url=False)[0], source)) from None
+
+
+def check_keys(model: type[BaseModel], document: Mapping[str, Any], source: str) -> None:
+    """Refuse a key that `model` does not have, with the nearest that it has.
+
+    Raises:
+        ConfigError: the first such key.
+    """
+    known = tuple(known_keys(model))
+    sections = {key.rpartition(".")[0] for key in known}
+    for key in given_keys(document):
+        if key not in known and key not in sections:
+            raise ConfigError(_unknown_key(key, known, source))
 
 
 def _as_text(value: object) -> str:

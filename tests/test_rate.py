@@ -5,20 +5,22 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.rate import count_named, format_rate, parse_rate
+from p2p_diloco.rate import count_named, counted, format_part, format_rate, parse_rate
 
 
-@pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit", "", "mbit", "20mb"])
+@pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit", "", "mbit", "20mb", "20"])
 def test_a_rate_that_is_none_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_rate(text, "--uplink")
-    assert str(caught.value) == f"--uplink is {text!r}; expected a rate like 20mbit or 2gbit"
+    assert str(caught.value) == (
+        f"--uplink is {text!r}; expected a rate with its unit, kbit, mbit or gbit per second, such as 20mbit"
+    )
 
 
 def test_rates_are_read_in_bits() -> None:
     assert parse_rate("20mbit", "it") == parse_rate(" 20Mbit/s", "it") == 20e6
     assert parse_rate("500kbit", "it") == 500e3
-    assert parse_rate("1000", "it") == parse_rate("1kbit", "it") == 1000.0
+    assert parse_rate("1000bit", "it") == parse_rate("1kbit", "it") == 1000.0
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,12 @@ def test_counts_are_read() -> None:
 def test_other_counts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected at least 1M"):
         count_named(text)
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    assert [counted(count, "peer") for count in (0, 1, 2)] == ["no peers", "1 peer", "2 peers"]
+
+
+def test_a_part_is_never_more_than_the_whole() -> None:
+    assert [format_part(part, 1, "member") for part in (0, 1, 2)] == ["0 of 1 member", "1 of 1 member", "1 of 1 member"]
+    assert (format_part(3, 4, "member"), format_part(3, 4)) == ("3 of 4 members", "3 of 4")

@@ -133,7 +133,7 @@ def test_home_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"flags": {"outer.momentum": 0.5}},
             "outer.momentum in the command line is agreed by all peers and comes with the run; only its organiser can "
-            "say it, in run.toml",
+            "change it, in run.toml",
         ),
         (
             {"flags": {"port": 1, "host_maddrs": [HERE]}},
@@ -247,8 +247,13 @@ def test_a_file_name_with_a_dot_is_no_override() -> None:
     assert split_arguments(["bootstrap", "run.toml"]) == (["bootstrap", "run.toml"], (), {})
 
 
+def test_some_names_are_overrides_without_a_dot() -> None:
+    rest, _, overrides = split_arguments(["new", "--outer-lr=0.7", "--name", "x"], {"outer_lr"})
+    assert (rest, overrides) == (["new", "--name", "x"], {"outer_lr": 0.7})
+
+
 def test_an_override_without_a_value_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"--outer\.momentum needs a value, such as --outer\.momentum 0\.5"):
+    with pytest.raises(ConfigError, match=r"--outer\.momentum needs a value$"):
         split_arguments(["new", "--outer.momentum"])
 
 
@@ -267,7 +272,10 @@ def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
 def test_a_cap_that_is_no_rate_says_what_is_expected(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(flags={name: "fast"})
-    assert str(caught.value) == f"{name} in the command line: it is 'fast'; expected a rate like 20mbit or 2gbit"
+    assert str(caught.value) == (
+        f"{name} in the command line: it is 'fast'; expected a rate with its unit, kbit, mbit or gbit per second, such "
+        "as 20mbit"
+    )
     with pytest.raises(ConfigError, match=r"64 kbit/s is slower than any line that can .*at least 128 kbit/s"):
         load_settings(environment={f"P2P_DILOCO_{name.upper()}": "64kbit"})
 

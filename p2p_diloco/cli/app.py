@@ -5,6 +5,7 @@ Nothing heavy is imported here: help and `status` answer at once, without torch 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib.metadata
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError
 
 from p2p_diloco.cli.bench_commands import make_bench
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
@@ -24,7 +26,10 @@ from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
 from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 from p2p_diloco.invite import SCHEME
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.run_file import ALIASES, EXPLAINED
 from p2p_diloco.settings import split_arguments
+from p2p_diloco.toml_document import known_keys, nearest_key
 
 STOPPED = 130
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -32,7 +37,11 @@ _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
 _HELP = """Train one language model on many machines that never wait for each other.
 
 A flag wins over the environment (P2P_DILOCO_PORT=31337), the environment over a file (@peer.toml), a file over the
-default. What all peers agree on is in run.toml; `new` and `bootstrap` take changes as --outer.momentum 0.7."""
+default. What all peers agree on is in run.toml; `new` and `bootstrap` take changes as --outer.momentum 0.7, and
+`new --help` lists what can be changed."""
+_RUN_COMMANDS = ("new", "bootstrap", "join")
+"""Commands that read a manifest, and the names that others have for what is in it."""
+_WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 
 _PEER_DEFAULTS = PeerFlags()
 _SETTINGS_DEFAULTS = SettingsFlags()
@@ -82,20 +91,29 @@ def run_command(arguments: Sequence[str]) -> int:
     Raises:
         P2PDilocoError: what is wrong and what to do.
     """
-    rest, files, overrides = split_arguments(arguments)
+    known_elsewhere = {*ALIASES, *EXPLAINED} if arguments and arguments[0] in _RUN_COMMANDS else ()
+    rest, files, overrides = split_arguments(arguments, known_elsewhere)
     around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ))
     app = make_app(around)
+    if rest and rest[0] in _WORDS_AS_FLAGS:
+        rest = [*rest[1:], _WORDS_AS_FLAGS[rest[0]]]
+    words = _joined_dash(_invite_first(rest))
     try:
-        command, bound, *_ = app.parse_args(_joined_dash(_invite_first(rest)), print_error=False, exit_on_error=False)
+        command, bound, *_ = app.parse_args(words, print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise ConfigError(_sentence(str(error), list(app))) from None
+        raise ConfigError(_sentence(error, list(error.app or app))) from None
     code = command(*bound.args, **bound.kwargs)
+    if words[:1] == ["new"] and not {"--help", "-h"}.isdisjoint(words):
+        from p2p_diloco.cli.new import print_keys
+
+        print_keys()
     return code if isinstance(code, int) else 0
 
 
 def make_app(around: Surroundings) -> App:
     """Return all commands, for a command line with these surroundings."""
     app = App(name="p2p-diloco", help=_HELP, version=_version, help_format="plaintext", config=Refusals(around))
+    app.version_flags = ("--version", "-v")
 
     @app.command
     def new(
@@ -115,7 +133,7 @@ def make_app(around: Surroundings) -> App:
         name
             of the run, for people
         islands
-            expected at a time: a few exchange a small model in fewer, longer messages; more may come
+            tune the run for so many islands: a few exchange fewer, larger messages; more can join later
         """
         from p2p_diloco.cli.new import make_run
 
@@ -123,20 +141,14 @@ def make_app(around: Surroundings) -> App:
 
     @app.command
     def bootstrap(
-        run: str,
+        run: Annotated[str, Parameter(help="run.toml, or the invite of a run that somebody founded already")],
         /,
         *,
         organiser_key: KeyFlag = None,
         flags: PeerFlags = _PEER_DEFAULTS,
         settings: SettingsFlags = _SETTINGS_DEFAULTS,
     ) -> int:
-        """Found a run and introduce its peers to each other; prints the whole join command first.
-
-        Parameters
-        ----------
-        run
-            run.toml, or the invite of a run that somebody founded already
-        """
+        """Found a run and introduce its peers to each other; prints the whole join command first."""
         from p2p_diloco.cli.bootstrap import run_bootstrap
 
         return run_bootstrap(run, key_path=organiser_key, settings=settings, flags=flags, around=around)
@@ -151,7 +163,7 @@ def make_app(around: Surroundings) -> App:
         flags: PeerFlags = _PEER_DEFAULTS,
         settings: SettingsFlags = _SETTINGS_DEFAULTS,
     ) -> int:
-        """Train along with a run; all that peers agree on comes with the invite.
+        """Join a run. The invite is all you need: model, data and schedule come from the signed manifest.
 
         Parameters
         ----------
@@ -175,7 +187,7 @@ def make_app(around: Surroundings) -> App:
     def status(
         *, json: Annotated[bool, Parameter(negative=())] = False, settings: SettingsFlags = _SETTINGS_DEFAULTS
     ) -> int:
-        """Show what the peer of a state directory last said.
+        """Show the latest status written by the peer in this state directory.
 
         Parameters
         ----------
@@ -255,14 +267,32 @@ def _version() -> str:
         return "not installed; run from its source folder"
 
 
-def _sentence(text: str, commands: Sequence[str]) -> str:
-    """Put a parser's complaint the way that ours read, with all `commands` where it lists the first few."""
-    line = " ".join(text.split())
-    before, cut, _ = line.partition("Available commands: ")
-    if cut and line.endswith("..."):
-        line = f"{before}{cut}{', '.join(name for name in commands if not name.startswith('-'))}"
-    line = line.rstrip(".")
-    return f"{line[:1].lower()}{line[1:]}; see p2p-diloco --help"
+def _sentence(error: CycloptsError, commands: Sequence[str]) -> str:
+    """Put a parser's complaint the way that ours read, with the nearest name where something is misspelt."""
+    chain = " ".join(error.command_chain or ())
+    see = f"see {' '.join(filter(None, ('p2p-diloco', chain)))} --help"
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        names = [name for name in commands if not name.startswith("-")]
+        near = difflib.get_close_matches(error.unused_tokens[0], names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}; {see}"
+        return f"unknown command {error.unused_tokens[0]}; {hint}"
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        nearest = _nearest_flag(word, [name for each in error.argument_collection if each.show for name in each.names])
+        if nearest is None and chain in _RUN_COMMANDS:
+            key = nearest_key(word.lstrip("-").replace("-", "_"), known_keys(RunManifest))
+            nearest = f"--{key}" if key else None
+        return f"unknown option {word}; {f'did you mean {nearest}?' if nearest else see}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        purpose = f": {error.argument.parameter.help}" if error.argument.parameter.help else ""
+        needed = f"{chain} needs {error.argument.name}" if error.keyword is None else f"{error.keyword} needs a value"
+        return f"{needed}{purpose}; {see}"
+    line = " ".join(str(error).split()).rstrip(".")
+    return f"{line[:1].lower()}{line[1:]}; {see}"
+
+
+def _nearest_flag(word: str, names: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, [name for name in names if name.startswith("--")], n=1)), None)
 
 
 def _report(error: Exception) -> int:
@@ -271,7 +301,7 @@ def _report(error: Exception) -> int:
         _print_error(str(known))
         return known.exit_code
     traceback.print_exception(error)
-    _print_error(f"something that should not happen: {type(error).__name__}: {error}; please report it")
+    _print_error(f"internal error ({type(error).__name__}: {error}); please report it with the lines above")
     return P2PDilocoError.exit_code
 
 

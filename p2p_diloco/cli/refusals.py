@@ -9,6 +9,7 @@ from cyclopts import App, ArgumentCollection
 
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.rate import parse_rate
 
 HEED_SURROUNDINGS = ("new", "bootstrap", "join", "status")
 _OWN_WORDS = "demo"
@@ -30,6 +31,9 @@ class Refusals:
         if commands and commands[0] not in (*HEED_SURROUNDINGS, _OWN_WORDS):
             self._refuse_surroundings(" ".join(commands))
         for argument in arguments:
+            if commands == ("plan",) and argument.name == "--uplink":
+                for token in argument.tokens:
+                    parse_rate(token.value, "--uplink")  # before the parser asks for what is missing
             if int in _kinds(argument.hint):
                 for token in argument.tokens:
                     _refuse_fraction(token.keyword or argument.name, token.value)

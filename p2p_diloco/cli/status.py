@@ -1,4 +1,4 @@
-"""`p2p-diloco status`: what the peer of a state directory last said, in a table or as JSON."""
+"""`p2p-diloco status`: the latest status of the peer in a state directory, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     """
     status = read_status(folder)
     if status is None:
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file; name the folder of a peer's state with --state-directory")
         path = folder / STATUS_FILE
         if path.exists():
             raise ConfigError(f"{path} cannot be read; was it written by another version?")
@@ -41,7 +43,7 @@ def show_status(folder: Path, *, as_json: bool) -> int:
         console.width = LOG_WIDTH
     console.print(status_table(status))
     if not running:
-        console.print(f"this peer is not running; it said this {format_seconds(age_seconds)} ago")
+        console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
     if status.invite:
         console.print(join_command(status.invite), soft_wrap=True)
     return 0

@@ -5,10 +5,9 @@ from __future__ import annotations
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
-from p2p_diloco.manifest import DataSection
+from p2p_diloco.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.trainer.run_plan import RunPlan
 
-STANDARD_LIBRARY = "stdlib"
 STARTS = 1 << 24
 WINDOWS_OF_ONE_START = 1 << 40
 """Each start of a peer draws from places of its own: one that restarts often must not learn the same by heart."""

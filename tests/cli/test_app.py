@@ -54,26 +54,51 @@ def test_a_source_folder_without_an_install_has_no_version(monkeypatch: pytest.M
     assert capsys.readouterr().out.startswith("not installed")
 
 
+@pytest.mark.parametrize("words", [["version"], ["-v"]])
+def test_the_version_may_be_asked_for_in_other_ways(words: list[str], capsys: Captured) -> None:
+    assert main(["--version"]) == 0
+    version = capsys.readouterr().out
+    assert main(words) == 0
+    assert capsys.readouterr().out == version
+
+
+def test_help_is_a_word_too(capsys: Captured) -> None:
+    for asked, word in ((["--help"], ["help"]), (["join", "--help"], ["help", "join"])):
+        assert main(asked) == 0
+        page = capsys.readouterr().out
+        assert main(word) == 0
+        assert capsys.readouterr().out == page
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["jion"], 'unknown command "jion". Did you mean "join"?'),
-        (["neww"], "demo, bench, experiment, plan, replay; see p2p-diloco --help"),
-        (["bench", "vec"], "vectors, averaging, memory, state, training, install-torchft; see p2p-diloco --help"),
+        (["jion"], "unknown command jion; did you mean join?"),
+        (
+            ["zzz"],
+            "unknown command zzz; known are: new, bootstrap, join, status, demo, bench, experiment, plan, replay; ",
+        ),
+        (["bench", "vec"], "unknown command vec; did you mean vectors?"),
         (["join"], "join needs an invite"),
         (["join", "hello"], "'hello' is not an invite; expected p2pdiloco://"),
         (["join", "p2pdiloco://abc"], "the run id has 3 characters, expected 64 digits; was the line cut off?"),
         (["join", f"p2pdiloco://{RUN}"], "the invite names no bootstrap address"),
         (["join", f"p2pdiloco://{RUN}?b=/ip4/1.2.3.4/tcp/5"], "does not say which peer is there"),
-        (["join", INVITE, "--prot", "3"], "unknown option: --prot"),
+        (["join", INVITE, "--prot", "3"], "unknown option --prot; did you mean --port?"),
+        (["join", INVITE, "--zzz", "3"], "unknown option --zzz; see p2p-diloco join --help"),
         (["join", INVITE, "--port", "99999"], "port = 99999 in the command line"),
         (["join", INVITE, "--device", "tpu"], "'tpu' is no device"),
         (["join", INVITE, "--until-round", "soon"], 'unable to convert "soon" into int'),
         (["join", INVITE, "--outer.momentum", "0.7"], "outer.momentum in the command line is agreed by all peers"),
         (["join", INVITE, "--outer.momentum"], "--outer.momentum needs a value"),
+        (["join", INVITE, "--outer_lr", "1"], "outer_lr in the command line is agreed by all peers"),
         (["join", INVITE, "@nowhere.toml"], "there is no file nowhere.toml"),
         (["join", INVITE, "--found", "run.toml"], "keep one of them"),
-        (["bootstrap"], 'command "bootstrap" parameter'),
+        (
+            ["bootstrap"],
+            "bootstrap needs RUN: run.toml, or the invite of a run that somebody founded already; see p2p-",
+        ),
+        (["new", "--name"], "--name needs a value; see p2p-diloco new --help"),
         (["bootstrap", "nowhere.toml"], "there is no file nowhere.toml"),
         (["demo", "--peers", "2"], "--peers is 2; expected 3 to 64"),
         (["demo", "--seconds", "5"], "--seconds is 5; expected at least 40"),
@@ -116,12 +141,33 @@ def test_a_run_file_without_its_key_says_where_it_should_be(run_file: Path, caps
 
 
 def test_the_key_of_somebody_else_is_refused(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "other").mkdir()
     assert main(["new", "other/run.toml"]) == 0
     capsys.readouterr()
     arguments = ["bootstrap", str(run_file), "--organiser-key", str(tmp_path / "other" / "organiser.key")]
     code, sentence = failed(arguments, capsys)
     assert code == 2
     assert "but the run names" in sentence
+
+
+@pytest.mark.parametrize("words", [["bootstrap"], ["join", "--found"]])
+def test_a_key_in_place_of_its_run_is_named(words: list[str], run_file: Path, capsys: Captured) -> None:
+    assert failed([*words, "organiser.key"], capsys) == (
+        2,
+        "organiser.key is a key; name the run that it signs, such as run.toml",
+    )
+
+
+def test_a_state_directory_that_is_a_file_is_said_to_be(tmp_path: Path, run_file: Path, capsys: Captured) -> None:
+    (tmp_path / "file").write_text("")
+    assert failed(["status", "--state-directory", "file"], capsys) == (
+        2,
+        "file is a file; name the folder of a peer's state with --state-directory",
+    )
+    assert failed(["join", INVITE, "--state-directory", "file"], capsys) == (
+        4,
+        "the state directory file is a file; choose another place with --state-directory",
+    )
 
 
 def test_a_state_directory_that_cannot_be_written_has_exit_code_4(tmp_path: Path, capsys: Captured) -> None:
@@ -165,7 +211,7 @@ def test_our_own_bugs_show_where_they_are(monkeypatch: pytest.MonkeyPatch, capsy
     errors = capsys.readouterr().err
     assert "Traceback" in errors
     assert errors.splitlines()[-1] == (
-        "p2p-diloco: error: something that should not happen: ZeroDivisionError: division by zero; please report it"
+        "p2p-diloco: error: internal error (ZeroDivisionError: division by zero); please report it with the lines above"
     )
 
 

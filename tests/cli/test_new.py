@@ -9,7 +9,9 @@ import pytest
 from p2p_diloco.cli.app import main
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.key_file import read_key_file
+from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import read_run_toml
+from p2p_diloco.toml_document import known_keys
 
 Captured = pytest.CaptureFixture[str]
 
@@ -56,7 +58,9 @@ def test_values_come_from_a_file_and_from_overrides(tmp_path: Path) -> None:
         (["my runs/k.toml"], "bootstrap 'my runs/k.toml'"),
     ],
 )
-def test_the_next_command_works_as_it_stands(words: list[str], command: str, capsys: Captured) -> None:
+def test_the_next_command_works_as_it_stands(tmp_path: Path, words: list[str], command: str, capsys: Captured) -> None:
+    for folder in ("keys", "my runs"):
+        (tmp_path / folder).mkdir()
     assert main(["new", *words]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"next: p2p-diloco {command}"
 
@@ -75,6 +79,7 @@ def test_another_run_may_be_the_template_and_stays_another_run(tmp_path: Path) -
     assert main(old) == 0
     other = (tmp_path / "old.toml").read_text().replace("created = ", "created = 7  # ")
     (tmp_path / "old.toml").write_text(other)
+    (tmp_path / "next").mkdir()
     assert main(["new", "next/new.toml", "--name", "night", "@old.toml", "--inner.batch", "3"]) == 0
     manifest = read_run_toml(tmp_path / "next" / "new.toml")
     assert manifest.name == "night"
@@ -97,6 +102,99 @@ def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captu
     assert main(["new", "--outer.momentm", "0.7"]) == 2
     assert "unknown key outer.momentm" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+COUNTS_STEPS = (
+    "counts inner steps, and here a cycle is set by time so that nobody waits: it lasts rounds.round_seconds x "
+    "rounds.fragments seconds; set rounds.round_seconds"
+)
+ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--sync_every", "30"], f"sync_every in the command line {COUNTS_STEPS}"),
+        (["--inner_steps", "30"], f"inner_steps in the command line {COUNTS_STEPS}"),
+        (["--rounds.sync-every", "30"], f"rounds.sync_every in the command line {COUNTS_STEPS}"),
+        (
+            ["--model", "gpt2"],
+            "model in the command line names no model: the built-in decoder is the only one; set model.size, one of "
+            "tiny, small, base",
+        ),
+        (["--model.vocabulary", "50257"], f"model.vocabulary in the command line {ONLY_BYTES}"),
+        (["--model.widht", "64"], "unknown key model.widht in the command line; did you mean model.width?"),
+        (["--momentum", "0.5"], "unknown option --momentum; did you mean --outer.momentum?"),
+        (["--nmae", "dawn"], "unknown option --nmae; did you mean --name?"),
+        (
+            ["--model.heads", "7"],
+            "model in the new run: model width 160 does not fit 7 heads; expected a multiple of 14, twice the number "
+            "of heads",
+        ),
+        (
+            ["--data.path", "roneneldan/TinyStories"],
+            "data.path: there is no folder roneneldan/TinyStories here, and nothing is fetched from a hub; download "
+            "the text, then name its file or folder",
+        ),
+        (
+            ["--data.path", "/missing/text"],
+            "data.path: text /missing/text does not exist; expected a file, a folder or a glob such as "
+            "'books/**/*.txt'",
+        ),
+        (
+            ["--data.path", ""],
+            'data.path in the new run: expected "stdlib" or the path of a text: a file, a folder or a glob',
+        ),
+        (["--data.path"], "--data.path needs a value"),
+        (
+            ["--trust.peers", "abc"],
+            "trust.peers.0 in the new run: 'abc' is not the id of an Ed25519 peer; expected text that begins with "
+            "12D3KooW",
+        ),
+        (
+            ["nowhere/deep/run.toml"],
+            "there is no folder nowhere/deep for run.toml; make it first, or name another place",
+        ),
+        (
+            ["--organiser-key", "nowhere/my.key"],
+            "there is no folder nowhere for my.key; make it first, or name another place",
+        ),
+    ],
+)
+def test_what_a_newcomer_types_is_answered_and_leaves_nothing_behind(
+    tmp_path: Path, words: list[str], answer: str, capsys: Captured
+) -> None:
+    assert main(["new", *words]) == 2
+    assert capsys.readouterr().err == f"p2p-diloco: error: {answer}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["--outer.lr", "--outer_lr", "--outer-lr", "--outer.outer_lr"])
+def test_the_outer_rate_has_the_names_that_others_give_it(tmp_path: Path, name: str) -> None:
+    assert main(["new", name, "0.6"]) == 0
+    assert read_run_toml(tmp_path / "run.toml").outer.learning_rate == 0.6
+
+
+def test_peers_are_listed_with_commas(tmp_path: Path) -> None:
+    assert main(["new"]) == 0
+    peer = read_run_toml(tmp_path / "run.toml").organiser
+    assert main(["new", "listed.toml", "--trust.mode", "listed", "--trust.peers", f"{peer},{peer}"]) == 0
+    assert read_run_toml(tmp_path / "listed.toml").trust.peers == (peer, peer)
+
+
+def test_a_text_that_is_here_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("words")
+    assert main(["new", "--data.path", "words.txt"]) == 0
+    assert read_run_toml(tmp_path / "run.toml").data.path == "words.txt"
+
+
+def test_help_lists_every_key_that_can_be_changed_with_its_default(capsys: Captured) -> None:
+    assert main(["new", "--help"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for key in set(known_keys(RunManifest)) - {"format", "organiser", "created"}:
+        assert any(line.startswith((f"--{key} ", f"│ --{key} ")) for line in lines), key
+    assert "--outer.momentum Nesterov; high values and delay do not mix [default: 0.3]" in lines
+    assert "rounds: The clock. One round exchanges one fragment; `fragments` rounds are a cycle." in lines
 
 
 @pytest.mark.parametrize(

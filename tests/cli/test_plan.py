@@ -52,7 +52,7 @@ def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureF
 
 
 def test_a_rate_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--uplink is 'fast'; expected a rate like 20mbit or 2gbit"):
+    with pytest.raises(ConfigError, match="--uplink is 'fast'; expected a rate with its unit"):
         print_plan(
             PlanOptions(parameters="1M", islands=2, uplink="fast", step_seconds=1.0, cores=1, group_size=16, json=None)
         )
@@ -77,7 +77,16 @@ def test_new_takes_what_is_recommended(words: list[str], capsys: pytest.CaptureF
 
 
 def test_rounds_that_no_manifest_allows_are_said_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20"]) == 2
+    assert main(["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20bit"]) == 2
     errors = capsys.readouterr().err
     assert "days at 0.02 kbit/s; a manifest allows 7" in errors
     assert "name a faster line with its unit, such as --uplink 20mbit" in errors
+
+
+@pytest.mark.parametrize("others", [[], ["--parameters", "1M", "--islands", "2"]])
+def test_a_line_without_a_unit_is_asked_for_it_first(others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--uplink", "20", *others]) == 2
+    assert capsys.readouterr().err == (
+        "p2p-diloco: error: --uplink is '20'; expected a rate with its unit, kbit, mbit or gbit per second, such as "
+        "20mbit\n"
+    )

@@ -42,7 +42,7 @@ def test_the_table_shows_the_invite_in_one_piece(state: Path, capsys: Captured) 
 def test_a_peer_that_is_gone_is_said_to_be(state: Path, capsys: Captured) -> None:
     write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time() - 7500))
     assert main(["status"]) == 0
-    assert "this peer is not running; it said this 2 h 05 min ago" in capsys.readouterr().out
+    assert "this peer is not running; its latest status is from 2 h 05 min ago" in capsys.readouterr().out
 
 
 def test_a_broken_file_is_said_to_be(state: Path, capsys: Captured) -> None:
