@@ -7,12 +7,14 @@ import contextlib
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from p2p_diloco.cli.flags import PeerFlags
+from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.cli.peer_output import PeerOutput
 from p2p_diloco.errors import StateError
@@ -58,6 +60,9 @@ def run_requested_peer(request: PeerRequest) -> int:
     if request.flags.with_parent:
         end_with_parent()
     check_folder(request.settings.state_directory)
+    if sys.stderr.isatty():
+        # Importing torch takes seconds. Not on standard output, of which a founder's first line is the join command.
+        print_to_stderr("starting …")
     if request.settings.threads is not None:
         # Read once, when torch is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(request.settings.threads))
@@ -91,6 +96,8 @@ def check_folder(folder: Path) -> None:
     Raises:
         StateError: it cannot.
     """
+    if folder.is_file():
+        raise StateError(f"the state directory {folder} is a file; choose another place with --state-directory")
     probe = folder / f".probe.{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

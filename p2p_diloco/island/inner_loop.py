@@ -188,8 +188,24 @@ def choose_device(name: str = "auto") -> torch.device:
         raise ConfigError(f"device {name!r} is not known; expected auto, cpu, cuda, cuda:N or mps")
     if not present[kind] or (kind == "cuda" and index and int(index) >= torch.cuda.device_count()):
         found = ", ".join(other for other, is_present in present.items() if is_present)
-        raise ConfigError(f"device {name!r} is not there; this PyTorch found: {found}")
+        raise ConfigError(
+            f"device {name!r} is not there; PyTorch {torch.__version__} found: {found}; {_remedy(kind, present[kind])}"
+        )
     return torch.device(name)
+
+
+def _remedy(kind: str, is_present: bool) -> str:
+    """Return what to do about a device that is missing."""
+    if kind == "mps":
+        return "mps needs a Mac with Apple silicon and PyTorch's build for it; leave --device out"
+    if is_present:
+        return f"the last one here is cuda:{torch.cuda.device_count() - 1}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            "this build is for the CPU alone; install one for your GPU (pytorch.org/get-started/locally), or leave "
+            "--device out"
+        )
+    return "this build is for GPUs, but sees none: is the driver installed (nvidia-smi or rocminfo shows it)?"
 
 
 def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimizer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
+from p2p_diloco.island.corpus_files import list_corpus_files
+from p2p_diloco.island.inner_loop import choose_device
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
@@ -21,6 +24,7 @@ from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import plan_run
+from p2p_diloco.trainer.run_text import open_run_text
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import PeerObserver, Tally
@@ -80,6 +84,8 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     settings = plan.settings
     _run_of(plan)
     _check_founder(plan)
+    if plan.trains:
+        await asyncio.to_thread(_check_training, plan)
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -146,6 +152,15 @@ def _check_founder(plan: PeerPlan) -> None:
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
         )
+
+
+def _check_training(plan: PeerPlan) -> None:
+    """Refuse a device or a text that is not here before anybody is asked or invited."""
+    choose_device(plan.settings.device)
+    if plan.signed_manifest is not None:
+        open_run_text(plan.signed_manifest.manifest.data, plan.settings.data)
+    elif plan.settings.data is not None:
+        list_corpus_files(plan.settings.data)
 
 
 def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tally) -> None:
@@ -299,11 +314,11 @@ async def _manifest(
         *map(short_peer_id, list(known)[:MOST_NAMED]),
         *([f"{len(known)} in all"] if len(known) > MOST_NAMED else []),
     ]
-    tally.report("asking", f"asking {', '.join(names)} what the run is")
+    tally.report("asking", f"fetching the manifest from {', '.join(names)}")
     asking = fetch_manifest(transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
     fetched = await result_before(asking, stop.wait_for_leave())
     if fetched is None:
-        tally.report("asking", "nobody had answered; nothing was joined")
+        tally.report("asking", "stopped before any peer answered")
         return None
     records += fetched.records
     answered.append(fetched.peer)

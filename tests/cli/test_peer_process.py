@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.peer_process import STOPPED, Interrupts, check_folder
+from p2p_diloco.cli.flags import PeerFlags
+from p2p_diloco.cli.peer_process import STOPPED, Interrupts, PeerRequest, check_folder, run_requested_peer
 from p2p_diloco.errors import StateError
+from p2p_diloco.settings import PeerSettings
 
 
 class Told:
@@ -55,5 +58,17 @@ def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_takes_long(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match=r"cannot write to the state directory .* choose another place"):
+    with pytest.raises(StateError, match=r"the state directory .*file is a file; choose another place"):
         check_folder(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("is_terminal", "said"), [(True, "starting …\n"), (False, "")])
+def test_somebody_at_a_terminal_reads_at_once_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, said: str
+) -> None:
+    request = PeerRequest(settings=PeerSettings(state_directory=tmp_path), flags=PeerFlags())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setitem(sys.modules, "p2p_diloco.trainer.allocator", None)
+    with pytest.raises(ImportError):
+        run_requested_peer(request)
+    assert tuple(capsys.readouterr()) == ("", said)

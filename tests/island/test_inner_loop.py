@@ -270,13 +270,41 @@ def test_an_unknown_device_is_refused(name: str) -> None:
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=rf"device '{name}' is not there; this PyTorch found: cpu"):
+    with pytest.raises(ConfigError, match=rf"device '{name}' is not there; PyTorch .* found: cpu; "):
         choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda", "remedy"),
+    [
+        (
+            "cuda",
+            None,
+            "this build is for the CPU alone; install one for your GPU (pytorch.org/get-started/locally), or",
+        ),
+        (
+            "cuda",
+            "12.6",
+            "this build is for GPUs, but sees none: is the driver installed (nvidia-smi or rocminfo shows",
+        ),
+        ("mps", None, "mps needs a Mac with Apple silicon and PyTorch's build for it; leave --device out"),
+    ],
+)
+def test_what_to_install_for_a_missing_device_is_said(
+    monkeypatch: pytest.MonkeyPatch, name: str, cuda: str | None, remedy: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(ConfigError) as caught:
+        choose_device(name)
+    assert f"PyTorch {torch.__version__} found: cpu; {remedy}" in str(caught.value)
 
 
 def test_a_cuda_index_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(ConfigError, match=r"device 'cuda:2' is not there"):
+    with pytest.raises(ConfigError, match=r"device 'cuda:2' is not there; .*; the last one here is cuda:1"):
         choose_device("cuda:2")

@@ -254,7 +254,7 @@ def test_who_is_told_to_go_while_nobody_answers_goes_at_once(tmp_path: Path, mon
         assert (result.state_digest, loop.time() - asked_at) == ("", pytest.approx(1.0))
 
     play(tmp_path, monkeypatch, scene)
-    assert watcher.texts("asking")[-1] == "nobody had answered; nothing was joined"
+    assert watcher.texts("asking")[-1] == "stopped before any peer answered"
 
 
 def test_an_invite_without_bootstraps_needs_initial_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,9 +366,7 @@ def test_who_comes_back_to_nobody_says_what_happened_at_each_and_goes_on_trying(
         lives = Lives(stage)
         ada = lives.start("ada", stage.joiner("ada", DEAD, until_round=None))
         await asyncio.sleep(100.0)
-        lonely = [
-            text for text in ada.texts("link") if text.startswith("none of the 1 peers asked answered within 60 s")
-        ]
+        lonely = [text for text in ada.texts("link") if text.startswith("no answer within 60 s from 1 known peer (")]
         assert len(lonely) == 1
         assert "refused" in lonely[0]
         assert "this peer goes on trying" in lonely[0]
@@ -482,6 +480,26 @@ def test_a_run_that_cannot_work_is_refused_before_anybody_is_invited(
 
     play(tmp_path, monkeypatch, scene)
     assert not watcher.invites
+
+
+@pytest.mark.parametrize("founds", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [({"device": "cuda:99"}, "device 'cuda:99' is not there"), ({"data": "/missing"}, "text /missing does not exist")],
+)
+def test_a_trainer_without_its_device_or_text_is_refused_before_anybody_is_asked_or_invited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, founds: bool, choice: dict[str, str], text: str
+) -> None:
+    watcher = Watcher()
+
+    async def scene(stage: PeerStage) -> None:
+        plan = replace(stage.founder(), trains=True) if founds else stage.joiner("ada", INVITE)
+        with pytest.raises(ConfigError, match=text):
+            await run_peer(replace(plan, settings=plan.settings.model_copy(update=choice)), watcher, StopRequest())
+        assert not stage.asked
+
+    play(tmp_path, monkeypatch, scene)
+    assert (watcher.invites, watcher.events) == ([], [])
 
 
 def test_a_founder_that_nobody_can_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
