@@ -15,10 +15,10 @@ PACKAGE = PROJECT / "p2p_diloco"
 
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "signing", "new_file", "key_file", "own_command", "kernels"),
+    ("errors", "ids", "rate", "signing", "new_file", "key_file", "own_command", "kernels"),
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
-    ("address", "rate", "toml_document", "manifest", "run_file", "invite", "settings"),
+    ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
     ("trainer", "lab", "bench", "watch"),
     ("testing",),
     ("cli", "__main__"),

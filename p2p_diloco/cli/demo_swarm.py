@@ -12,6 +12,7 @@ from p2p_diloco.cli.child_processes import OUTPUT_FILE, Children
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoPlan
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.invite import SCHEME
+from p2p_diloco.rate import format_part
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 from p2p_diloco.watch.wording import format_count, format_loss
 
@@ -182,7 +183,8 @@ class DemoSwarm:
         ready = sum(status.ready for status in seen)
         self._say(
             f"{now - self._plan.clock_start:7.1f} s  round {max(status.round for status in seen)} of "
-            f"{self._plan.last_round}, {ready} of {len(seen)} ready, anchor {format_loss(loss)}, "
+            f"{self._plan.last_round}, {format_part(ready, len(seen), 'volunteer')} ready, shared model "
+            f"{format_loss(loss)}, "
             f"{format_count(rate)} tokens/s"
         )
 

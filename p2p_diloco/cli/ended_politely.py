@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def ended_politely() -> Iterator[None]:
-    """Take the word to end like Ctrl-C while inside, so that whoever has started something can end it."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C inside the block, so that whoever has started something can end it."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -141,7 +141,7 @@ def add_replay(app: App) -> None:
 
     @app.command
     def replay(*folders: Path, data: str | None = None, data_parallel: bool = False, json: str | None = None) -> int:
-        """Make a run again from the diaries of its peers, and say how close the twin comes to the real one.
+        """Replay a run from the diaries of its peers, and report how close the replay comes to the run.
 
         Parameters
         ----------

@@ -67,7 +67,7 @@ def replay(options: ReplayOptions) -> int:
 def replay_lines(result: TwinResult, pace: Pace, data_parallel: float | None) -> Sequence[str]:
     """Return the result for people."""
     lines = [
-        f"real {result.real_loss:.4f}, twin {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
+        f"run {result.real_loss:.4f}, replay {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
         f"{result.equal_entries} of {result.entries} entries equal, byte for byte; {result.islands} starts of islands, "
         f"{result.tokens:,} tokens",
         f"a round has {pace.round_steps:g} steps; steps from a contribution to the entry: {pace.late_at_most(0.5)} or "

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.rate import counted
 
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _MAPPED_FILES = 64
@@ -40,7 +41,9 @@ def list_corpus_files(path: str | Path | None) -> tuple[Path, ...]:
         raise ConfigError(f"text {text} does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'")
     files = tuple(file for file in found if file.stat().st_size > 0)
     if not files:
-        raise ConfigError(f"text {text} names {len(found)} files and none holds a byte; name at least one that does")
+        raise ConfigError(
+            f"text {text} is empty ({counted(len(found), 'file')}); name at least one file that holds text"
+        )
     return files
 
 

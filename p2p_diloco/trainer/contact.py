@@ -11,6 +11,7 @@ from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.invite import format_invite, fresh_invite
 from p2p_diloco.own_command import join_command
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.rate import counted
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.manifest_fetch import told_troubles
 from p2p_diloco.trainer.tally import Tally
@@ -73,14 +74,14 @@ class Contact:
         known = self._parts.known
         if linked:
             names = ", ".join(map(short_peer_id, sorted(linked & known.keys()) or sorted(linked)))
-            self._tally.report("link", f"{names} answered, of {len(known)} peers whose addresses were known")
+            self._tally.report("link", f"{names} answered, of {counted(len(known), 'peer')} whose addresses were known")
             self._is_settled = True
         elif now - self._began >= LONELY_SECONDS and not self._is_lonely:
             self._is_lonely = True
             failures = {peer: text for peer, text in self._keeper.failures.items() if peer in known}
             self._tally.report(
                 "link",
-                f"none of the {len(known)} peers asked answered within {LONELY_SECONDS:.0f} s "
+                f"no answer within {LONELY_SECONDS:.0f} s from {counted(len(known), 'known peer')} "
                 f"({told_troubles(failures)}); this peer goes on trying; if they are gone for good, start it with an "
                 "invite that `p2p-diloco status` of a member prints",
             )

@@ -74,5 +74,5 @@ def read_diary(folder: Path) -> Iterator[dict[str, Any]]:
         except ValueError:
             found = None
         if not isinstance(found, dict) or "what" not in found:
-            raise StateError(f"line {number} of {path} is none of a diary")
+            raise StateError(f"line {number} of {path} is not a trace record")
         yield found

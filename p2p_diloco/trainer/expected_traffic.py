@@ -14,7 +14,7 @@ from p2p_diloco.protocol.demand import (
     upload_needed,
 )
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.rate import format_rate
+from p2p_diloco.rate import counted, format_rate
 from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.watch.event_log import Figure
 from p2p_diloco.watch.wording import format_bytes, format_seconds
@@ -93,8 +93,8 @@ def traffic_notice(expected: Forecast) -> Notice:
             f"{format_bytes(days * up)} and {format_bytes(days * down)} a day"
         )
     text = (
-        f"with {expected.members} members about {amounts}; a newcomer fetches {format_bytes(expected.state_bytes)} "
-        "once; limit it with --max-upload and --max-download"
+        f"with {counted(expected.members, 'member')} about {amounts}; a newcomer fetches "
+        f"{format_bytes(expected.state_bytes)} once; limit it with --max-upload and --max-download"
     )
     figures: dict[str, Figure] = {
         "members": expected.members,
@@ -134,7 +134,7 @@ def _upload_text(expected: Forecast, cap: float | None) -> str | None:
             f"{needs} carries no span of a contribution in time: this peer contributes next to nothing; it receives "
             "all entries"
         )
-    share = budget / flow.contributed
+    share = min(budget / flow.contributed, 1.0)
     turns = f", each part of the model in about 1 round of {round(1 / share)}" if share < 2 / 3 else ""
     return f"{needs} lets this peer send about {100 * share:.0f} % of a contribution{turns}; it receives all entries"
 

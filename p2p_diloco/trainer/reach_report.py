@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.reach import Network, Standing, network_of
+from p2p_diloco.rate import counted, format_part
 
 IDLE_CYCLES = 3
 """A ready peer that is in no entry for so many cycles says why."""
@@ -25,8 +26,7 @@ def reach_sentence(standing: Standing, ports: tuple[int, ...], *, trains: bool) 
     if not ports:
         return "outbound only, as told; training works through others"
     if standing.is_reachable:
-        proof, count = standing.proofs[0], standing.num_proved
-        peers = "1 peer" if count == 1 else f"{count} peers"
+        proof, peers = standing.proofs[0], counted(standing.num_proved, "peer")
         return f"reachable at {proof.place}{_WITHIN[network_of(proof.host)]} (proved by {peers})"
     if not standing.proofs and not standing.failures:
         return "outbound only until another member has dialled this peer"
@@ -58,7 +58,7 @@ def explain_idleness(engine: PeerEngine, cycles: int, failures: Mapping[PeerId, 
         failures: why peers could not be dialled.
         others_learn: whether entries came meanwhile, of others.
     """
-    return f"in no entry for {cycles} cycles: {_reason(engine, failures, others_learn)}"
+    return f"in no entry for {counted(cycles, 'cycle')}: {_reason(engine, failures, others_learn)}"
 
 
 def _reason(engine: PeerEngine, failures: Mapping[PeerId, str], others_learn: bool) -> str:
@@ -66,17 +66,20 @@ def _reason(engine: PeerEngine, failures: Mapping[PeerId, str], others_learn: bo
     if roster is None or grid is None:
         return "no roster came; is any member reachable?"
     if roster.member(me) is None:
-        return f"this peer is not on roster {roster.k} of {len(roster.members)} members"
+        return f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
     averaging = grid.reducers() - {me}
     unlinked = sorted(averaging - engine.linked)
     if unlinked:
         told = [f"{short_peer_id(peer)}: {failures.get(peer, 'not dialled yet')}" for peer in unlinked[:MOST_FAILURES]]
         more = f" and {len(unlinked) - MOST_FAILURES} more" if len(unlinked) > MOST_FAILURES else ""
-        return f"no link to {len(unlinked)} of {len(averaging)} members that average ({'; '.join(told)}{more})"
+        return (
+            f"no link to {format_part(len(unlinked), len(averaging), 'member')} that average ({'; '.join(told)}{more})"
+        )
     if others_learn:
         return "entries come without its contributions; is its upload too slow, or its clock wrong?"
     others = roster.peers() - {me}
     away = sorted(others - engine.linked)
     told = [failures[peer] for peer in away if peer in failures][:MOST_FAILURES]
     dials = f" ({'; '.join(told)})" if told else ""
-    return f"nobody's spans get entries; linked with {len(others) - len(away)} of {len(others)} other members{dials}"
+    linked = format_part(len(others) - len(away), len(others), "other member")
+    return f"nobody's spans get entries; linked with {linked}{dials}"

@@ -413,7 +413,7 @@ class PeerSession:
         self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
         self._tally.report(
             "evaluation",
-            f"held-out loss {measured.anchor:.4f} (anchor), {measured.local:.4f} (local)",
+            f"held-out loss {measured.anchor:.4f} (shared model), {measured.local:.4f} (own model)",
             anchor_loss=measured.anchor,
             local_loss=measured.local,
             round=self._engine.rules.clock.round_at(self._clock.now()),

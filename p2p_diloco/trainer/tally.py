@@ -13,7 +13,7 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.protocol.reach import Standing
-from p2p_diloco.rate import format_rate
+from p2p_diloco.rate import counted, format_part, format_rate
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch
@@ -94,7 +94,7 @@ class Tally:
         for topic, num in over.items():
             del self._minutes[topic]
             if num > SHOWN_A_MINUTE:
-                text = f"{num - SHOWN_A_MINUTE} more spans like those above in the last minute"
+                text = f"{counted(num - SHOWN_A_MINUTE, 'more span')} like those above in the last minute"
                 self._observer.event(PeerEvent(time=now, topic=topic, text=text, figures={}))
 
     def round_closed(self, closed: RoundClosed) -> None:
@@ -110,7 +110,7 @@ class Tally:
                 self._entries_at = closed.round
         self.report(
             "round",
-            f"round {closed.round}: {closed.num_entries} of {closed.num_spans} spans got an entry",
+            f"round {closed.round}: {format_part(closed.num_entries, closed.num_spans, 'span')} got an entry",
             round=closed.round,
             num_spans=closed.num_spans,
             num_entries=closed.num_entries,
@@ -166,10 +166,10 @@ class Tally:
             return
         self._shown = line.shown
         if self._shown is None:
-            self.report("line", "nothing has waited for this peer's line lately: it contributes all that it has again")
+            self.report("line", "upload no longer saturated; sending all spans again")
         else:
             rate = format_rate(8 * self._shown)
-            text = f"vectors wait for this peer's line, which carries about {rate} up; it contributes what fits"
+            text = f"upload saturated at about {rate}; sending only the spans that fit"
             self.report("line", text, upload_shown=8 * self._shown)
 
     def _hear_of_share(self, engine: PeerEngine, share: int) -> None:

@@ -85,8 +85,8 @@ def format_report(report: Report) -> str:
         "<h2>Held-out loss over time</h2>",
         draw_chart(_chart(report, by_tokens=False)),
         "<h2>Held-out loss over tokens</h2>",
-        "<p>The tokens that a model has learnt from: the whole swarm's for the anchor and for peers, its own for an "
-        "island that trains alone.</p>",
+        "<p>The tokens that a model has learnt from: the whole swarm's for the shared model and for peers, its own for "
+        "an island that trains alone.</p>",
         draw_chart(_chart(report, by_tokens=True)),
         "<h2>What happened</h2>",
         _moments(report.moments),

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from p2p_diloco.rate import format_part
 from p2p_diloco.watch.status_file import PeerLine, PeerStatus
 from p2p_diloco.watch.wording import (
     NOTHING,
@@ -33,10 +34,10 @@ def status_line(status: PeerStatus) -> str:
     parts = [
         f"round {status.round}",
         status.phase,
-        f"{status.num_ready} of {status.num_members} members ready",
+        _ready(status, "member"),
         *([f"{len(status.grid)} rows"] if len(status.grid) > 1 else []),
         f"loss {format_loss(status.loss)}",
-        f"anchor {format_loss(status.anchor_loss)}",
+        f"shared model {format_loss(status.anchor_loss)}",
         f"{format_count(status.tokens_per_second)} tokens/s",
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(_total_sent(status))}",
@@ -55,7 +56,7 @@ def _heading(status: PeerStatus) -> Text:
     text.append(f"  round {status.round}  roster {status.roster_k}")
     if status.epoch:
         text.append(f" (epoch {status.epoch})", style="yellow")
-    text.append(f"  {status.num_ready} of {status.num_members} ready")
+    text.append(f"  {_ready(status)}")
     if len(status.grid) > 1:
         text.append(f"  {len(status.grid)} rows of {_sizes(status.grid)}")
     return text
@@ -71,7 +72,7 @@ def _figures(status: PeerStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     cells = (
         ("loss", format_loss(status.loss)),
-        ("anchor", format_loss(status.anchor_loss)),
+        ("shared", format_loss(status.anchor_loss)),
         ("own", format_loss(status.local_loss)),
         ("steps", format_count(status.inner_steps)),
         ("tokens/s", format_count(status.tokens_per_second)),
@@ -101,7 +102,7 @@ def _peers(status: PeerStatus) -> Table:
 
 
 def _peer_cells(line: PeerLine) -> tuple[str, ...]:
-    words = ["ready" if line.ready else "catching up" if line.trains else "helps"]
+    words = ["bootstrap" if not line.trains else "ready" if line.ready else "catching up"]
     if not line.can_be_dialled:
         words.append("dials out")
     heard = NOTHING if line.seconds_since_heard is None else f"{format_seconds(line.seconds_since_heard)} ago"
@@ -114,6 +115,13 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
         format_loss(line.loss),
         heard,
     )
+
+
+def _ready(status: PeerStatus, noun: str = "") -> str:
+    """Return how many members hold the run's state; never more than there are, though a roster names one later."""
+    if not status.num_members:
+        return "no members yet"
+    return f"{format_part(status.num_ready, status.num_members, noun)} ready"
 
 
 def _sizes(grid: tuple[int, ...]) -> str:

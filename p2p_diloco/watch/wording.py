@@ -24,8 +24,8 @@ def format_loss(value: float | None) -> str:
 
 
 def format_share(value: float | None) -> str:
-    """Return a share as a percentage with one decimal."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+    """Return a share of a whole as a percentage with one decimal; never more than the whole."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{100 * min(value, 1.0):.1f} %"
 
 
 def format_seconds(value: float | None) -> str:

@@ -107,5 +107,5 @@ def test_a_peer_that_fails_at_the_very_end_is_noted_for_the_verdict(tmp_path: Pa
 def test_people_see_how_it_goes(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0))
     stage.run()
-    assert any("4 of 4 ready" in line or "3 of 3 ready" in line for line in stage.said)
+    assert any("4 of 4 volunteers ready" in line or "3 of 3 volunteers ready" in line for line in stage.said)
     assert any(line.endswith("peer-2 is killed (kill -9)") for line in stage.said)

@@ -55,6 +55,14 @@ def test_what_waited_for_the_invite_is_printed_when_none_comes(tmp_path: Path) -
     assert said(stream) == ["link: text"]
 
 
+def test_people_read_skipped_where_programs_read_void(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream) as shown:
+        shown.event(event("void"))
+    assert said(stream) == ["skipped: text"]
+    assert [kept.topic for kept in read_events(tmp_path)] == ["void"]
+
+
 def test_plain_lines_come_once_a_round_or_when_the_phase_changes(tmp_path: Path) -> None:
     stream = io.StringIO()
     with output(tmp_path, stream) as shown:
@@ -86,7 +94,7 @@ def test_events_that_the_status_says_already_are_not_printed(tmp_path: Path) -> 
     with output(tmp_path, stream) as shown:
         shown.event(event("round"))
         shown.event(event("void", "nobody came"))
-    assert said(stream) == ["void: nobody came"]
+    assert said(stream) == ["skipped: nobody came"]
 
 
 def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_missing_path_is_refused_with_what_was_expected(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("pattern", ["", "*.none"])
 def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"names 0 files and none holds a byte; name at least one that does"):
+    with pytest.raises(ConfigError, match=r"is empty \(no files\); name at least one file that holds text"):
         list_corpus_files(str(tmp_path / pattern))
 
 

@@ -40,7 +40,7 @@ def test_a_torn_end_is_left_out_and_a_torn_middle_refused(tmp_path: Path) -> Non
     path.write_text(whole + '{"what":"abso')
     assert len(list(read_diary(tmp_path))) == 1
     path.write_text('{"what":"abso\n' + whole)
-    with pytest.raises(StateError, match=r"line 1 of .* is none of a diary"):
+    with pytest.raises(StateError, match=r"line 1 of .* is not a trace record"):
         list(read_diary(tmp_path))
 
 

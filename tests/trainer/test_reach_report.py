@@ -108,7 +108,7 @@ def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
     ("stands", "others_learn", "text"),
     [
         ({"members": ()}, False, "no roster came; is any member reachable?"),
-        ({"members": (BEN,)}, False, "this peer is not on roster 4 of 1 members"),
+        ({"members": (BEN,)}, False, "this peer is not on roster 4 of 1 member"),
         (
             {"linked": (BEN,)},
             False,

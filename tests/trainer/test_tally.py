@@ -231,9 +231,9 @@ def test_what_a_line_has_shown_is_said_once_and_rations_what_is_contributed() ->
         assert peer.exchange.ration.bytes_per_second == shown
     full, fuller, empty = watcher.events
     assert fuller.figures == {"upload_shown": 1e6}
-    assert "carries about 2 Mbit/s up; it contributes what fits" in full.text
+    assert "upload saturated at about 2 Mbit/s; sending only the spans that fit" in full.text
     assert full.figures == {"upload_shown": 2e6}
-    assert "all that it has again" in empty.text
+    assert empty.text == "upload no longer saturated; sending all spans again"
 
 
 def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
@@ -57,7 +58,7 @@ def test_a_new_epoch_is_worth_a_word() -> None:
 
 def test_peers_that_only_help_or_only_dial_are_told_apart() -> None:
     line = next(line for line in shown(STATUS).splitlines() if "2222" in line)
-    assert "helps, dials out" in line
+    assert "bootstrap, dials out" in line
 
 
 def test_a_name_from_the_swarm_cannot_style_the_terminal() -> None:
@@ -74,8 +75,8 @@ def test_a_large_swarm_is_cut() -> None:
 
 def test_a_line_says_what_every_number_is() -> None:
     assert status_line(STATUS) == (
-        "round 117, training, 3 of 4 members ready, loss 2.500, anchor 2.400, 12.3k tokens/s, participation 97.0 %, "
-        "sent 1.2 MB, received 0 B"
+        "round 117, training, 3 of 4 members ready, loss 2.500, shared model 2.400, 12.3k tokens/s, participation "
+        "97.0 %, sent 1.2 MB, received 0 B"
     )
 
 
@@ -95,3 +96,18 @@ def test_training_is_not_green_while_nothing_is_learnt() -> None:
     assert green not in coloured(stuck)
     assert "in no entry for 3 cycles: why" in shown(stuck)
     assert status_line(stuck).endswith("in no entry for 3 cycles: why")
+
+
+@pytest.mark.parametrize(
+    ("ready", "members", "line", "heading"),
+    [
+        (0, 0, "no members yet", "no members yet"),
+        (1, 1, "1 of 1 member ready", "1 of 1 ready"),
+        (2, 1, "1 of 1 member ready", "1 of 1 ready"),
+        (0, 2, "0 of 2 members ready", "0 of 2 ready"),
+    ],
+)
+def test_never_more_are_ready_than_there_are(ready: int, members: int, line: str, heading: str) -> None:
+    status = replace(STATUS, num_ready=ready, num_members=members)
+    assert f", {line}, " in status_line(status)
+    assert heading in shown(status).splitlines()[0]

@@ -33,7 +33,7 @@ def test_seconds_become_minutes_and_hours(value: float, text: str) -> None:
 
 
 def test_losses_and_shares_have_fixed_decimals() -> None:
-    assert (format_loss(2.40398), format_share(0.9712)) == ("2.404", "97.1 %")
+    assert (format_loss(2.40398), format_share(0.9712), format_share(1.02)) == ("2.404", "97.1 %", "100.0 %")
 
 
 @pytest.mark.parametrize("form", [format_count, format_bytes, format_loss, format_share, format_seconds])
