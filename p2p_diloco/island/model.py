@@ -163,7 +163,7 @@ def token_loss(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
 
 def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines, shape (context, head_width) each. Source: Su et al., arXiv 2104.09864."""
-    frequency_D = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    frequency_D = 1.0 / ROTARY_BASE ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
     angle_TD = torch.outer(torch.arange(context, dtype=torch.float32), frequency_D)
     cos_TD, sin_TD = angle_TD.cos(), angle_TD.sin()
     return torch.cat((cos_TD, cos_TD), dim=-1), torch.cat((-sin_TD, sin_TD), dim=-1)
