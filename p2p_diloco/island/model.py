@@ -8,6 +8,7 @@ statistics within a few dozen steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -20,8 +21,10 @@ __all__ = [
     "EMBEDDINGS",
     "MODEL_SIZES",
     "DecoderModel",
+    "KeyValueCache",
     "ModelShape",
     "build_model",
+    "model_of",
     "model_shape",
     "rotary_tables",
     "token_loss",
@@ -60,6 +63,15 @@ def build_model(shape: ModelShape, seed: int) -> DecoderModel:
     return model
 
 
+def model_of(shape: ModelShape, parameters: Mapping[str, Tensor]) -> DecoderModel:
+    """Return a model that holds `parameters`, by name; they are not copied."""
+    with torch.device("meta"):
+        model = DecoderModel(shape)
+    model.load_state_dict(dict(parameters), assign=True)
+    model.rotary_cos, model.rotary_sin = rotary_tables(shape.context, shape.head_width)
+    return model
+
+
 class DecoderModel(nn.Module):
     """A decoder-only transformer over `shape.vocabulary` tokens."""
 
@@ -77,15 +89,21 @@ class DecoderModel(nn.Module):
         self.register_buffer("rotary_cos", cos_TD, persistent=False)
         self.register_buffer("rotary_sin", sin_TD, persistent=False)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return logits of shape (B, T, V) for the token after each position; T is at most the shape's context."""
-        length = tokens_BT.shape[1]
-        if length > self.shape.context:
-            raise ValueError(f"got {length} positions; expected at most {self.shape.context}")
-        rotary = (self.rotary_cos[:length], self.rotary_sin[:length])
+    def forward(self, tokens_BT: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+        """Return logits of shape (B, T, V) for the token after each position.
+
+        Args:
+            tokens_BT: with what the caches hold, at most as many positions as the shape's context.
+            caches: one for each block, of the positions before these; they take these too.
+        """
+        start = caches[0].length if caches is not None else 0
+        stop = start + tokens_BT.shape[1]
+        if stop > self.shape.context:
+            raise ValueError(f"got {stop} positions; expected at most {self.shape.context}")
+        rotary = (self.rotary_cos[start:stop], self.rotary_sin[start:stop])
         stream_BTW = functional.embedding(tokens_BT, self.embedding)
-        for block in self.blocks:
-            stream_BTW = block(stream_BTW, rotary)
+        for index, block in enumerate(self.blocks):
+            stream_BTW = block(stream_BTW, rotary, caches[index] if caches is not None else None)
         return functional.linear(self.norm(stream_BTW), self.head)
 
     def loss(self, tokens_BT: Tensor) -> Tensor:
@@ -103,10 +121,33 @@ class Block(nn.Module):
         self.feed_forward_norm = RootMeanSquareNorm(shape.width)
         self.feed_forward = SwiGLU(shape.width, shape.feed_forward)
 
-    def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor], cache: KeyValueCache | None = None) -> Tensor:
         """Return the stream after this block, same shape."""
-        stream_BTW = stream_BTW + self.attention(self.attention_norm(stream_BTW), rotary)
+        stream_BTW = stream_BTW + self.attention(self.attention_norm(stream_BTW), rotary, cache)
         return cast(Tensor, stream_BTW + self.feed_forward(self.feed_forward_norm(stream_BTW)))
+
+
+class KeyValueCache:
+    """Keys and values of the positions read so far: the first few at once, then one at a time.
+
+    Generating a byte then costs one position, not the whole window.
+    """
+
+    def __init__(self) -> None:
+        self._key_value_2BHTD: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of positions held."""
+        return 0 if self._key_value_2BHTD is None else self._key_value_2BHTD.shape[-2]
+
+    def extend(self, key_value_2BHTD: Tensor) -> Tensor:
+        """Add further positions and return those of all."""
+        if self._key_value_2BHTD is not None:
+            assert key_value_2BHTD.shape[-2] == 1, "attention among later positions would need a mask"
+            key_value_2BHTD = torch.cat((self._key_value_2BHTD, key_value_2BHTD), dim=-2)
+        self._key_value_2BHTD = key_value_2BHTD
+        return key_value_2BHTD
 
 
 class CausalAttention(nn.Module):
@@ -118,14 +159,17 @@ class CausalAttention(nn.Module):
         self.query_key_value = nn.Parameter(torch.empty(3 * width, width))
         self.output = nn.Parameter(torch.empty(width, width))
 
-    def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor], cache: KeyValueCache | None = None) -> Tensor:
         """Return what each position gathers from itself and those before it."""
         batch, length, width = stream_BTW.shape
         mixed = functional.linear(stream_BTW, self.query_key_value)
         mixed_3BHTD = mixed.view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query_key_2BHTD = rotate(mixed_3BHTD[:2], *rotary)
+        query_BHTD, key_BHTD, value_BHTD = query_key_2BHTD[0], query_key_2BHTD[1], mixed_3BHTD[2]
+        if cache is not None:
+            key_BHTD, value_BHTD = cache.extend(torch.stack((key_BHTD, value_BHTD)))
         gathered_BHTD = functional.scaled_dot_product_attention(
-            query_key_2BHTD[0], query_key_2BHTD[1], mixed_3BHTD[2], is_causal=True
+            query_BHTD, key_BHTD, value_BHTD, is_causal=cache is None or length > 1
         )
         return functional.linear(gathered_BHTD.transpose(1, 2).reshape(batch, length, width), self.output)
 
