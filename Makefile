@@ -28,11 +28,12 @@
 # make bench-figures  only draws docs/performance's tables and plots, from the figures that are kept
 # make wheel-test builds the wheel and the sdist, installs them into an empty environment elsewhere, and trains there:
 #                 some minutes, most of them to install PyTorch
+# make export-test  what `p2p-diloco export` writes, loaded by transformers: the same logits; brings that into .venv-export
 # make check      style and types
 # make clean      removes what the others made
 #
 # All but the last create .venv and install what pyproject.toml and constraints.txt name, once, and again only when
-# one of the two files has changed. Nothing is installed outside .venv.
+# one of the two files has changed. Nothing is installed outside .venv and .venv-export.
 
 PYTHON ?= python3
 # Further words for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -54,7 +55,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint size disasters learning results bench bench-all bench-figures wheel-test check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -178,6 +179,20 @@ bench-figures: $(STAMP)
 wheel-test: $(STAMP)
 	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
+# An environment of its own, that sees all of .venv (torch is large) and adds transformers, which peers do not need.
+EXPORT_VENV := .venv-export
+EXPORT_STAMP := $(EXPORT_VENV)/.installed
+export-test: $(EXPORT_STAMP)
+	$(EXPORT_VENV)/bin/python -m pytest tests/island/test_llama.py $(TEST_FLAGS)
+
+SITE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
+$(EXPORT_STAMP): $(STAMP)
+	$(BIN)/python -m venv $(EXPORT_VENV)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
+	  > "$$($(EXPORT_VENV)/bin/python -c '$(SITE_PACKAGES)')/peer.pth"
+	$(EXPORT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) transformers
+	@touch $@
+
 pure: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not no_cover and not long" $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "no_cover and not long" $(PURE_TESTS) $(TEST_FLAGS)
@@ -202,5 +217,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(EXPORT_VENV) build dist demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
