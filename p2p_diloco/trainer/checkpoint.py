@@ -23,6 +23,7 @@ from p2p_diloco.trainer.tensor_file import write_tensors
 from p2p_diloco.trainer.whole_file import replace_file
 
 _FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)
+CHECKPOINTS = "checkpoint-*.safetensors"
 _SET_ASIDE = "refused-"
 _KINDS = ("anchor", "momentum")
 
@@ -64,20 +65,38 @@ class CheckpointFolder:
                 are, for to go on from an older one would in time push it out.
             StateError: those refused cannot be set aside.
         """
-        states: dict[SpanId, SpanState] | None = None
+        states, refused = self._newest_of(self.paths())
+        if refused:
+            self._set_aside(list(refused))
+        return states, tuple(refused.values())
+
+    def read_newest(self) -> tuple[dict[SpanId, SpanState] | None, tuple[str, ...]]:
+        """Return the same of a peer that may be running: nothing is moved.
+
+        Raises:
+            UnreadableCheckpoint: as for `load_newest`.
+        """
+        while True:
+            paths = self.paths()
+            states, refused = self._newest_of(paths)
+            # A peer that trains may write the next and remove those seen here, while they are read.
+            if states is not None or paths == self.paths():
+                return states, tuple(refused.values())
+
+    def _newest_of(self, paths: Sequence[Path]) -> tuple[dict[SpanId, SpanState] | None, dict[Path, str]]:
+        """Return the last of `paths` that can be believed, or None, and a sentence for each that was refused."""
         refused: dict[Path, str] = {}
-        for path in reversed(self.paths()):
+        for path in reversed(paths):
             try:
                 states = load_checkpoint(path, self._run, self._elements)
             except UnreadableCheckpoint:
                 raise
             except StateError as error:
                 refused[path] = str(error)
+                continue
             if states is not None:
-                break
-        if refused:
-            self._set_aside(list(refused))
-        return states, tuple(refused.values())
+                return states, refused
+        return None, refused
 
     def load_span(self, span: SpanId) -> Iterator[SpanState]:
         """Yield a span as each checkpoint holds it, the oldest first; what cannot be believed is passed over."""
