@@ -115,6 +115,11 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                 return PeerResult(state_digest="", anchor_loss=None)
             _check_listed(plan, signed, key.peer, tally)
             _check_memory(plan, signed)
+            if plan.trains:
+                tally.report(
+                    "checkpoints",
+                    f"checkpoints go to {folder.path}; `p2p-diloco sample` and `p2p-diloco export` read the newest",
+                )
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with Libp2pDirectory(transport, initial_peers=initial) as directory:
                 tally.addresses = transport.listen_addresses()
@@ -296,6 +301,8 @@ async def _manifest(
     """Return the verified manifest: given, kept from an earlier start, or from the swarm; None: told to go before."""
     if plan.signed_manifest is not None:
         plan.signed_manifest.verify(run)
+        # For whoever reads this folder later: its checkpoints say nothing of the model.
+        folder.write(MANIFEST_FILE, plan.signed_manifest.encode())
         return plan.signed_manifest
     kept = folder.read(MANIFEST_FILE)
     if kept is not None:

@@ -108,6 +108,13 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
         assert ada.texts("manifest") == ['manifest of "small" verified against the invite']
         assert RunFolder(tmp_path / "ada", RUN).read(MANIFEST_FILE) == SIGNED.encode()
         assert ada.invites == [], "only a founder tells the invite"
+        folder = RunFolder(tmp_path / "ada", RUN).path
+        assert ada.texts("checkpoints") == [
+            f"checkpoints go to {folder}; `p2p-diloco sample` and `p2p-diloco export` read the newest"
+        ]
+        founded = tmp_path / "boot"
+        assert RunFolder(founded, RUN).read(MANIFEST_FILE) == SIGNED.encode(), "its checkpoints need it as well"
+        assert boot.texts("checkpoints") == [], "a bootstrap peer gives the state away when others hold it"
         stop.stop_now()
         await founder
 

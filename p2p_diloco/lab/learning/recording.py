@@ -58,12 +58,12 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
         StateError: a folder holds no run, or no diary; they are of several runs; or nobody knows roster 0.
     """
     runs = {peer: _run_folder(folder) for peer, folder in folders.items()}
-    files = [path / MANIFEST_FILE for path in runs.values()]  # who founds keeps none
+    files = [path / MANIFEST_FILE for path in runs.values()]
     manifests = {file.read_bytes() for file in files if file.is_file()}
     if not manifests:
         raise StateError(
-            "none of the folders holds the manifest, for whoever founds a run keeps none; add the state directory of "
-            "a peer that joined with the invite"
+            "none of the folders holds the manifest, which founders of earlier versions did not keep; add the state "
+            "directory of a peer that joined with the invite"
         )
     if len(manifests) != 1:
         raise StateError(f"the folders hold manifests of {len(manifests)} runs; expected several peers of one")
