@@ -1,4 +1,4 @@
-"""New files: written once, whole or not at all, and never over something that is there.
+"""New files and folders: written once, whole or not at all, and never over something that is there.
 
 For what cannot be made again, such as an identity or the words that a run id is the digest of.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from p2p_diloco.errors import ConfigError, StateError
@@ -43,6 +45,53 @@ def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def write_new_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder of files, which must be empty or not exist; folders on the way are made.
+
+    Args:
+        path: where.
+        files: by name, all of it.
+    Raises:
+        ConfigError: something is at `path` already; it is left as it was.
+        StateError: the folder cannot be made or written, or the disk is full; nothing is left behind.
+    """
+    check_new_folder(path)
+    folder = path.resolve()
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+        for name, content in files.items():
+            _write_draft(draft / name, content, 0o666)
+        draft.rename(folder)  # refused by the system, should files have come meanwhile
+    except OSError as error:
+        raise StateError(
+            f"cannot write the folder {path}: {error.strerror}; check the disk, or name another folder"
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_new_folder(path: Path) -> None:
+    """See that `write_new_folder` may write to `path`, before anything takes long.
+
+    Raises:
+        ConfigError: it is no folder, holds something, or is the one that this process works in.
+        StateError: it cannot be read.
+    """
+    try:
+        if not path.exists():
+            return
+        if not path.is_dir():
+            raise ConfigError(f"{path} is a file; name a new folder")
+        if any(path.iterdir()):
+            raise ConfigError(f"{path} is not empty, and nothing in it is overwritten; name a new folder")
+        if path.samefile(Path()):  # it is replaced, and a shell would stay in one that is gone
+            raise ConfigError(f"{path} is the folder that you are in; name a new one in it, such as ./model")
+    except OSError as error:
+        raise StateError(f"cannot read the folder {path}: {error.strerror}; name another one") from None
 
 
 def _write_draft(path: Path, content: bytes, mode: int) -> None:

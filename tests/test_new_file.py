@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco import new_file
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.new_file import write_new_file
+from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
@@ -64,3 +64,66 @@ def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StateError, match="cannot write"):
         write_new_file(tmp_path / "file" / "deeper", b"words", mode=0o600)
+
+
+FILES = {"config.json": b"{}", "weights": bytes(100)}
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_new_folder_has_its_files_and_nothing_else(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "deep" / "er"
+    if is_there:
+        path.mkdir(parents=True)
+    write_new_folder(path, FILES)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == FILES
+    assert os.listdir(path.parent) == ["er"], "no draft stays behind"
+
+
+def test_a_folder_that_holds_something_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"words")
+    with pytest.raises(ConfigError) as caught:
+        write_new_folder(tmp_path, FILES)
+    assert str(caught.value) == f"{tmp_path} is not empty, and nothing in it is overwritten; name a new folder"
+    assert os.listdir(tmp_path) == ["precious"]
+
+
+def test_files_that_come_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "precious").write_bytes(b"words")
+    monkeypatch.setattr(new_file, "check_new_folder", lambda path: None)
+    with pytest.raises(StateError, match=r"cannot write the folder .*: Directory not empty; check the disk, or name"):
+        write_new_folder(path, FILES)
+    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(path) == ["precious"]
+
+
+def test_a_file_and_the_folder_of_this_process_are_no_new_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"file is a file; name a new folder"):
+        check_new_folder(tmp_path / "file")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match=r"^\. is the folder that you are in; name a new one in it, such as ./model"):
+        check_new_folder(Path())
+
+
+def test_a_disk_that_refuses_part_of_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+    calls = iter(range(2))
+
+    def refuse_the_second(descriptor: int) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(new_file.os, "fsync", refuse_the_second)
+    with pytest.raises(StateError) as caught:
+        write_new_folder(tmp_path / "folder", FILES)
+    assert str(caught.value) == (
+        f"cannot write the folder {tmp_path / 'folder'}: No space left on device; check the disk, or name another "
+        "folder"
+    )
+    assert os.listdir(tmp_path) == []

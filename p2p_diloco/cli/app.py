@@ -46,6 +46,10 @@ _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 _PEER_DEFAULTS = PeerFlags()
 _SETTINGS_DEFAULTS = SettingsFlags()
 
+StateDirectoryFlag = Annotated[
+    str | None, Parameter(help="of the peer whose newest checkpoint is read; it may be training")
+]
+RunFlag = Annotated[str | None, Parameter(help="first digits of the run's id, where several runs are kept")]
 KeyFlag = Annotated[Path | None, Parameter(help="organiser's key; organiser.key beside the run file if not named")]
 
 
@@ -197,6 +201,57 @@ def make_app(around: Surroundings) -> App:
         from p2p_diloco.cli.status import show_status
 
         return show_status(settings_of(settings, around).state_directory, as_json=json)
+
+    @app.command
+    def sample(
+        prompt: str,
+        /,
+        *,
+        bytes: int = 400,
+        temperature: float = 0.8,
+        seed: int | None = None,
+        state_directory: StateDirectoryFlag = None,
+        run: RunFlag = None,
+    ) -> int:
+        """Print text that the run's model writes.
+
+        Parameters
+        ----------
+        prompt
+            text that the model continues, such as "def main"
+        bytes
+            how many the model writes
+        temperature
+            0 takes the likeliest byte each time; the higher, the more random
+        seed
+            the same seed gives the same text; another one each time if not named
+        """
+        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
+        from p2p_diloco.cli.sample import SampleOptions, print_sample
+
+        options = SampleOptions(
+            prompt=prompt,
+            num_bytes=bytes,
+            temperature=temperature,
+            seed=seed,
+            state_directory=settings.state_directory,
+            run=run,
+        )
+        return print_sample(options)
+
+    @app.command
+    def export(folder: Path, /, *, state_directory: StateDirectoryFlag = None, run: RunFlag = None) -> int:
+        """Write the run's model as files that transformers and other programs load.
+
+        Parameters
+        ----------
+        folder
+            new folder for the files
+        """
+        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
+        from p2p_diloco.cli.export import export_model
+
+        return export_model(folder, state_directory=settings.state_directory, run=run)
 
     @app.command
     def demo(

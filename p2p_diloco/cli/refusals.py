@@ -11,7 +11,7 @@ from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import parse_rate
 
-HEED_SURROUNDINGS = ("new", "bootstrap", "join", "status")
+HEED_SURROUNDINGS = ("new", "bootstrap", "join", "status", "sample", "export")
 _OWN_WORDS = "demo"
 """Refuses them itself, and says more."""
 

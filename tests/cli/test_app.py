@@ -33,7 +33,9 @@ def failed(arguments: list[str], capsys: Captured) -> tuple[int, str]:
     return code, lines[0].removeprefix("p2p-diloco: error: ")
 
 
-@pytest.mark.parametrize("command", [[], ["new"], ["bootstrap"], ["join"], ["status"], ["demo"]])
+@pytest.mark.parametrize(
+    "command", [[], ["new"], ["bootstrap"], ["join"], ["status"], ["sample"], ["export"], ["demo"]]
+)
 def test_every_command_explains_itself(command: list[str], capsys: Captured) -> None:
     assert main([*command, "--help"]) == 0
     assert "Usage: p2p-diloco" in capsys.readouterr().out

@@ -25,7 +25,7 @@ def test_a_command_without_a_manifest_takes_no_values_of_one(words: list[str], t
     assert main(words) == 2
     errors = capsys.readouterr().err
     assert text in errors
-    assert "only new, bootstrap, join and status take files and dotted overrides" in errors
+    assert "only new, bootstrap, join, status, sample and export take files and dotted overrides" in errors
 
 
 @pytest.mark.parametrize(

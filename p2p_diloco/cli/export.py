@@ -1,0 +1,54 @@
+"""`p2p-diloco export`: the model of a run as files that other programs load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from p2p_diloco.cli.sample import warn_of_refused
+from p2p_diloco.island.llama import Provenance, llama_files
+from p2p_diloco.manifest import DataSection
+from p2p_diloco.new_file import check_new_folder, write_new_folder
+from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
+from p2p_diloco.trainer.run_text import STANDARD_LIBRARY
+from p2p_diloco.watch.status_file import PeerStatus, read_status
+
+
+def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int:
+    """Write the newest checkpoint in `state_directory` to a new `folder`; return the exit code.
+
+    Raises:
+        ConfigError: the folder is not new, no peer has run there, or it is not clear which run is meant.
+        StateError: there is no checkpoint that can be read, or the folder cannot be written.
+    """
+    check_new_folder(folder)
+    learnt = load_learnt_model(state_directory, run)
+    warn_of_refused(learnt)
+    files = llama_files(learnt.shape, learnt.parameters, provenance_of(learnt, read_status(state_directory)))
+    write_new_folder(folder, files)
+    print(f"wrote {folder}: {', '.join(files)}")
+    print("README.md is the model card; it names no licence, so add yours before you publish")
+    return 0
+
+
+def provenance_of(learnt: LearntModel, status: PeerStatus | None) -> Provenance:
+    """Return what the model card tells; tokens and loss only from a status of the same run."""
+    run = learnt.manifest.digest().hex()
+    own = status if status is not None and status.run == run else None
+    return Provenance(
+        run_name=learnt.manifest.name,
+        run=run,
+        text=_describe(learnt.manifest.data),
+        rounds=learnt.rounds,
+        cycles=learnt.cycles,
+        tokens=own.tokens if own is not None and own.tokens else None,
+        held_out_loss=own.anchor_loss if own is not None else None,
+    )
+
+
+def _describe(data: DataSection) -> str:
+    """Return the text in words; never its path, which is its organiser's own."""
+    if data.path == STANDARD_LIBRARY:
+        return "the source text of Python's standard library"
+    if data.fingerprint is not None:
+        return f"a text with the fingerprint {data.fingerprint}"
+    return "a text of the run's organiser"
