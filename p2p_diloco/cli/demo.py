@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -16,7 +16,7 @@ from rich.table import Table
 from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, DemoPlan, plan_demo
 from p2p_diloco.cli.demo_report import PEER_COLUMNS, demo_report, figure_rows, peer_rows, verdict_line
-from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, judge_demo
+from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, has_finished, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory, DemoSwarm, RunFiles
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.flags import Surroundings
@@ -29,6 +29,10 @@ from p2p_diloco.watch.event_log import EVENTS_FILE, read_events
 from p2p_diloco.watch.report import write_report
 from p2p_diloco.watch.status_file import STATUS_FILE, read_status
 from p2p_diloco.watch.table import LOG_WIDTH
+
+SAMPLE_PROMPT = "def "
+SAMPLE_BYTES = 300
+SAMPLE_TEMPERATURE = 0.8
 
 
 def run_demo(options: DemoOptions, around: Surroundings) -> int:
@@ -59,7 +63,9 @@ def run_demo(options: DemoOptions, around: Surroundings) -> int:
             _keep_outputs(options.report, children, plan)
             raise
         traces = {name: _traces(children.folder(name), started) for name, started in story.started.items()}
-        result = judge_demo(plan, story, traces, text)
+        finished = [name for name in plan.peers if name in traces and has_finished(traces[name].status)]
+        sample = _sample_if_any(children.folder(finished[0]), say) if finished else None
+        result = judge_demo(plan, story, traces, text, sample)
         if result.failures:
             _keep_outputs(options.report, children, plan)
     path = write_report(options.report, demo_report(plan, story, traces, result))
@@ -87,6 +93,10 @@ def print_result(
     console.print()
     console.print(figures)
     console.print()
+    if result.sample is not None:
+        console.print(f"what the model writes after {SAMPLE_PROMPT!r}:", style="dim")
+        console.print(result.sample, soft_wrap=True)
+        console.print()
     console.print(verdict_line(result), style="red" if result.failures else "green", soft_wrap=True)
 
 
@@ -104,6 +114,33 @@ def measure_text(options: DemoOptions) -> TextLosses:
     corpus = open_corpus(options.data)
     start = build_model(model_shape(options.model), ModelSection().seed)
     return TextLosses(start=held_out_loss(start, corpus), bigram=bigram_entropy(corpus))
+
+
+def sample_of(folder: Path) -> str:
+    """Return what the model in a peer's state directory writes after `SAMPLE_PROMPT`; always the same of one model.
+
+    Raises:
+        P2PDilocoError: there is no checkpoint that can be read, or the run has diverged.
+    """
+    from p2p_diloco.cli.sample import sample_text
+    from p2p_diloco.trainer.learnt_model import load_learnt_model
+
+    pieces = sample_text(
+        load_learnt_model(folder),
+        SAMPLE_PROMPT.encode(),
+        num_bytes=SAMPLE_BYTES,
+        temperature=SAMPLE_TEMPERATURE,
+        seed=0,
+    )
+    return "".join(pieces)
+
+
+def _sample_if_any(folder: Path, say: Callable[[str], None]) -> str | None:
+    try:
+        return sample_of(folder)
+    except P2PDilocoError as error:
+        say(f"no sample: {error}")
+        return None
 
 
 def _write_runs(plan: DemoPlan, children: ChildProcesses) -> RunFiles:

@@ -60,6 +60,7 @@ class DemoResult:
         joined_late_ready_seconds: from the start of the late one's process until it was ready.
         bootstrap_killed: whether it was.
         seconds: of training.
+        sample: what the model writes after a fixed prompt, as a peer that finished holds it; None where none did.
         failures: what did not go as promised; empty when all did.
     """
 
@@ -84,6 +85,7 @@ class DemoResult:
     joined_late_ready_seconds: float | None
     bootstrap_killed: bool
     seconds: float
+    sample: str | None
     failures: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
@@ -93,7 +95,9 @@ class DemoResult:
         }
 
 
-def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], text: TextLosses) -> DemoResult:
+def judge_demo(
+    plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], text: TextLosses, sample: str | None = None
+) -> DemoResult:
     """Work out the figures and say what did not go as promised.
 
     Args:
@@ -101,11 +105,12 @@ def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], t
         story: what did.
         traces: by name, of every process that was started.
         text: what was measured before.
+        sample: what the model writes at the end.
     """
     volunteers = {name: traces[name] for name in plan.peers if name in traces}
     survivors = {name: trace for name, trace in volunteers.items() if name not in story.killed}
     final = [trace.status for trace in survivors.values() if trace.status is not None]
-    finishers = [trace for trace in survivors.values() if _has_finished(trace.status)]
+    finishers = [trace for trace in survivors.values() if has_finished(trace.status)]
     finished = [trace.status for trace in finishers if trace.status is not None]
     digests = {status.state_digest for status in finished}
     equal = len(digests) == 1 and len(finished) == len(survivors)
@@ -134,8 +139,9 @@ def judge_demo(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], t
         "joined_late_ready_seconds": _ready_seconds(late) if late is not None else None,
         "bootstrap_killed": BOOTSTRAP in story.killed,
         "seconds": plan.end_at,
+        "sample": sample,
     }
-    unfinished = [name for name, trace in survivors.items() if not _has_finished(trace.status)]
+    unfinished = [name for name, trace in survivors.items() if not has_finished(trace.status)]
     return DemoResult(**figures, failures=tuple(_failures(plan, story, figures, unfinished)))
 
 
@@ -160,7 +166,8 @@ def _failures(plan: DemoPlan, story: DemoStory, figures: Mapping[str, Any], unfi
             yield f"{name} ended with exit code {code}"
 
 
-def _has_finished(status: PeerStatus | None) -> bool:
+def has_finished(status: PeerStatus | None) -> bool:
+    """Return whether a peer came to the last round and said what it holds."""
     return status is not None and status.phase == "finished" and status.state_digest != ""
 
 

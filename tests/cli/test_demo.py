@@ -14,7 +14,7 @@ from p2p_diloco.cli import demo
 from p2p_diloco.cli.app import main
 from p2p_diloco.cli.demo_plan import DemoOptions
 from p2p_diloco.cli.demo_result import TextLosses
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.run_file import read_run_toml
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,6 +50,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, obje
     monkeypatch.setattr(demo, "time", clock)
     monkeypatch.setattr(demo, "ChildProcesses", children)
     monkeypatch.setattr(demo, "measure_text", lambda options: TextLosses(start=5.545, bigram=2.4))
+    monkeypatch.setattr(demo, "sample_of", lambda folder: f"def {folder.name}():\n    [red]pass")
     return weather
 
 
@@ -61,6 +62,8 @@ def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Ca
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
     out = capsys.readouterr().out
     assert "all 3 living peers hold the same bytes" in out
+    assert "what the model writes after 'def ':\ndef peer-1():\n    [red]pass\n" in out
+    assert figures["sample"] == "def peer-1():\n    [red]pass"
     assert not (tmp_path / "out" / "logs").exists()
 
 
@@ -68,8 +71,21 @@ def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Ca
 def test_figures_on_standard_output_stand_alone(capsys: Captured) -> None:
     assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "-"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["heads_equal"] is True
+    document = json.loads(captured.out)
+    assert (document["heads_equal"], document["sample"][:10]) == (True, "def peer-1")
     assert "all 3 living peers hold the same bytes" in captured.err
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_demo_without_a_sample_still_has_its_figures(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverged(folder: Path) -> str:
+        raise StateError("the model predicts no finite numbers")
+
+    monkeypatch.setattr(demo, "sample_of", diverged)
+    assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["sample"] is None
+    assert "no sample: the model predicts no finite numbers" in captured.err
 
 
 def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(
