@@ -6,10 +6,9 @@ from pathlib import Path
 
 from p2p_diloco.cli.sample import warn_of_refused
 from p2p_diloco.island.llama import Provenance, llama_files
-from p2p_diloco.manifest import DataSection
+from p2p_diloco.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.new_file import check_new_folder, write_new_folder
 from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
-from p2p_diloco.trainer.run_text import STANDARD_LIBRARY
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 
 
