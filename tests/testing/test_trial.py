@@ -1,0 +1,19 @@
+"""From a scenario to its result: what is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.testing import trial
+from p2p_diloco.testing.scenario import draw_scenario
+from p2p_diloco.testing.trial import play_scenario
+
+
+def test_all_checks_of_a_quiet_time_that_is_given_up_count_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks at whether all agree, whether the run goes on, the tables of each machine, and the clocks' own one."""
+    monkeypatch.setattr(trial, "LONGEST_SLEW_SECONDS", 0.0)  # no clocks are ever close enough
+    scenario = draw_scenario(3, (3, 3), frozenset())
+    result = play_scenario(scenario)
+    assert result.invariant is None, result.text
+    num_machines = 3 + scenario.bootstrap
+    assert result.skipped == 2 * (3 - 1) + 1 + num_machines + 1
