@@ -133,7 +133,7 @@ def test_when_the_last_who_could_be_dialled_is_gone_the_bootstrap_serves_all_aga
         await swarm.until(swarm.all_members, 120.0)
         await swarm.run(20.0)
         swarm.kill("open")
-        await swarm.until(swarm.all_members, 80 * ROUND_SECONDS)
+        await swarm.until(swarm.all_members, 6 * swarm.rules.cycle_seconds)
         await goes_on(swarm, 12 * ROUND_SECONDS)
         swarm.start("open")
         await swarm.until(swarm.all_members, 40 * ROUND_SECONDS)
