@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.testing.endings import fragment_heights
+from p2p_diloco.protocol.messages import Message, Opening, SpanVector, encode_message
+from p2p_diloco.swarm.budgets import LINES_PER_MINUTE
+from p2p_diloco.testing.coverage import share_of_spans
+from p2p_diloco.testing.endings import check_tables, fragment_heights
 from p2p_diloco.testing.hostility import MUTATORS, MutatorMaker, Stranger, claims_reach
-from p2p_diloco.testing.network import OUTBOUND_ONLY
-from p2p_diloco.testing.run import key_named
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.network import OUTBOUND_ONLY, Mutator
+from p2p_diloco.testing.run import key_named, run_rules
 from p2p_diloco.testing.simulation import Simulation, play
 
 HONEST = ("p0", "p1", "p2", "p3")
@@ -58,13 +64,6 @@ def test_a_stranger_neither_ends_a_process_nor_stops_the_run() -> None:
 
 IDENTITIES = tuple(f"identity{number}" for number in range(8))
 FIRST, SECOND = (key_named(name).peer for name in IDENTITIES[:2])
-
-
-def share_of_spans(swarm: Simulation, first: int, until: int) -> float:
-    """Return how much of the spans of some rounds got entries."""
-    clock = swarm.rules.clock
-    due = sum(swarm.rules.num_spans[clock.fragment(index)] for index in range(first, until))
-    return sum(first <= entry.round < until for entry in swarm.inspector.entries.values()) / due
 
 
 async def share_while_eight_claim(
@@ -124,5 +123,81 @@ def test_what_eight_claims_cost_where_they_are_believed() -> None:
         async with Simulation(seed=3) as swarm:
             during, _ = await share_while_eight_claim(swarm, claims_reach(), are_vouched_for=True)
             assert during < 0.7
+
+    play(scene)
+
+
+async def four_that_count(swarm: Simulation) -> None:
+    for name in HONEST:
+        swarm.add(name, founds=name == "p0")
+    await swarm.until(swarm.all_settled, within=300.0)
+
+
+def test_members_without_a_vote_that_name_parents_that_nobody_has_stop_no_span() -> None:
+    """They are no part of the electorate, so none need be present; each is dropped, applies, and is listed again.
+
+    Up to four are listed beside the four that count: were they asked, there would be no majority.
+    """
+
+    async def scene() -> None:
+        async with Simulation(
+            seed=1, rules=run_rules(num_spans=(2, 2), heartbeat_seconds=2.0), as_bytes=False
+        ) as swarm:
+            await four_that_count(swarm)
+            first, liars = swarm.round, [swarm.add(name, place=OUTBOUND_ONLY, start=False) for name in IDENTITIES[:5]]
+            for liar in liars:
+                liar.lie(MUTATORS["names bogus parents"](liar, random.Random(1)))
+                swarm.start(liar.name)
+            await swarm.run_to_round(first + 16)
+            assert max(len(roster.members) for roster in swarm.inspector.rosters.values()) >= 2 * len(HONEST)
+            assert share_of_spans(swarm, first, swarm.round - 2) >= 0.9
+            assert swarm.machines["p0"].roster.voters == {swarm.machines[name].peer for name in HONEST}
+            await swarm.until(lambda: swarm.agreed(HONEST), within=2 * swarm.rules.cycle_seconds)
+
+    play(scene)
+
+
+def empty_handed(to: bytes, message: Message) -> list[bytes]:
+    """Open each round, name the right parents, and send nothing."""
+    match message:
+        case Opening():
+            message = replace(message, spans=tuple(replace(offer, sends=False) for offer in message.spans))
+        case SpanVector():
+            return []
+    return [encode_message(message)]
+
+
+def test_eight_identities_that_open_empty_handed_in_an_open_run_cost_nothing_that_lasts() -> None:
+    """Four honest peers that count; the roster lists two of the eight in a cycle, and none comes to count."""
+
+    async def scene() -> None:
+        async with Simulation(
+            seed=1, rules=run_rules(num_spans=(2, 2), heartbeat_seconds=2.0), as_bytes=False
+        ) as swarm:
+            await four_that_count(swarm)
+            honest: list[Machine] = [swarm.machines[name] for name in HONEST]
+            for machine in honest:
+                machine.reports = deque()  # all that it says
+            first, began = swarm.round, swarm.now
+            mutator: Mutator = empty_handed
+            for name in IDENTITIES:
+                swarm.add(name, place=OUTBOUND_ONLY, start=False).lie(mutator)
+                swarm.start(name)
+            await swarm.run_to_round(first + 14)
+            listed = swarm.machines["p0"].roster
+            assert listed.peers() >= {key_named(name).peer for name in IDENTITIES}
+            assert listed.voters == {machine.peer for machine in honest}
+            check_tables(swarm)
+            minutes, end = (swarm.now - began) / 60.0, swarm.round
+            lines = max(len(machine.reports) for machine in honest)
+            for name in IDENTITIES:
+                swarm.kill(name)
+            await swarm.run_to_round(end + 10)
+            assert share_of_spans(swarm, first, end) >= 0.9
+            assert lines <= LINES_PER_MINUTE * len(IDENTITIES) * minutes
+            assert share_of_spans(swarm, end, end + 8) >= 0.9
+            assert swarm.machines["p0"].roster.peers() == {machine.peer for machine in honest}
+            check_tables(swarm)
+            await swarm.until(lambda: swarm.agreed(HONEST), within=2 * swarm.rules.cycle_seconds)
 
     play(scene)
