@@ -64,6 +64,23 @@ def test_a_newcomer_needs_the_founder_or_two_members_that_count_or_one_where_the
     assert judge(parent).is_reachable(word(NEW, *provers)) is expected
 
 
+def test_nobody_proves_itself() -> None:
+    assert not judge(FOUR).is_proved(word(A, A, B)), "it counts, but not for itself"
+    assert judge(FOUR).is_proved(word(A, B, C))
+    assert not judge(TWO).is_proved(word(A, A))
+
+
+def test_an_address_that_is_not_public_names_no_machine_so_members_that_count_are_believed() -> None:
+    """The rule cannot tell a proof from within one machine from one of a home network that all share.
+
+    It takes members that count, two of them where three or more do, to lie so; a fresh identity on the same machine is
+    believed nothing. An owner that nobody can reach loses *reduces* by the log, after two cycles.
+    """
+    assert place_of(RUN, "127.0.0.1") == place_of(RUN, "192.168.0.7") == NO_PLACE
+    assert not judge(FOUR).is_proved(word(NEW, A, ACCOMPLICE))
+    assert judge(FOUR).is_proved(word(NEW, A, B))
+
+
 @pytest.mark.parametrize(
     ("cycle", "expected"), [(OLDEST - 1, False), (OLDEST, True), (CYCLE + 1, True), (CYCLE + 2, False)]
 )
