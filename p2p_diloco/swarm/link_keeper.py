@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ STEADY_SECONDS = 30.0
 """A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
 MOST_KNOWN = 4096
 """Peers whose addresses are kept: records cost their makers nothing."""
+MOST_ISSUED = 256
+"""Of its own records a peer knows so many again, the latest; of earlier ones it does not tell whose they are."""
 MOST_BOOTSTRAPS_ON_TRUST = 2
 """Bootstraps in an invite that this peer is linked to and has not dialled: anybody may call itself one."""
 
@@ -99,6 +102,8 @@ class LinkKeeper:
         self._troubles: dict[str, str] = {}
         self._began = unix_seconds()
         self._own_addresses: set[str] = set()
+        self._issued: deque[float] = deque(maxlen=MOST_ISSUED)
+        """When this peer issued its records; and the times of those that an earlier start issued in the future."""
         self._has_twin = False
         self._pace = LookPace()
         self._linked_before: frozenset[PeerId] = frozenset()
@@ -198,20 +203,31 @@ class LinkKeeper:
             self.known[record.peer] = record.addresses
 
     def _look_for_twin(self, record: PeerRecord) -> None:
-        """Say once that another machine has this identity: it signs records of now with addresses that are not ours."""
+        """Say once that another process has this identity: it signs records of now that this one has not issued.
+
+        One at home names no address in them. An earlier start whose clock was ahead may have issued what is dated later
+        than now, so that is not held against anybody.
+        """
         self._own_record()
         foreign = [address for address in record.addresses if address not in self._own_addresses]
-        if foreign and record.issued_at > self._began and not self._has_twin:
+        since = self._issued[0] if len(self._issued) == MOST_ISSUED else self._began
+        is_unknown = record.issued_at > since and record.issued_at not in self._issued
+        if is_unknown and record.issued_at > self._unix_seconds():
+            self._issued.append(record.issued_at)
+            is_unknown = False
+        if (is_unknown or (foreign and record.issued_at > self._began)) and not self._has_twin:
             self._has_twin = True
+            where = f"announces {foreign[0]!r}" if foreign else "can be dialled nowhere"
             self._hear(
                 "identity",
-                f"another process has this peer's identity and announces {foreign[0]!r}; both take part as one peer "
+                f"another process has this peer's identity and {where}; both take part as one peer "
                 "and spoil each other: stop one of them, and give it a state directory of its own instead of a copy",
             )
 
     def _own_record(self) -> PeerRecord:
         record = self._record()
         self._own_addresses.update(record.addresses)
+        self._issued.append(record.issued_at)
         return record
 
     def _forget_one(self) -> bool:

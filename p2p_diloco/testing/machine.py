@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import PeerId, SpanId, format_peer_id
+from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
@@ -84,6 +84,7 @@ class Machine:
     """One machine. It may be told to start and end a process; `running` ones have an engine.
 
     Attributes:
+        copied_from: the name of the machine whose identity it has too; empty: it has its own.
         place: where it is on the network; what it believes of that is `believes_open`.
         is_vouched_for: whether provers sign that it can be dialled although it cannot.
         counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
@@ -104,6 +105,7 @@ class Machine:
     disk: SimulatedDisk
     place: str
     believes_open: bool
+    copied_from: str = ""
     is_vouched_for: bool = False
     trains: bool = True
     founds: bool = False
@@ -131,7 +133,7 @@ class Machine:
     closed: deque[RoundClosed] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
 
     def __post_init__(self) -> None:
-        self.key = key_named(self.name)
+        self.key = key_named(self.copied_from or self.name)
         self.peer: PeerId = self.key.peer
         if not self.checkpoint_seconds:
             draw = random.Random(f"{self.around.seed} {self.name} saves")
@@ -166,7 +168,11 @@ class Machine:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where others dial it."""
-        return (f"/memory/1/p2p/{format_peer_id(self.peer)}",)
+        return (f"/memory/{self._host}/p2p/{format_peer_id(self.peer)}",)
+
+    @property
+    def _host(self) -> int:
+        return 2 if self.copied_from else 1
 
     @property
     def roster(self) -> Roster:
@@ -233,7 +239,12 @@ class Machine:
         begun = self.wall() - self.steady()
         clock = SwarmClock(lambda: begun + self.steady(), wall=self.wall, offset_seconds=folder.recall_clock_offset())
         transport = around.network.simulated_transport(
-            self.peer, run=RUN, believes_open=self.believes_open, process=process, limits=self.limits
+            self.peer,
+            run=RUN,
+            believes_open=self.believes_open,
+            process=process,
+            limits=self.limits,
+            host=self._host,
         )
         transport.mutator = self.mutator
         engine = self._make_engine(folder, transport)
@@ -381,7 +392,8 @@ class Machine:
             return None
         process.is_dying = True
         self.around.note(self, reason, "")
-        self.around.network.kill(self.peer)
+        if self.transport is not None:
+            self.transport.end(f"{short_peer_id(self.peer)} closed the connection")
         task.cancel()
         if process.is_stopped:
             process.go_on()  # tasks that wait to be woken could not be torn down

@@ -100,14 +100,37 @@ class SimulatedNetwork(MemoryNetwork):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulationLoop)
         self.true_time = _TrueTime(loop)
+        self._copies: set[MemoryTransport] = set()
         self._slow = random.Random(f"slow frames of {seed}")
         self._lag = 0.0
 
     def simulated_transport(
-        self, peer: PeerId, *, run: Digest, believes_open: bool, process: Process, limits: TransportLimits | None = None
+        self,
+        peer: PeerId,
+        *,
+        run: Digest,
+        believes_open: bool,
+        process: Process,
+        limits: TransportLimits | None = None,
+        host: int = 1,
     ) -> SimulatedTransport:
-        """Return the transport of a process."""
-        return SimulatedTransport(self, peer=peer, run=run, believes_open=believes_open, process=process, limits=limits)
+        """Return the transport of a process; on another host than 1 it may be on line beside one of the same peer."""
+        return SimulatedTransport(
+            self, peer=peer, run=run, believes_open=believes_open, process=process, limits=limits, host=host
+        )
+
+    def enlist(self, transport: MemoryTransport) -> None:
+        if isinstance(transport, SimulatedTransport) and transport.host > 1:
+            self._copies.add(transport)
+        else:
+            super().enlist(transport)
+
+    def strike(self, transport: MemoryTransport) -> None:
+        self._copies.discard(transport)
+        super().strike(transport)
+
+    def is_on_line(self, transport: MemoryTransport) -> bool:
+        return transport in self._copies or super().is_on_line(transport)
 
     def can_dial(self, dialler: PeerId, target: PeerId) -> bool:
         """Tell whether a connection that `dialler` opens gets through to `target`."""
@@ -156,15 +179,20 @@ class SimulatedTransport(MemoryTransport):
         believes_open: bool,
         process: Process,
         limits: TransportLimits | None,
+        host: int = 1,
     ) -> None:
         super().__init__(network, peer=peer, run=run, can_be_dialled=believes_open, limits=limits)
         self.process = process
+        self.host = host
         self.mutator: Mutator | None = None
         self._net = network
 
     @property
     def loop(self) -> Any:
         return self._net.true_time
+
+    def listen_addresses(self) -> tuple[str, ...]:
+        return tuple(address.replace("/memory/1/", f"/memory/{self.host}/") for address in super().listen_addresses())
 
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         """Queue a frame; one to somebody who cannot hear this peer vanishes."""
@@ -189,6 +217,15 @@ class SimulatedTransport(MemoryTransport):
     def post_unchanged(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         """Queue a frame as it is; `deadline` in true seconds."""
         return super().post(peer, frame, lane=lane, deadline=deadline)
+
+    def accept(self, link: Any) -> None:
+        """Take a new link; of two machines of one peer the other one hears that it has lost its own."""
+        stale = self._links.get(link.other(self).peer)
+        super().accept(link)
+        if stale is None or stale.other(self) is link.other(self):
+            return
+        if self._net.is_on_line(stale.other(self)):
+            self._tell_other_end(stale, f"{short_peer_id(self.peer)} closed the connection")
 
     def _establish(self, peer: PeerId, address: str) -> None:
         if not self._net.can_dial(self.peer, peer):

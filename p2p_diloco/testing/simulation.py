@@ -198,6 +198,7 @@ class Simulation:
         drift: float = 0.0,
         counts_sleep: bool = False,
         limits: TransportLimits | None = None,
+        copied_from: str = "",
         start: bool = True,
     ) -> Machine:
         """Add a machine and start it.
@@ -207,6 +208,7 @@ class Simulation:
             believes_open: whether it takes itself for one that can be dialled; None: as it is.
             wall_offset, drift: how wrong its clocks are.
             counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
+            copied_from: a machine of which it gets the identity and all files as they are now.
         """
         draw = random.Random(f"{self.seed} {name} boots")
         machine = Machine(
@@ -227,6 +229,7 @@ class Simulation:
             ),
             disk=self._rack.disk(name),
             place=place,
+            copied_from=copied_from,
             believes_open=believes_open if believes_open is not None else place == OPEN,
             trains=trains,
             founds=founds,
@@ -239,13 +242,23 @@ class Simulation:
         if founder is not None:
             machine.first_known = {founder.peer: founder.addresses}
         self.machines[name] = machine
-        self.by_peer[machine.peer] = self.inspected[machine.peer] = machine
+        if copied_from:
+            self._copy(self.machines[copied_from], machine)
+        else:
+            self.by_peer[machine.peer] = self.inspected[machine.peer] = machine
         self.network.places[machine.peer] = place
-        if self.trace is not None:
+        if self.trace is not None and not copied_from:
             self.trace.names[machine.peer] = name
         if start:
             self.start(name)
         return machine
+
+    def _copy(self, original: Machine, copy: Machine) -> None:
+        """Give a machine another's files; whatever one signs without the other's knowledge is nobody's fault."""
+        with self._rack.aside():
+            copy.disk.restore(original.disk.snapshot())
+        copy.lives, original.is_liar, copy.is_liar = original.lives, True, True
+        self.inspector.restored.add(original.peer)
 
     def keep_on_disks(self, rosters: Sequence[CertifiedRoster], states: Mapping[SpanId, SpanState]) -> None:
         """Give every machine the disk of a member that was stopped: these rosters and a checkpoint of these spans."""

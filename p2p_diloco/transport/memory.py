@@ -121,6 +121,10 @@ class MemoryNetwork(Weather):
         if transport is not None:
             transport.end(f"{short_peer_id(peer)} closed the connection")
 
+    def is_on_line(self, transport: MemoryTransport) -> bool:
+        """Tell whether `transport` takes part."""
+        return self._alive.get(transport.peer) is transport
+
     def find(self, peer: PeerId) -> MemoryTransport | None:
         """Return the transport of `peer` that is on line."""
         return self._alive.get(peer)
@@ -281,7 +285,7 @@ class MemoryTransport(Transport):
             self._missed.append(lambda: self.lose(link, reason))
             return
         self._drop_end(link)
-        if self._network.find(self.peer) is self:
+        if self._network.is_on_line(self):
             self._tell(self.listener.link_lost, link.other(self).peer, reason)
 
     def accept(self, link: _Link) -> None:
@@ -303,7 +307,7 @@ class MemoryTransport(Transport):
             raise PeerError(f"{name} cannot be dialled: {address} refused the connection")
         if target.run != self.run:
             raise NotInRun(f"{name} at {address} does not take part in run {self.run.hex()[:16]}")
-        if self._network.find(self.peer) is not self:
+        if not self._network.is_on_line(self):
             raise PeerError(f"{name} cannot be dialled: this peer is off line")
         if not target.is_welcome(self.peer):
             raise PeerError(f"{name} at {address} turned the link away: it does not want one")

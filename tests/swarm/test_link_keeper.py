@@ -524,3 +524,32 @@ def test_where_it_cannot_be_told_from_where_strangers_come_they_stay() -> None:
         assert len(scene.linked(ANN)) == 66
 
     play(act)
+
+
+def test_a_copy_that_nobody_can_dial_is_known_by_records_that_this_peer_has_not_issued() -> None:
+    async def act(scene: Scene) -> None:
+        ann = await scene.keeper(ANN)
+        await asyncio.sleep(5.0)
+
+        def hidden(issued_at: float) -> bytes:
+            return sign_record(
+                ANN, run=RUN, addresses=(), can_be_dialled=False, role=PeerRole.TRAINER, issued_at=issued_at
+            ).encode()
+
+        own = ann.introductions()[0]
+        await asyncio.sleep(1.0)
+        earlier_start = hidden(now() + 60.0)  # by a clock that was ahead
+        ann.introduced((own, earlier_start, hidden(now() - 60.0)))
+        await asyncio.sleep(100.0)
+        ann.introduced((own, earlier_start))
+        assert scene.heard == []
+        ann.introduced((hidden(now() - 1.0),))
+        ann.introduced((hidden(now() - 0.5),))
+        ((topic, text),) = scene.heard
+        assert topic == "identity"
+        assert text == (
+            "another process has this peer's identity and can be dialled nowhere; both take part as one peer and spoil "
+            "each other: stop one of them, and give it a state directory of its own instead of a copy"
+        )
+
+    play(act)
