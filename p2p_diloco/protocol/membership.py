@@ -106,6 +106,7 @@ class Membership(Attendance):
         self._candidacies: dict[bool, Candidacy] = {}
         self._prepared = 0
         self._remembers = remembers
+        self._has_said_forgotten = False
         self._doubted_since: float | None = None
         self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
         """Which rosters voters that are not linked have signed that they go by, and when; kept by `Repair`."""
@@ -220,8 +221,10 @@ class Membership(Attendance):
         for certified in rosters:
             try:
                 wins = None if is_own else self._weigh(certified, now)
+                is_next = certified.roster.parent == self.book.in_force_digest
                 if self.book.add(certified, wins=wins):
                     actions.append(KeepRoster(certified=certified))
+                    actions += self._forgotten(certified) if is_next else []
             except PeerError as error:
                 actions += self._refused(certified, str(error))
                 break
@@ -229,6 +232,25 @@ class Membership(Attendance):
         if after is not None and after is not before:
             self._enter(before, after, now, actions)
         return actions
+
+    def _forgotten(self, certified: CertifiedRoster) -> list[Action]:
+        """Report, once, that a child of the roster in force carries a vote of this peer that was never kept here.
+
+        Votes are on disk before they are given. A peer without a disk of earlier starts knows that it has forgotten.
+        """
+        roster = certified.roster
+        voted = self._ballots.bond(roster.parent, degraded=roster.degraded).voted
+        is_kept = voted is not None and voted.ballot >= certified.ballot
+        has_voted = any(peer == self.me.peer for peer, _ in certified.votes)
+        if self._has_said_forgotten or not self._remembers or not has_voted or is_kept:
+            return []
+        self._has_said_forgotten = True
+        text = (
+            f"roster {roster.k} carries a vote of this peer that its state directory does not hold: the directory was "
+            "restored from a backup, where nothing is to be done, or another process runs with a copy of it: stop one "
+            "of them, and give it a state directory of its own"
+        )
+        return [Report(topic="identity", text=text)]
 
     def _refused(self, certified: CertifiedRoster, reason: str) -> list[Action]:
         """Report a roster that is refused, once: whoever goes by it offers it again and again."""

@@ -988,6 +988,33 @@ def test_a_roster_that_does_not_hold_is_reported_once_and_ends_the_list() -> Non
     assert here.book.in_force == founding().roster
 
 
+def test_a_vote_of_this_peer_that_its_disk_does_not_hold_is_said_once() -> None:
+    """A backup that was put back, or a copy that runs elsewhere: nothing else tells the user."""
+    first = roster_1(3)
+    second = certify(child_of(first.roster, first.roster.members), [A, B], ballot=BALLOT)
+    third = certify(child_of(second.roster, second.roster.members), [A, B], ballot=BALLOT + 1)
+
+    def said(here: Membership, *rosters: CertifiedRoster) -> list[str]:
+        actions = here.take_rosters(rosters, NOW)
+        return [action.text for action in actions if isinstance(action, Report) and action.topic == "identity"]
+
+    assert said(membership_of(A, founding(), first), second, third) == [
+        "roster 2 carries a vote of this peer that its state directory does not hold: the directory was restored from "
+        "a backup, where nothing is to be done, or another process runs with a copy of it: stop one of them, and give "
+        "it a state directory of its own"
+    ]
+    assert said(membership_of(C, founding(), first), second, third) == [], "others certified it"
+    assert said(membership_of(A, founding(), first, remembers=False), second) == [], "it knows that it has forgotten"
+
+
+def test_a_vote_that_this_peer_has_kept_is_no_news() -> None:
+    council = Council(roster_1(3), NEW)
+    council.declare(NEW, C, NOW, cycle=1)
+    actions = council.tick(NOW)
+    assert council.in_force().k == 2
+    assert "identity" not in topics(actions)
+
+
 def test_so_many_that_are_refused_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_REFUSED", 2)
     here = membership_of(A, founding())
@@ -1012,7 +1039,7 @@ def test_a_better_branch_is_announced() -> None:
 def test_a_degraded_roster_is_named_as_such() -> None:
     here = member_of_three(A)
     here.void_cycles = 3
-    child = certify(child_of(ROSTER, ROSTER.members[:1], degraded=True, cycle=3), [A], ballot_number(6, 0))
+    child = certify(child_of(ROSTER, ROSTER.members[:1], degraded=True, cycle=3), [B], ballot_number(6, 0))
     (_, report) = here.take_rosters((child,), STALL)
     assert isinstance(report, Report)
     assert "degraded, certified by fewer than a majority" in report.text
