@@ -36,6 +36,8 @@ def load_or_create_identity(path: Path) -> SigningKey:
 def lock_identity(path: Path) -> Iterator[None]:
     """Hold the identity in `path` for this process alone; the lock goes with the process, however it ends.
 
+    A child that is forked meanwhile, such as a DataLoader's worker, does not inherit it: it may live on after a kill.
+
     Two peers with one identity would answer for each other and spoil both.
 
     Raises:
@@ -47,9 +49,22 @@ def lock_identity(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot open the identity file {path}: {error.strerror}") from None
     try:
         _lock(descriptor, path)
+        _held.add(descriptor)
         yield
     finally:
+        _held.discard(descriptor)
         os.close(descriptor)
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _lock(descriptor: int, path: Path) -> None:

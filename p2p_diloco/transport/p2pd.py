@@ -19,12 +19,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Self
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
+from typing import IO, NoReturn, Self
 
 from p2p_diloco.errors import ConfigError, NetworkError
 
@@ -66,15 +67,108 @@ class DaemonSettings:
     dies_with_parent: bool = True
 
 
+_inputs: set[int] = set()
+"""Ends of pipes whose closing tells a janitor that this process is gone; a forked child must not keep them open."""
+
+
+def _close_inputs() -> None:
+    while _inputs:
+        os.close(_inputs.pop())
+
+
+os.register_at_fork(after_in_child=_close_inputs)
+
+
+class Child:
+    """A child process that a thread of its own waits for.
+
+    asyncio and uvloop wait for children by SIGCHLD. In somebody else's process that signal may be taken already, as by
+    PyTorch's DataLoader; they would then wait for ever.
+
+    Args:
+        on_line: called in the loop with each line of its output; None: the output is not read.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        on_line: Callable[[str], None] | None = None,
+        has_input: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_line = on_line
+        self._end: asyncio.Future[int] = self._loop.create_future()
+        self._process: Popen[bytes] = Popen(
+            arguments,
+            stdin=PIPE if has_input else DEVNULL,
+            stdout=PIPE if on_line is not None else DEVNULL,
+            stderr=STDOUT if on_line is not None else DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        if self._process.stdin is not None:
+            _inputs.add(self._process.stdin.fileno())
+        threading.Thread(target=self._watch, name=f"child {self._process.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended and all of its output has been read."""
+        return await asyncio.shield(self._end)
+
+    async def end(self) -> None:
+        """Ask it to end; kill it when it does not."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        await self.wait_or_kill()
+
+    async def wait_or_kill(self) -> None:
+        """Wait for its end a little, then kill it."""
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self.wait()
+
+    def write_last(self, text: bytes) -> None:
+        """Write its last input, a few bytes."""
+        assert self._process.stdin is not None, "it has no input"
+        _inputs.discard(self._process.stdin.fileno())
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(text)
+            self._process.stdin.close()
+
+    def _watch(self) -> None:
+        if self._process.stdout is not None and self._on_line is not None:
+            for line in _lines(self._process.stdout):
+                self._soon(self._on_line, line)
+            self._process.stdout.close()
+        self._soon(self._ended, self._process.wait())
+
+    def _ended(self, code: int) -> None:
+        if not self._end.done():
+            self._end.set_result(code)
+
+    def _soon(self, call: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(call, *args)
+
+
 class Daemon:
     """A running p2pd. Enter to start, leave to stop; `wait_for_end` returns when it dies by itself."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._settings = settings
-        self._process: Process | None = None
-        self._janitor: Process | None = None
+        self._process: Child | None = None
+        self._janitor: Child | None = None
         self._directory: Path | None = None
-        self._output: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=4)
 
@@ -119,8 +213,6 @@ class Daemon:
         """Return what is known of why p2pd ended."""
         assert self._process is not None, "start the daemon first"
         code = await self._process.wait()
-        if self._output is not None:
-            await asyncio.wait({self._output}, timeout=1.0)
         return f"exit code {code}, last words: {self._last_words()}"
 
     async def stop(self) -> None:
@@ -129,15 +221,13 @@ class Daemon:
 
     async def _stop(self) -> None:
         if self._process is not None:
-            await _end_process(self._process)
-        if self._output is not None:
-            self._output.cancel()
-            await asyncio.wait({self._output})
+            await self._process.end()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._janitor is not None:
-            await _dismiss_janitor(self._janitor)
-        self._process = self._output = self._janitor = None
+            self._janitor.write_last(b"tidy\n")
+            await self._janitor.wait_or_kill()
+        self._process = self._janitor = None
 
     async def _launch(self) -> None:
         binary = find_p2pd()
@@ -146,17 +236,12 @@ class Daemon:
             arguments = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments]
         environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "nocolor"}
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=environment, start_new_session=True
-            )
+            self._process = Child(arguments, on_line=self._read_line, environment=environment)
         except OSError as error:
             raise ConfigError(f"cannot run {binary}: {error.strerror}; reinstall hivemind for this machine") from None
-        self._output = asyncio.create_task(self._read_output(self._process), name="p2pd output")
         with contextlib.suppress(FileNotFoundError):  # a machine without a shell has to do without a janitor
-            self._janitor = await asyncio.create_subprocess_exec(
-                "/bin/sh", "-c", _JANITOR, "p2p-diloco-janitor", str(self._process.pid), str(self.directory),
-                stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            pid, directory = str(self._process.pid), str(self.directory)
+            self._janitor = Child(["/bin/sh", "-c", _JANITOR, "p2p-diloco-janitor", pid, directory], has_input=True)
 
     async def _wait_until_ready(self) -> None:
         assert self._process is not None
@@ -184,12 +269,11 @@ class Daemon:
             )
         raise NetworkError(f"the libp2p daemon ended while it started ({end})")
 
-    async def _read_output(self, process: Process) -> None:
-        async for line in _lines(process):
-            self._last_lines.append(line)
-            logger.debug("p2pd: %s", line)
-            if line.startswith(_READY_MARK):
-                self._ready.set()
+    def _read_line(self, line: str) -> None:
+        self._last_lines.append(line)
+        logger.debug("p2pd: %s", line)
+        if line.startswith(_READY_MARK):
+            self._ready.set()
 
     def _last_words(self) -> str:
         return " | ".join(self._last_lines) or "none"
@@ -273,42 +357,13 @@ def _make_socket_directory() -> Path:
         raise ConfigError(f"cannot make a directory for sockets in {place}: {error.strerror}; set TMPDIR") from None
 
 
-async def _lines(process: Process) -> AsyncIterator[str]:
+def _lines(stream: IO[bytes]) -> Iterator[str]:
     """Yield lines of output; one that never ends is cut."""
-    assert process.stdout is not None
     rest = b""
-    while chunk := await process.stdout.read(_READ_BYTES):
+    while chunk := os.read(stream.fileno(), _READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line.decode(errors="replace").strip()
         rest = rest[-_READ_BYTES:]
     if rest:
         yield rest.decode(errors="replace").strip()
-
-
-async def _end_process(process: Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-    try:
-        async with asyncio.timeout(_STOP_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-async def _dismiss_janitor(janitor: Process) -> None:
-    assert janitor.stdin is not None
-    with contextlib.suppress(OSError):
-        janitor.stdin.write(b"tidy\n")
-        await janitor.stdin.drain()
-        janitor.stdin.close()
-    try:
-        async with asyncio.timeout(_STOP_SECONDS):
-            await janitor.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            janitor.kill()  # it ignores SIGTERM on purpose
-        await janitor.wait()
