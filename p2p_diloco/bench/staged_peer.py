@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.outer.state import SpanState
@@ -36,9 +37,9 @@ from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states
-from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.trainer.training_thread import TrainingThread
 from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 
@@ -119,7 +120,7 @@ class StagedPeer:
         self.clock = StagedSwarmClock(self.stage)
         self.key = load_or_create_identity(folder / "identity.key")
         self.engine: PeerEngine
-        self.thread: IslandThread
+        self.thread: TrainingThread
         self._signed, self._organiser = signed, organiser
         self._prover: SigningKey | None = None
         self._memory = RunFolder(folder, plan.rules.run)
@@ -155,7 +156,7 @@ class StagedPeer:
         Args:
             founder: a peer's id in hexadecimal, the same for all.
             start: φ at the start, the same for all.
-            make_thread: makes the `IslandThread` from the spans at the founding; it is started here.
+            make_thread: makes the `TrainingThread` from the spans at the founding; it is started here.
         """
         # All make the same roster 0: the run is made for this bench, and all know its organiser's key.
         member = Member(peer=PeerId(bytes.fromhex(founder)), incarnation=1)
@@ -172,7 +173,7 @@ class StagedPeer:
         self.run(self._assemble(founding, states, make_thread))
 
     async def _assemble(
-        self, founding: CertifiedRoster, states: dict[SpanId, SpanState], make_thread: Callable[..., IslandThread]
+        self, founding: CertifiedRoster, states: dict[SpanId, SpanState], make_thread: Callable[..., TrainingThread]
     ) -> None:
         key, heads = self.key, {span: state.head for span, state in states.items()}
         me = Self(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
@@ -192,7 +193,7 @@ class StagedPeer:
         self.node = SwarmNode(
             engine=self.engine,
             transport=self.transport,
-            replica=self.thread,
+            replica=self.thread.state,
             codecs=self.plan.codecs,
             memory=self._memory,
             clock=self.clock,
@@ -222,10 +223,24 @@ class StagedPeer:
         with contextlib.suppress(RuntimeError):  # a thread may have something to say when the loop is closed already
             self._loop.call_soon_threadsafe(call)
 
+    def of_state(self) -> dict[str, Any]:
+        """Return what a `TrainedState` of this peer is made with beside its model."""
+
+        def damaged(span: SpanId, reason: str) -> None:
+            self.failures.append(StateError(f"{span}: {reason}"))
+
+        return {
+            "now": self.clock.now,
+            "in_loop": self.in_loop,
+            "died": self.failures.append,
+            "damaged": damaged,
+        }
+
     def close(self) -> None:
         """End the transport with its daemon, and all threads."""
         self.run(self._services.aclose())
         self.thread.stop()
+        self.thread.state.close()
         self._worker.close()
         self._writer.shutdown()
         self._runner.close()

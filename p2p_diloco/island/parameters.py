@@ -14,13 +14,28 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.kernels.device import CHUNK_ELEMENTS
 from p2p_diloco.outer.fragments import Fragment
 
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
+"""What `torch.compile`, activation checkpointing and `DistributedDataParallel` put into the names of parameters."""
 
-def sizes(model: nn.Module) -> list[tuple[str, int]]:
-    """Return (name, elements) of every trained tensor in model order, as `plan_fragments` wants them.
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what wrappers add, so that peers may wrap the same model differently."""
+    for wrapper in WRAPPERS:
+        name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
+    return name
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained tensors by name, in model order.
 
     A tensor that is used in two places (tied) appears once, under its first name.
     """
-    return [(name, parameter.numel()) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return {plain_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def sizes(model: nn.Module) -> list[tuple[str, int]]:
+    """Return (name, elements) of every trained tensor in model order, as `plan_fragments` wants them."""
+    return [(name, parameter.numel()) for name, parameter in trained(model).items()]
 
 
 @torch.no_grad()
@@ -31,7 +46,7 @@ def lay_end_to_end(model: nn.Module, fragments: Sequence[Fragment]) -> None:
     that cost a sixth to a third of the work. Tensors stay the same objects. Where they are on several devices, or of
     several types, they stay where they are.
     """
-    parameters = dict(model.named_parameters())
+    parameters = trained(model)
     for fragment in fragments:
         tensors = [parameters[slot.name] for slot in fragment.tensors]
         if len({(tensor.device, tensor.dtype) for tensor in tensors}) > 1 or len(tensors) == 1:
@@ -63,7 +78,7 @@ class LocalParameters:
 
     def __init__(self, model: nn.Module, fragments: Sequence[Fragment]) -> None:
         self.fragments = tuple(fragments)
-        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._parameters = trained(model)
         self._known: dict[tuple[int, int, int], list[_Piece]] = {}
         planned = [(slot.name, slot.elements) for fragment in self.fragments for slot in fragment.tensors]
         if sorted(planned) != sorted(sizes(model)):
@@ -115,6 +130,10 @@ class LocalParameters:
         _check(values_N, stop - start)
         for piece in self._pieces(fragment, start, stop):
             here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
+            if piece.host_N is not None:
+                with np.errstate(over="ignore", invalid="ignore"):  # a θ that diverged is its island's affair
+                    np.add(piece.host_N, here_N, out=piece.host_N)
+                continue
             for at in range(0, len(here_N), CHUNK_ELEMENTS):
                 chunk = torch.tensor(here_N[at : at + CHUNK_ELEMENTS], device=piece.flat.device)
                 piece.flat[at : at + CHUNK_ELEMENTS].add_(chunk)

@@ -15,8 +15,8 @@ from p2p_diloco.island.evaluation import AnchorEvaluation, Slice
 from p2p_diloco.kernels.slabs import passing_vector
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.trainer.trained_state import TrainedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class HeldOutWatch:
     """Measures both losses, with no more of the parameters copied at once than one part of the model has.
 
     Each part is taken as it is when its turn comes. While peers exchange, a fragment may move on between two parts;
-    once an island has stopped the figures are those of what it holds.
+    once training has stopped the figures are those of what is held.
     """
 
     def __init__(self, plan: RunPlan, corpus: Corpus) -> None:
@@ -40,11 +40,11 @@ class HeldOutWatch:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._measuring = asyncio.Lock()
 
-    async def measure(self, island: IslandThread) -> HeldOutLoss:
-        """Measure the island as it is now; one measurement waits for the end of another."""
+    async def measure(self, state: TrainedState) -> HeldOutLoss:
+        """Measure the state as it is now; one measurement waits for the end of another."""
         async with self._measuring:
-            anchor = await self._loss(lambda part: self._anchor_of(island, part))
-            return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(island, part)))
+            anchor = await self._loss(lambda part: self._anchor_of(state, part))
+            return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(state, part)))
 
     def close(self) -> None:
         """End the thread."""
@@ -59,8 +59,8 @@ class HeldOutWatch:
         assert loss is not None, "the last part gives it"
         return loss
 
-    async def _anchor_of(self, island: IslandThread, part: Sequence[Slice]) -> list[Vector]:
-        states = island.moving_states()
+    async def _anchor_of(self, state: TrainedState, part: Sequence[Slice]) -> list[Vector]:
+        states = state.moving_states()
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: [anchor_slice(self._plan, states, each) for each in part]
         )
@@ -77,8 +77,8 @@ def anchor_slice(plan: RunPlan, states: Mapping[SpanId, SpanState], wanted: Slic
     return np.concatenate(pieces, out=passing_vector(sum(map(len, pieces))))
 
 
-async def _local_of(island: IslandThread, part: Sequence[Slice]) -> tuple[Vector, ...]:
+async def _local_of(state: TrainedState, part: Sequence[Slice]) -> tuple[Vector, ...]:
     """Return slices of θ as they are at the next step border."""
     came: asyncio.Future[tuple[Vector, ...]] = asyncio.get_running_loop().create_future()
-    island.look(part, lambda vectors: came.set_result(vectors) if not came.done() else None)
+    state.look(part, lambda vectors: came.set_result(vectors) if not came.done() else None)
     return await came

@@ -1,7 +1,7 @@
 """How an island reaches the spans of its θ: where they lie on the host, or on a GPU with as little said as can be.
 
-An island on a GPU contributes without its θ coming down: φ goes up, codes and scales come back, an eighth of what θ
-takes. To follow an entry, what θ moves by goes up and is added there.
+On a GPU a span is contributed without θ coming down: φ goes up, codes and scales come back, an eighth of what θ
+takes. Where θ follows an entry, what it moves by goes up and is added there.
 
 Legend: N = elements of one span.
 """
@@ -9,7 +9,6 @@ Legend: N = elements of one span.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -22,23 +21,19 @@ from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.kernels import device
-from p2p_diloco.kernels.choice import frozen, span_kernels
+from p2p_diloco.kernels.choice import span_kernels
 from p2p_diloco.kernels.slabs import passing_bytes
-from p2p_diloco.outer.advance import norm_limit, record_contribution, replace_span
+from p2p_diloco.outer.advance import norm_limit, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.swarm.replica import SpanUpdate
-from p2p_diloco.swarm.span_work import SentSpan, contribute_span, follow_span
+from p2p_diloco.swarm.span_work import SentSpan, contribute_span
 from p2p_diloco.swarm.vector_work import MOST_SHRINKS
 from p2p_diloco.trainer.run_plan import RunPlan
 
-Held = tuple[SpanState, InFlight]
-"""What an island holds of a span, beside θ."""
 
-
-class HostSpans:
-    """Reads spans of θ as vectors, and writes them back.
+class LocalSpans:
+    """Reads spans of θ as vectors, and moves them. For the thread that trains.
 
     Args:
         parameters: θ.
@@ -50,7 +45,8 @@ class HostSpans:
 
     def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
         """Contribute a span; see `contribute_span`."""
-        local_N, limits = self._view(span), self.plan.manifest.limits
+        place, limits = self.plan.places[span], self.plan.manifest.limits
+        local_N = self.parameters.view(span.fragment, place.start, place.stop)
         sent = contribute_span(
             state,
             in_flight,
@@ -61,61 +57,33 @@ class HostSpans:
             max_in_flight=limits.in_flight,
         )
         if sent.advance.local_N is not local_N:
-            self._write(span, sent.advance.local_N)
+            self.write(span, sent.advance.local_N)
         return sent
 
-    def follow(self, state: SpanState, in_flight: InFlight, update: SpanUpdate) -> Held:
-        """Follow an entry, and let θ follow; see `follow_span`."""
-        advance = follow_span(
-            state,
-            in_flight,
-            self.before(update.span),
-            entry=update.absorbed,
-            payload=update.payload,
-            own_included=update.own_included,
-            codecs=self.plan.codecs,
-            outer_rule=self.plan.outer,
-            merge_rule=self.plan.merge,
-        )
-        self.after(update.span, advance.local_N)
-        return advance.state, advance.in_flight
-
-    def replace(self, span: SpanId, state: SpanState, in_flight: InFlight, replacement: SpanState) -> Held:
-        """Replace a span, and let θ follow; see `replace_span`."""
-        rule = self.plan.merge
-        advance = replace_span(state, in_flight, self.before(span), replacement=replacement, merge_rule=rule)
-        self.after(span, advance.local_N)
-        return advance.state, advance.in_flight
-
-    def before(self, span: SpanId) -> Vector:
-        """Return what a merge begins with: θ."""
-        return self._view(span)
-
-    def after(self, span: SpanId, merged_N: Vector) -> None:
-        """Set θ to what a merge ended with."""
-        self._write(span, merged_N)
-
-    def _view(self, span: SpanId) -> Vector:
-        place = self.plan.places[span]
-        return self.parameters.view(span.fragment, place.start, place.stop)
-
-    def _write(self, span: SpanId, local_N: Vector) -> None:
+    def write(self, span: SpanId, local_N: Vector) -> None:
+        """Set a span of θ."""
         place = self.plan.places[span]
         self.parameters.write(span.fragment, place.start, place.stop, local_N)
 
+    def move(self, span: SpanId, scale: float, offset_N: Vector) -> None:
+        """Let a span of θ become scale · θ + offset; with a scale of 0 also where θ is not finite."""
+        place = self.plan.places[span]
+        if scale == 0.0:
+            self.write(span, offset_N)
+            return
+        if scale != 1.0:
+            scaled_N = self.parameters.read(span.fragment, place.start, place.stop)
+            np.multiply(scaled_N, np.float32(scale), out=scaled_N)
+            self.write(span, scaled_N)
+        self.parameters.add(span.fragment, place.start, place.stop, offset_N)
 
-class DeviceSpans(HostSpans):
-    """Leaves θ where it is. For runs whose merge is `keep`, which only ever adds to θ.
+
+class DeviceSpans(LocalSpans):
+    """Contributes θ from where it is.
 
     What cannot be encoded there is encoded on the host: a contribution while another is in flight, a span that ends
     within a block, codecs of other than four bits.
     """
-
-    def __init__(self, plan: RunPlan, parameters: LocalParameters) -> None:
-        super().__init__(plan, parameters)
-        longest = max(place.stop - place.start for place in plan.places.values())
-        # Zeros below zero: whatever is added to one is what comes of it, to the bit.
-        self._nothing = frozen(np.full(longest, -0.0, np.float32))
 
     def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
         """Contribute a span, encoded where θ is."""
@@ -125,18 +93,9 @@ class DeviceSpans(HostSpans):
         if found is None:
             return super().contribute(span, state, in_flight, round_index)
         sent = Sent(found[1], partial(self.plan.codecs.contribution.decode, elements=state.elements))
-        unmoved_N = self._nothing[: state.elements]
-        return SentSpan(*found, record_contribution(state, in_flight, unmoved_N, round_index=round_index, sent=sent))
-
-    def before(self, span: SpanId) -> Vector:
-        """Return zeros, so that the merge ends with what is to be added to θ."""
-        place = self.plan.places[span]
-        return self._nothing[: place.stop - place.start]
-
-    def after(self, span: SpanId, merged_N: Vector) -> None:
-        """Add it to θ, where that is."""
-        place = self.plan.places[span]
-        self.parameters.add(span.fragment, place.start, place.stop, merged_N)
+        # Nothing else is in flight, so nothing can overflow and θ stays; no vector is needed for it.
+        advance = record_contribution(state, in_flight, state.anchor_N, round_index=round_index, sent=sent)
+        return SentSpan(*found, advance)
 
     def _encode(self, span: SpanId, state: SpanState) -> tuple[float, memoryview] | None:
         """Return the norm of the pseudo-gradient and its encoding, shortened until reducers take it.
@@ -164,18 +123,15 @@ class DeviceSpans(HostSpans):
         return None
 
 
-SpansOf = Callable[[RunPlan, LocalParameters], HostSpans]
-
-
-def spans_for(plan: RunPlan, where: torch.device) -> SpansOf:
-    """Return how spans of θ are reached on a device: left there only where it encodes as the host does."""
-    is_suited = where.type != "cpu" and plan.merge.kind == "keep"
-    return DeviceSpans if is_suited and encodes_alike(where) else HostSpans
+def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -> LocalSpans:
+    """Return how spans of θ are reached on a device: encoded there only where it encodes as the host does."""
+    is_suited = where.type != "cpu" and encodes_alike(where)
+    return (DeviceSpans if is_suited else LocalSpans)(plan, parameters)
 
 
 @cache
 def encodes_alike(where: torch.device) -> bool:
-    """Tell whether a device encodes as the host does; tried out once."""
+    """Return whether a device encodes as the host does; tried out once."""
     loops, codec = span_kernels(), codec_named("int4")
     assert isinstance(codec, Int4Codec)
     return loops is not None and device.agrees(where, loops.contribute4, codec.loop_limits())

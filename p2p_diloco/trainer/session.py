@@ -15,8 +15,9 @@ import torch
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.island.data import Corpus
-from p2p_diloco.island.inner_loop import choose_device
+from p2p_diloco.island.inner_loop import InnerLoop, choose_device
 from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.manifest import RunManifest, SignedManifest
 from p2p_diloco.outer.state import SpanState
@@ -39,15 +40,16 @@ from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
-from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
+from p2p_diloco.trainer.local_spans import spans_for
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 from p2p_diloco.trainer.run_text import open_run_text, open_stream
 from p2p_diloco.trainer.saving import Saver, pause_between_checkpoints
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.trainer.training_thread import InnerSteps, TrainingThread
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
 from p2p_diloco.trainer.watched_memory import WatchedMemory
 from p2p_diloco.transport.addresses import without_loopback
@@ -119,9 +121,8 @@ class PeerSession:
         tally.failed_dials, tally.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
-        self._replica: IslandThread | HeldState = HeldState(
-            self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged
-        )
+        self._state = HeldState(self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged)
+        self._training: TrainingThread | None = None
         self._node: SwarmNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: HeldOutWatch | None = None
@@ -179,13 +180,14 @@ class PeerSession:
             corpus = await asyncio.to_thread(open_run_text, self._manifest.data, self._parts.settings.data)
         try:
             if corpus is not None:
-                self._replica = await asyncio.to_thread(self._make_island, corpus)
+                self._training = await asyncio.to_thread(self._make_training, corpus)
+                self._state = self._training.state
                 if self._parts.evaluate_seconds > 0:
                     self._watch = await asyncio.to_thread(HeldOutWatch, self._plan, corpus)
             node = self._node = self._make_node()
             await self._take_up_state(node)
-            if isinstance(self._replica, IslandThread):
-                self._replica.start()
+            if self._training is not None:
+                self._training.start()
             await self._live(node)
         finally:
             self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
@@ -193,31 +195,32 @@ class PeerSession:
             self._writer.shutdown(wait=False)
             if self._watch is not None:
                 self._watch.close()
-            if isinstance(self._replica, IslandThread):
-                self._replica.stop()
+            if self._training is not None:
+                self._training.stop()
                 # A thread that is in torch when the interpreter ends aborts the process.
-                await asyncio.to_thread(self._replica.join, LAST_STEP_SECONDS)
-            else:
-                self._replica.close()
+                await asyncio.to_thread(self._training.join, LAST_STEP_SECONDS)
+            self._state.close()
 
-    def _make_island(self, corpus: Corpus) -> IslandThread:
-        plan = self._plan
-        parts = self._parts
+    def _make_training(self, corpus: Corpus) -> TrainingThread:
+        plan, parts = self._plan, self._parts
         stream = open_stream(corpus, plan, parts.run, parts.key.peer, self._engine.me.incarnation)
-        island = Island(
-            plan=plan,
-            model=build_model(plan.shape, plan.manifest.model.seed),
-            stream=stream,
-            device=choose_device(self._parts.settings.device),
-            diary=Diary(self._parts.folder.path) if self._parts.settings.keep_diary else None,
-        )
-        return IslandThread(
-            island=island,
+        model = build_model(plan.shape, plan.manifest.model.seed)
+        loop = InnerLoop(model, stream, plan.inner, choose_device(parts.settings.device))
+        lay_end_to_end(model, plan.fragments)
+        diary = Diary(parts.folder.path) if parts.settings.keep_diary else None
+        if diary is not None:
+            diary.began(stream.position)
+        state = TrainedState(
+            plan,
+            spans_for(plan, LocalParameters(model, plan.fragments), loop.device),
             now=self._clock.now,
             in_loop=self._in_loop,
             died=self._fail,
             damaged=self._span_damaged,
+            diary=diary,
         )
+        steps = InnerSteps(loop, state)
+        return TrainingThread(state=state, step=steps.step, in_loop=self._in_loop, died=self._fail)
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
@@ -251,7 +254,7 @@ class PeerSession:
         return SwarmNode(
             engine=self._engine,
             transport=self._parts.transport,
-            replica=self._replica,
+            replica=self._state,
             codecs=self._plan.codecs,
             memory=WatchedMemory(self._parts.folder, self._fail),
             clock=self._clock,
@@ -277,7 +280,7 @@ class PeerSession:
 
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
-        untrained = self._replica.island.parameters if isinstance(self._replica, IslandThread) else None
+        untrained = self._state.local.parameters if isinstance(self._state, TrainedState) else None
         start = await asyncio.to_thread(make_start, self._plan, untrained)
         rosters = self._engine.book
         founding = rosters.chain()[0] if rosters.in_force is not None else None
@@ -293,11 +296,7 @@ class PeerSession:
         node.found(founding)
 
     def _hold(self, states: dict[SpanId, SpanState]) -> None:
-        if isinstance(self._replica, HeldState):
-            self._replica.hold(states)
-        else:
-            for span, state in states.items():
-                self._replica.replace(span, state)
+        self._state.hold(states)
         self._engine.hold_state({span: state.head for span, state in states.items()})
 
     # -- living
@@ -340,8 +339,8 @@ class PeerSession:
             tasks.create_task(self._reach.run(), name="reach")
             tasks.create_task(self._say_status(node), name="status")
             tasks.create_task(trim_now_and_then(), name="memory")
-            if self._watch is not None and isinstance(self._replica, IslandThread):
-                tasks.create_task(self._evaluate(self._watch, self._replica), name="evaluation")
+            if self._watch is not None and isinstance(self._state, TrainedState):
+                tasks.create_task(self._evaluate(self._watch, self._state), name="evaluation")
             tasks.create_task(self._saver.run(), name="checkpoints")
 
     def _addresses(self) -> tuple[str, ...]:
@@ -395,21 +394,21 @@ class PeerSession:
             self._tally.report("addresses", str(error))
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
-        if isinstance(self._replica, HeldState) and self._engine.holds_needlessly(now):
-            self._replica.drop()
+        if not self._parts.trains and self._engine.holds_needlessly(now):
+            self._state.drop()
             self._engine.drop_state()
             self._tally.phase = "training"
             self._tally.report("start", "others hold the state now, and give it to whoever comes")
 
-    async def _evaluate(self, watch: HeldOutWatch, island: IslandThread) -> None:
+    async def _evaluate(self, watch: HeldOutWatch, state: TrainedState) -> None:
         while True:
-            has_measured = await self._evaluate_once(watch, island)
+            has_measured = await self._evaluate_once(watch, state)
             await asyncio.sleep(self._parts.evaluate_seconds if has_measured else STATUS_SECONDS)
 
-    async def _evaluate_once(self, watch: HeldOutWatch, island: IslandThread) -> bool:
-        if not self._engine.serves_state or len(island.states()) != len(self._plan.places):
+    async def _evaluate_once(self, watch: HeldOutWatch, state: TrainedState) -> bool:
+        if not self._engine.serves_state or len(state.states()) != len(self._plan.places):
             return False
-        measured = await watch.measure(island)
+        measured = await watch.measure(state)
         self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
         self._tally.report(
             "evaluation",
@@ -423,7 +422,7 @@ class PeerSession:
 
     def _all_states(self) -> Mapping[SpanId, SpanState] | None:
         """Return the spans as they move on, or None while one is missing."""
-        states = self._replica.moving_states()
+        states = self._state.moving_states()
         return states if len(states) == len(self._plan.places) else None
 
     # -- ending
@@ -432,8 +431,8 @@ class PeerSession:
         """Wait until the last round is over and all ready peers that are heard stand where this one stands."""
         last_round = await self._stop.wait_for_last_round()
         await wait_until_over(self._engine, self._clock.now, last_round)
-        if isinstance(self._replica, IslandThread):
-            self._replica.stop_training()
+        if self._training is not None:
+            self._training.stop_training()
         if not await wait_for_agreement(self._engine, self._clock.now):
             self._tally.report("branch", f"some peers heard do not stand where this one stood after round {last_round}")
 
@@ -461,12 +460,15 @@ class PeerSession:
             await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
             while not node.may_go():  # noqa: ASYNC110  # what the others vote has no event of its own
                 await asyncio.sleep(LEAVE_PAUSE_SECONDS)
-        if isinstance(self._replica, IslandThread):
-            self._replica.stop_training()
-            await asyncio.to_thread(self._replica.wait_until_idle)
-            if self._watch is not None:
-                await self._evaluate_once(self._watch, self._replica)
-            self._tally.state_digest = await asyncio.to_thread(state_digest, self._replica.states())
+        if self._parts.trains:
+            if self._training is not None:
+                self._training.stop_training()
+                await asyncio.to_thread(self._training.wait_until_idle)
+                if self._watch is not None:
+                    await self._evaluate_once(self._watch, self._training.state)
+            else:
+                await asyncio.to_thread(self._state.wait_until_idle)
+            self._tally.state_digest = await asyncio.to_thread(state_digest, self._state.states())
             await self._saver.save()
         if not told and self._parts.trains:
             node.leave()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from p2p_diloco.cli import app
 from p2p_diloco.cli.last_step import LONG_AT_WORK, end_despite_last_step
 from p2p_diloco.swarm.vector_worker import VectorWorker
-from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.training_thread import TrainingThread
 
 Begin = Callable[[str], None]
 
@@ -91,10 +92,10 @@ def test_a_process_s_own_command_line_ends_so_and_no_other(monkeypatch: pytest.M
 
 def test_the_threads_have_the_names_that_they_are_known_by() -> None:
     nothing = cast(Any, None)
-    island = IslandThread(island=nothing, now=nothing, in_loop=nothing, died=nothing)
+    training = TrainingThread(state=SimpleNamespace(), step=nothing, in_loop=nothing, died=nothing)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()
     worker = VectorWorker(loop)
     worker.close()
     assert worker.join(30.0)
     loop.close()
-    assert {island._thread.name, worker._thread.name} == LONG_AT_WORK
+    assert {training._thread.name, worker._thread.name} == LONG_AT_WORK

@@ -24,9 +24,9 @@ from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm import pieces
-from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.watch.event_log import PeerEvent, append_event
 from p2p_diloco.watch.status_file import PeerStatus, write_status
 
@@ -81,12 +81,12 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
 def flip_a_bit(folder: Path) -> None:
     """Flip the sign of the largest number of some span's anchor, in memory, as a broken module would.
 
-    The training thread may already have read this state to make the next one; the flip would be lost. So it is looked
-    at again a little later, and repeated until it has stayed. Only then does a file report it.
+    The thread that follows entries may already have read this state to make the next one; the flip would be lost. So
+    it is looked at again a little later, and repeated until it has stayed. Only then does a file report it.
     """
     gc.unfreeze()  # what was there when the loops were warm is not listed else
-    (island,) = [found for found in gc.get_objects() if isinstance(found, IslandThread)]
-    span, state = sorted(island.states().items())[-1]
+    (trained,) = [found for found in gc.get_objects() if isinstance(found, TrainedState)]
+    span, state = sorted(trained.states().items())[-1]
     place = int(np.abs(state.anchor_N).argmax())
     was_negative = bool(state.anchor_N[place] < 0.0)
     state.anchor_N.flags.writeable = True
@@ -94,7 +94,7 @@ def flip_a_bit(folder: Path) -> None:
     state.anchor_N.flags.writeable = False
 
     def look() -> None:
-        if bool(island.states()[span].anchor_N[place] < 0.0) == was_negative:
+        if bool(trained.states()[span].anchor_N[place] < 0.0) == was_negative:
             flip_a_bit(folder)
         else:
             (folder / FLIPPED_FILE).write_text(str(span))

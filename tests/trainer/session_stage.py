@@ -16,11 +16,11 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.swarm.vector_worker import AtOnce
 from p2p_diloco.trainer import held_state, session
-from p2p_diloco.trainer.island_thread import Command, IslandThread
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.trainer.training_thread import TrainingThread
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.memory import MemoryNetwork
 from p2p_diloco.transport.virtual_time import VirtualTimeLoop
@@ -42,27 +42,22 @@ class LoopWorker(AtOnce):
         """Do nothing."""
 
 
-class LoopIsland(IslandThread):
-    """An island whose steps are timers of the virtual loop instead of a thread."""
+class LoopTraining(TrainingThread):
+    """Training whose steps are timers of the virtual loop instead of a thread."""
 
     def start(self) -> None:
         self._timer = asyncio.get_running_loop().call_soon(self._reach_border)
+        self.state.wake = lambda: None
 
     def wait_until_idle(self) -> None:
-        self._settle()
-
-    def _hand_over(self, command: Command) -> None:
-        self._commands.append(command)
-
-    def _settle(self) -> None:
-        while self._commands:
-            self._do(self._commands.popleft())
+        self.state.border()
 
     def _reach_border(self) -> None:
         try:
-            self._settle()
-            if self._training and self.island.load():
-                self._note(self.island.step(), 1.0)
+            self.state.border()
+            if self._may_step():
+                assert self._step is not None
+                self._step()
         except Exception as error:
             self._died(error)
             return
@@ -184,7 +179,7 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any
         clock = SimpleNamespace(time=runner.get_loop().time)
         monkeypatch.setattr(session, "time", clock)
         monkeypatch.setattr(session, "steady_unix_seconds", lambda: clock.time)
-        monkeypatch.setattr(session, "IslandThread", LoopIsland)
+        monkeypatch.setattr(session, "TrainingThread", LoopTraining)
         monkeypatch.setattr(session, "VectorWorker", LoopWorker)
         monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)
         return runner.run(scene())

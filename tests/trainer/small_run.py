@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
@@ -20,10 +23,12 @@ from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.replica import SpanUpdate
+from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.founding import make_start
-from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
+from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.trainer.training_thread import InnerSteps
 
 ORGANISER = SigningKey(b"o" * 32)
 CLOCK_START = 1_000_000.0
@@ -63,58 +68,73 @@ def peer_key(name: str) -> SigningKey:
     return SigningKey(sha256(b"key of", name.encode()))
 
 
-def start_states(plan: RunPlan) -> dict[SpanId, SpanState]:
-    return {span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(plan).items()}
+def start_states(plan: RunPlan, model: nn.Module | None = None) -> dict[SpanId, SpanState]:
+    parameters = LocalParameters(model, plan.fragments) if model is not None else None
+    return {span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(plan, parameters).items()}
 
 
 class HandDrivenIsland:
-    """An island thread that is never started: the test does its steps, one at a time."""
+    """A model and its state, whose training thread is the test: it makes steps and reaches borders when told."""
 
-    def __init__(self, plan: RunPlan, corpus: Corpus, *, name: str = "ada") -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        corpus: Corpus,
+        *,
+        name: str = "ada",
+        diary: Diary | None = None,
+        kind: type[LocalSpans] = LocalSpans,
+    ) -> None:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
         self.failures: list[BaseException] = []
-        island = Island(
-            plan=plan,
-            model=build_model(plan.shape, plan.manifest.model.seed),
-            stream=stream_of(plan, corpus, peer_key(name).peer),
-            device=torch.device("cpu"),
+        self.damaged: list[tuple[SpanId, str]] = []
+        model = build_model(plan.shape, plan.manifest.model.seed)
+        self.loop = InnerLoop(model, stream_of(plan, corpus, peer_key(name).peer), plan.inner, torch.device("cpu"))
+        lay_end_to_end(model, plan.fragments)
+        self.parameters = LocalParameters(model, plan.fragments)
+        self.state = TrainedState(
+            plan,
+            kind(plan, self.parameters),
+            now=lambda: self.now,
+            in_loop=lambda call: call(),
+            died=self.failures.append,
+            damaged=lambda span, reason: self.damaged.append((span, reason)),
+            diary=diary,
         )
-        self.thread = IslandThread(
-            island=island, now=lambda: self.now, in_loop=lambda call: call(), died=self.failures.append
-        )
+        self._steps = InnerSteps(self.loop, self.state)
 
     def hold(self, states: Mapping[SpanId, SpanState]) -> None:
         for span, state in states.items():
-            self.thread.replace(span, state)
+            self.state.replace(span, state)
         self.settle()
 
     def settle(self) -> None:
-        """Do what was handed over, as at a step border."""
-        while self.thread._commands:
-            self.thread._do(self.thread._commands.popleft())
+        """Follow what was handed over, then reach a border."""
+        self.state.wait_until_idle()
+        self.state.border()
 
-    def step(self, num_steps: int) -> None:
+    def step(self, num_steps: int = 1) -> None:
         """Train."""
         for _ in range(num_steps):
-            assert self.thread.island.load(), "not all spans are held"
-            self.thread._note(self.thread.island.step(), 1.0)
+            assert self.state.begin(), "not all spans are held"
+            self._steps.step()
 
     def contribute(self, round_index: int, fragment: int = 0, deadline: float = float("inf")) -> Any:
         """Return the answer to a snapshot."""
         answers: list[FragmentContribution | None] = []
-        self.thread.take_snapshot(round_index, fragment, deadline, answers.append)
+        self.state.take_snapshot(round_index, fragment, deadline, answers.append)
         self.settle()
         assert len(answers) == 1, "a snapshot is answered exactly once"
         return answers[0]
 
     def local(self, span: SpanId) -> Vector:
         place = self.plan.places[span]
-        return self.thread.island.parameters.read(span.fragment, place.start, place.stop)
+        return self.parameters.read(span.fragment, place.start, place.stop)
 
     def residual(self, span: SpanId) -> Vector:
         """Return φ − θ − Σ in flight."""
-        state = self.thread.span_state(span)
+        state = self.state.span_state(span)
         assert state is not None
         rest_N = state.anchor_N - self.local(span)
         for vector_N in self.in_flight(span):
@@ -122,8 +142,7 @@ class HandDrivenIsland:
         return rest_N
 
     def in_flight(self, span: SpanId) -> tuple[Vector, ...]:
-        held = self.thread.island._in_flight.get(span)
-        return tuple(held.vectors) if held is not None else ()
+        return self.state.in_flight(span).vectors
 
 
 def stream_of(plan: RunPlan, corpus: Corpus, peer: PeerId) -> BatchStream:

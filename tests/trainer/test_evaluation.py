@@ -34,7 +34,7 @@ def measured(folder: Path, num_steps: int) -> HeldOutLoss:
         watch = HeldOutWatch(PLAN, corpus)
         settling = asyncio.ensure_future(settle_again_and_again(island))
         try:
-            return await watch.measure(island.thread)
+            return await watch.measure(island.state)
         finally:
             settling.cancel()
             watch.close()
@@ -45,9 +45,9 @@ def measured(folder: Path, num_steps: int) -> HeldOutLoss:
 def test_an_untrained_model_knows_nothing(tmp_path: Path) -> None:
     island = HandDrivenIsland(PLAN, small_corpus(tmp_path))
     island.hold(start_states(PLAN))
-    assert island.thread.island.load()
+    assert island.state.begin()
     evaluation = AnchorEvaluation(PLAN.shape, PLAN.fragments, small_corpus(tmp_path))
-    loss = evaluation.loss(island.thread.island.parameters.read_all())
+    loss = evaluation.loss(island.parameters.read_all())
     assert loss == pytest.approx(math.log(256), abs=1e-3)
 
 
@@ -62,17 +62,17 @@ def test_a_measurement_that_is_given_up_takes_no_answer_afterwards(tmp_path: Pat
     island = HandDrivenIsland(PLAN, corpus)
     island.hold(start_states(PLAN))
     late: list[Sequence[Slice]] = []
-    look = island.thread.look
+    look = island.state.look
 
     def note(slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
         late.append(slices)
         look(slices, hand_over)
 
-    island.thread.look = note  # type: ignore[method-assign]
+    island.state.look = note  # type: ignore[method-assign]
 
     async def scene() -> None:
         watch = HeldOutWatch(PLAN, corpus)
-        task = asyncio.ensure_future(watch.measure(island.thread))
+        task = asyncio.ensure_future(watch.measure(island.state))
         while not late:
             await asyncio.sleep(0)
         task.cancel()
@@ -94,13 +94,13 @@ def test_two_measurements_at_once_do_not_mix(tmp_path: Path) -> None:
         watch = HeldOutWatch(PLAN, corpus)
         settling = asyncio.ensure_future(settle_again_and_again(island))
         try:
-            alone = await watch.measure(island.thread)
-            given_up = asyncio.ensure_future(watch.measure(island.thread))
+            alone = await watch.measure(island.state)
+            given_up = asyncio.ensure_future(watch.measure(island.state))
             for _ in range(20):
                 await asyncio.sleep(0)
             await asyncio.sleep(0.005)
             given_up.cancel()
-            assert await asyncio.gather(*(watch.measure(island.thread) for _ in range(3))) == [alone] * 3
+            assert await asyncio.gather(*(watch.measure(island.state) for _ in range(3))) == [alone] * 3
         finally:
             settling.cancel()
             watch.close()
@@ -125,19 +125,19 @@ def test_no_more_than_one_part_is_asked_for_at_once(tmp_path: Path) -> None:
     island.hold(start_states(PLAN))
     island.step(1)
     asked: list[int] = []
-    look = island.thread.look
+    look = island.state.look
 
     def note(slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
         asked.append(sum(each.stop - each.start for each in slices))
         look(slices, hand_over)
         asyncio.get_running_loop().call_soon(island.settle)
 
-    island.thread.look = note  # type: ignore[method-assign]
+    island.state.look = note  # type: ignore[method-assign]
 
     async def scene() -> None:
         watch = HeldOutWatch(PLAN, corpus)
         try:
-            await watch.measure(island.thread)
+            await watch.measure(island.state)
         finally:
             watch.close()
 

@@ -31,11 +31,6 @@ def held(damaged: Callable[[SpanId, str], None] = print) -> tuple[HeldState, que
     return HeldState(PLAN, in_loop=in_loop, died=deaths.put, damaged=damaged), deaths
 
 
-def settle(state: HeldState) -> None:
-    """Wait until the worker has done what was handed over."""
-    state._worker.submit(lambda: None).result(PATIENCE_SECONDS)
-
-
 def half_update() -> Any:
     vector_N = np.full(PLAN.rules.span_elements[SPAN], 0.5, np.float32)
     return update_of(SPAN, 0, entry_payload(PLAN, vector_N)), vector_N
@@ -58,7 +53,7 @@ def test_entries_are_followed_bit_by_bit() -> None:
     state.hold(start)
     update, vector_N = half_update()
     state.apply(update)
-    settle(state)
+    state.wait_until_idle()
     decoded_N = PLAN.codecs.entry.decode(update.payload, len(vector_N))
     expected = absorb(start[SPAN], entry=update.absorbed, update_N=decoded_N, rule=PLAN.outer)
     now = state.span_state(SPAN)
@@ -72,7 +67,7 @@ def test_entries_are_followed_bit_by_bit() -> None:
 def test_an_entry_of_a_span_that_is_not_held_is_nothing() -> None:
     state, deaths = held()
     state.apply(half_update()[0])
-    settle(state)
+    state.wait_until_idle()
     assert state.span_state(SPAN) is None
     assert deaths.empty()
     state.close()
@@ -86,7 +81,7 @@ def test_a_transferred_span_is_there_before_later_entries() -> None:
     )
     state.replace(SPAN, moved)
     state.apply(half_update()[0])
-    settle(state)
+    state.wait_until_idle()
     now = state.span_state(SPAN)
     assert now is not None
     assert now.head.height == 6
@@ -99,7 +94,7 @@ def test_what_comes_after_the_drop_does_not_bring_the_state_back() -> None:
     update = half_update()[0]
     state.apply(update)
     state.drop()
-    settle(state)
+    state.wait_until_idle()
     assert state.span_state(SPAN) is None
     state.close()
 
@@ -114,13 +109,13 @@ def test_a_span_that_cannot_follow_an_entry_is_told_once_and_stands_still_until_
     update = half_update()[0]
     for _ in range(2):
         state.apply(update)
-        settle(state)
+        state.wait_until_idle()
         assert state.span_state(SPAN) is None, "nobody is given what is damaged"
     assert [span for span, _ in told] == [SPAN]
     assert "1 non-finite numbers" in told[0][1]
     state.replace(SPAN, start[SPAN])
     state.apply(update)
-    settle(state)
+    state.wait_until_idle()
     now = state.span_state(SPAN)
     assert now is not None
     assert now.head.height == 1

@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_run import entry_payload, peer_key, small_corpus, small_plan, start_states, stream_of, update_of
+from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.island.model import build_model
 from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.trainer import local_spans
-from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.local_spans import DeviceSpans, HostSpans, encodes_alike, spans_for
+from p2p_diloco.trainer.local_spans import DeviceSpans, LocalSpans, encodes_alike, spans_for
 from p2p_diloco.trainer.run_plan import RunPlan
 
 PLAN = small_plan()
@@ -36,26 +34,17 @@ class Pair:
     def __init__(self, folder: Path, plan: RunPlan = PLAN) -> None:
         self.plan = plan
         corpus = small_corpus(folder)
-        self.both = [
-            Island(
-                plan=plan,
-                model=build_model(plan.shape, plan.manifest.model.seed),
-                stream=stream_of(plan, corpus, peer_key("ada").peer),
-                device=torch.device("cpu"),
-                spans_of=spans_of,
-            )
-            for spans_of in (HostSpans, DeviceSpans)
-        ]
+        self.both = [HandDrivenIsland(plan, corpus, kind=kind) for kind in (LocalSpans, DeviceSpans)]
         for island in self.both:
-            island.states = start_states(plan)
-            assert island.load()
+            island.hold(start_states(plan))
+            assert island.state.begin()
 
     def step(self) -> None:
         for island in self.both:
             island.step()
 
     def contribute(self, round_index: int, fragment: int) -> FragmentContribution:
-        first, second = (island.contribute(round_index, fragment) for island in self.both)
+        first, second = (island.state.contribute(round_index, fragment) for island in self.both)
         assert first is not None
         assert second is not None
         for one, other in zip(first.spans, second.spans, strict=True):
@@ -67,13 +56,14 @@ class Pair:
         place = self.plan.places[span]
         payload = entry_payload(self.plan, np.linspace(-0.01, 0.02, place.stop - place.start))
         for island in self.both:
-            island.absorb(update_of(span, round_index, payload, **said))
+            island.state.apply(update_of(span, round_index, payload, **said))
+            island.settle()
 
     def are_alike(self) -> bool:
         host, there = self.both
         pairs = zip(host.parameters.read_all(), there.parameters.read_all(), strict=True)
         same = all(one.tobytes() == other.tobytes() for one, other in pairs)
-        heads = [[island.states[span].head for span in sorted(island.states)] for island in self.both]
+        heads = [[state.head for _, state in sorted(island.state.states().items())] for island in self.both]
         return same and heads[0] == heads[1]
 
 
@@ -109,7 +99,7 @@ def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, mo
     pair.absorb(WHOLE, 0, radius=1e-6)
     pair.step()
     monkeypatch.setattr(there.parameters, "view", None)
-    sent = [island.contribute(2, 0, frozenset({WHOLE})) for island in (host, there)]
+    sent = [island.state.contribute(2, 0, frozenset({WHOLE})) for island in (host, there)]
     codec, elements = PLAN.codecs.contribution, PLAN.places[WHOLE].stop - PLAN.places[WHOLE].start
     vectors = []
     for contribution in sent:
@@ -125,11 +115,11 @@ def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, mo
 def test_an_encoding_that_is_longer_than_what_reducers_take_is_shortened_though_its_vector_is_not(pair: Pair) -> None:
     _, there = pair.both
     pair.step()
-    codec, state = PLAN.codecs.contribution, there.states[WHOLE]
-    first = there._spans.contribute(WHOLE, state, InFlight(), 2)
+    codec, state = PLAN.codecs.contribution, there.state.states()[WHOLE]
+    first = there.state.local.contribute(WHOLE, state, InFlight(), 2)
     limit = 0.999 * codec.squared_norm(first.payload, state.elements) ** 0.5
     strict = replace(state, head=replace(state.head, radius=limit / PLAN.manifest.limits.kappa))
-    again = there._spans.contribute(WHOLE, strict, InFlight(), 2)
+    again = there.state.local.contribute(WHOLE, strict, InFlight(), 2)
     assert codec.squared_norm(again.payload, state.elements) ** 0.5 <= limit
     assert again.norm == first.norm
 
@@ -148,7 +138,7 @@ def test_a_span_that_was_replaced_is_the_same(pair: Pair) -> None:
     pair.contribute(0, 0)
     for island in pair.both:
         for span in (PARTED, WHOLE):
-            island.take(span, start_states(PLAN)[span])
+            island.hold({span: start_states(PLAN)[span]})
     assert pair.are_alike()
 
 
@@ -189,15 +179,15 @@ def test_only_codes_come_down_for_an_ordinary_round(pair: Pair, monkeypatch: pyt
     monkeypatch.setattr(torch.Tensor, "numpy", numpy)
     for way in ("read", "view", "write"):
         monkeypatch.setattr(there.parameters, way, refuse)
-    sent = there.contribute(0, 0, frozenset(whole))
+    sent = there.state.contribute(0, 0, frozenset(whole))
     elements = sum(PLAN.places[span].stop - PLAN.places[span].start for span in whole)
     assert sent is not None
     assert {one.span for one in sent.spans} == whole
     assert sum(came) == elements // 64 * 40, "scales, two sums and codes"
     place = PLAN.places[WHOLE]
-    there.absorb(update_of(WHOLE, 0, entry_payload(PLAN, np.full(place.stop - place.start, 0.01, np.float32))))
-    there.take(PARTED, start_states(PLAN)[PARTED])
-    assert there.states[WHOLE].head.round == 0
+    there.state.apply(update_of(WHOLE, 0, entry_payload(PLAN, np.full(place.stop - place.start, 0.01, np.float32))))
+    there.hold({PARTED: start_states(PLAN)[PARTED]})
+    assert there.state.states()[WHOLE].head.round == 0
     assert sum(came) == elements // 64 * 40, "and nothing to follow"
 
 
@@ -206,10 +196,10 @@ def test_a_zero_below_zero_stays_one(pair: Pair) -> None:
     place = PLAN.places[PARTED]
     below_N, above_N = (np.full(place.stop - place.start, zero, np.float32) for zero in (-0.0, 0.0))
     for island in pair.both:
-        head = island.states[PARTED].head
-        island.states[PARTED] = SpanState(head=head, anchor_N=above_N, momentum_N=above_N)
+        head = start_states(PLAN)[PARTED].head
+        island.hold({PARTED: SpanState(head=head, anchor_N=above_N, momentum_N=above_N)})
         island.parameters.write(PARTED.fragment, place.start, place.stop, below_N)
-        island.take(PARTED, SpanState(head=head, anchor_N=below_N, momentum_N=above_N))
+        island.hold({PARTED: SpanState(head=head, anchor_N=below_N, momentum_N=above_N)})
     assert pair.are_alike()
     assert np.signbit(pair.both[1].parameters.read(PARTED.fragment, place.start, place.stop)).all()
 
@@ -222,12 +212,15 @@ def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
     assert pair.are_alike()
 
 
-def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert spans_for(PLAN, torch.device("cpu")) is HostSpans
+def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(where: str) -> type[LocalSpans]:
+        return type(spans_for(PLAN, pair.both[0].parameters, torch.device(where)))
+
+    assert kind("cpu") is LocalSpans
     assert encodes_alike(torch.device("cpu"))
     assert not encodes_alike(torch.device("meta")), "it holds no numbers"
-    assert spans_for(PLAN, torch.device("meta")) is HostSpans
+    assert kind("meta") is LocalSpans
     monkeypatch.setattr(local_spans, "encodes_alike", lambda where: True)
-    assert spans_for(PLAN, torch.device("meta")) is DeviceSpans
-    blending = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": 0.5})
-    assert spans_for(blending, torch.device("meta")) is HostSpans, "a merge that mixes needs θ itself"
+    assert kind("meta") is DeviceSpans

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from session_stage import LoopIsland, SessionStage, Watcher, run_stage
+from session_stage import LoopTraining, SessionStage, Watcher, run_stage
 from small_run import CLOCK_START, peer_key
 
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
@@ -316,11 +315,11 @@ def test_a_broken_checkpoint_is_set_aside_and_the_older_one_leads_on(tmp_path: P
 def test_the_last_step_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
     waited: list[tuple[bool, float]] = []
 
-    def join(island: LoopIsland, timeout_seconds: float) -> bool:
+    def join(island: LoopTraining, timeout_seconds: float) -> bool:
         waited.append((island._stopping, timeout_seconds))
         return False
 
-    monkeypatch.setattr(LoopIsland, "join", join)
+    monkeypatch.setattr(LoopTraining, "join", join)
 
     async def scene() -> None:
         await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), founds=True, until_round=4)
@@ -411,18 +410,18 @@ def test_a_text_that_is_not_there_is_said_before_anything_begins(tmp_path: Path,
     run_stage(monkeypatch, scene)
 
 
-class ForgetfulIsland(LoopIsland):
-    """An island in whose memory a number of ada's first span becomes infinite, once, after some steps."""
+class ForgetfulTraining(LoopTraining):
+    """Training in whose memory a number of ada's first span becomes infinite, once, after some steps."""
 
     broken = False
 
     def _reach_border(self) -> None:
-        state = self.island.states.get(SpanId(0, 0))
-        if not ForgetfulIsland.broken and state is not None and state.head.height == 3:
-            ForgetfulIsland.broken = True
-            momentum_N = state.momentum_N.copy()
-            momentum_N[7] = np.inf
-            self.island.states[SpanId(0, 0)] = replace(state, momentum_N=momentum_N)
+        state = self.state.states().get(SpanId(0, 0))
+        if not ForgetfulTraining.broken and state is not None and state.head.height == 3:
+            ForgetfulTraining.broken = True
+            state.momentum_N.flags.writeable = True
+            state.momentum_N[7] = np.inf
+            state.momentum_N.flags.writeable = False
         super()._reach_border()
 
 
@@ -431,8 +430,8 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     async def scene() -> None:
-        monkeypatch.setattr(session, "IslandThread", ForgetfulIsland)
-        monkeypatch.setattr(ForgetfulIsland, "broken", False)
+        monkeypatch.setattr(session, "TrainingThread", ForgetfulTraining)
+        monkeypatch.setattr(ForgetfulTraining, "broken", False)
         watchers = {name: Watcher() for name in names}
         stage = SessionStage(tmp_path)
         async with asyncio.TaskGroup() as tasks:
@@ -441,7 +440,7 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
         said = [text for name in names for text in watchers[name].texts("content")]
         assert [text for text in said if "could not follow an entry" in text], said
         assert [text for text in said if "put right from the checkpoint and the entries on this disk" in text], said
-        assert ForgetfulIsland.broken
+        assert ForgetfulTraining.broken
         assert len({watchers[name].last.state_digest for name in names}) == 1
         assert all(watchers[name].last.phase == "finished" for name in names)
         last = next(event for event in reversed(watchers["ada"].events) if event.topic == "round")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from p2p_diloco.bench.averaging.synthetic_island import SyntheticIsland, tensors_of
+from p2p_diloco.bench.averaging.synthetic_island import SyntheticState, tensors_of
 from p2p_diloco.bench.averaging.textbook import seed_of
 from p2p_diloco.bench.staged_peer import StagedPeer
 from p2p_diloco.ids import SpanId
@@ -25,10 +25,10 @@ from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
-from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.last_round import state_digest
 from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
+from p2p_diloco.trainer.training_thread import TrainingThread
 
 TRIAL_LINGER_SECONDS = 1.0
 """In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
@@ -55,7 +55,7 @@ class OurPeer:
         )
         self._applied = asyncio.Event()
         self._applied_at, self._num_absorbed, self._is_in_all = 0.0, 0, True
-        self._island: SyntheticIsland
+        self._state: SyntheticState
 
     # -- for the worker
 
@@ -72,7 +72,7 @@ class OurPeer:
     def prepare(self, turn: int) -> None:
         """Go away from the anchor, as training would have done."""
         self._peer.thread.wait_until_idle()
-        self._island.walk(seed_of(self._place, turn))
+        self._state.walk(seed_of(self._place, turn))
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
         """Begin the round of this turn at `at`, and go on until all its entries are in φ, m and θ, and on the disk."""
@@ -89,19 +89,17 @@ class OurPeer:
 
     def digest(self) -> str:
         """Return a hash of φ and m."""
-        return state_digest(self._peer.thread.states())
+        return state_digest(self._state.states())
 
     def close(self) -> None:
         """End the transport with its daemon, and all threads."""
         self._peer.close()
 
-    def _make_thread(self, states: dict[SpanId, SpanState]) -> IslandThread:
-        self._island = SyntheticIsland(plan=self._plan, absorbed=self._note_absorbed)
-        self._island.begin(states)
+    def _make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
         peer = self._peer
-        thread = IslandThread(island=self._island, now=peer.clock.now, in_loop=peer.in_loop, died=peer.failures.append)
-        thread.stop_training()
-        return thread
+        self._state = SyntheticState(self._plan, absorbed=self._note_absorbed, **peer.of_state())
+        self._state.hold(states)
+        return TrainingThread(state=self._state, step=None, in_loop=peer.in_loop, died=peer.failures.append)
 
     # -- a turn
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from p2p_diloco.bench.averaging.our_peer import plan_of
-from p2p_diloco.bench.averaging.synthetic_island import SyntheticIsland
+from p2p_diloco.bench.averaging.synthetic_island import SyntheticState
 from p2p_diloco.bench.meters import family_of
 from p2p_diloco.bench.staged_peer import StagedPeer
 from p2p_diloco.bench.state.transfer import cpu_seconds_apart
@@ -32,9 +32,9 @@ from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.founding import found_roster
-from p2p_diloco.trainer.island_thread import IslandThread
 from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.trainer.training_thread import TrainingThread
 
 LOOK_SECONDS = 0.02
 HANG_UP_SECONDS = 0.2
@@ -87,14 +87,11 @@ class StatePeer:
             [process.pid for process in family_of(word["pid"])] for word in donors[len(donors) - self._num_killed :]
         ]
 
-    def _make_thread(self, states: dict[SpanId, SpanState]) -> IslandThread:
-        island = SyntheticIsland(plan=self._plan, absorbed=lambda at, is_in: None)
-        for span, state in states.items():  # θ, which nobody looks at here, takes no memory so
-            island.take(span, state)
+    def _make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
         peer = self._peer
-        thread = IslandThread(island=island, now=peer.clock.now, in_loop=peer.in_loop, died=peer.failures.append)
-        thread.stop_training()
-        return thread
+        state = SyntheticState(self._plan, absorbed=lambda at, is_in: None, **peer.of_state())
+        state.hold(states)
+        return TrainingThread(state=state, step=None, in_loop=peer.in_loop, died=peer.failures.append)
 
     def prepare(self, turn: int) -> None:
         """Have nothing to contribute: this is about the state."""
@@ -111,7 +108,7 @@ class StatePeer:
 
     def digest(self) -> str:
         """Return a hash of φ and m."""
-        states = self._peer.thread.states()
+        states = self._peer.thread.state.states()
         return state_digest([states[span] for span in sorted(states)]).hex()
 
     def close(self) -> None:
@@ -141,7 +138,7 @@ class StatePeer:
                     for pids in victims:
                         os.kill(pids[0], signal.SIGKILL)
                     victims = []
-                if not installed_at and len(self._peer.thread.states()) == len(self._plan.places):
+                if not installed_at and len(self._peer.thread.state.states()) == len(self._plan.places):
                     installed_at = time.monotonic()
                 await asyncio.sleep(LOOK_SECONDS)
             ready_at = time.monotonic()

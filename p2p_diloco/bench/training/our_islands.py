@@ -16,14 +16,17 @@ import torch
 from p2p_diloco.bench.meters import cpu_seconds
 from p2p_diloco.bench.staged_peer import StagedPeer
 from p2p_diloco.bench.training.figures import BLOCKING, steps_within
-from p2p_diloco.bench.training.timed_island import BlockingThread, PacedThread, TimedIsland
+from p2p_diloco.bench.training.timed_island import BlockingThread, PacedThread, TimedState
 from p2p_diloco.ids import SpanId
+from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.run_text import open_run_text, open_stream
@@ -53,7 +56,7 @@ class OurIsland:
             folder=Path(order["folder"]),
             host=order["address"],
         )
-        self._island: TimedIsland
+        self._state: TimedState
         self._thread: PacedThread
 
     # -- for the worker
@@ -99,11 +102,14 @@ class OurIsland:
         corpus = open_run_text(plan.manifest.data, None)
         stream = open_stream(corpus, plan, plan.rules.run, peer.key.peer, 1)
         model = build_model(plan.shape, plan.manifest.model.seed)
-        self._island = TimedIsland(plan=plan, model=model, stream=stream)
-        for span, state in states.items():
-            self._island.take(span, state)
+        loop = InnerLoop(model, stream, plan.inner, torch.device("cpu"))
+        lay_end_to_end(model, plan.fragments)
+        local = LocalSpans(plan, LocalParameters(model, plan.fragments))
+        self._state = TimedState(plan, local, **peer.of_state())
+        self._state.hold(states)
         self._thread = self._thread_class(
-            island=self._island,
+            loop=loop,
+            state=self._state,
             clock=plan.rules.clock,
             now=peer.clock.now,
             in_loop=peer.in_loop,
@@ -127,16 +133,16 @@ class OurIsland:
 
     async def _transmit(self, round_index: int, at: float) -> float | None:
         """Rest, and exchange in a round; return how long until its last entry was followed, None if one is lacking."""
-        clock, island = self._plan.rules.clock, self._island
+        clock, timings = self._plan.rules.clock, self._state.timings
         num_spans = self._plan.rules.num_spans[clock.fragment(round_index)]
         self._thread.rests = True
         async with self._peer.driven(round_index, at, 1) as driving:
             give_up = at + clock.round_seconds
-            while island.included[round_index] < num_spans and time.monotonic() < give_up:  # noqa: ASYNC110
+            while timings.included[round_index] < num_spans and time.monotonic() < give_up:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
             self._peer.check(driving)
             await asyncio.sleep(LINGER_SECONDS)
-        return island.followed_at[round_index] - at if island.included[round_index] == num_spans else None
+        return timings.followed_at[round_index] - at if timings.included[round_index] == num_spans else None
 
     # -- windows
 
@@ -160,13 +166,13 @@ class OurIsland:
             self._peer.check(driving)
         num_spans = self._plan.rules.num_spans
         indices = range(round_index, round_index + num_rounds)
-        included = sum(self._island.included[index] / num_spans[index % len(num_spans)] for index in indices)
+        included = sum(self._state.timings.included[index] / num_spans[index % len(num_spans)] for index in indices)
         return await self._answer(at, seconds, before, included=included, due=float(num_rounds))
 
     async def _answer(self, at: float, seconds: float, before: dict[str, float], **more: float) -> dict[str, Any]:
         after = self._work()
         work = {name: after[name] - before[name] for name in before}
-        borders, give_up = self._island.borders, time.monotonic() + _STEP_PATIENCE_SECONDS
+        borders, give_up = self._state.timings.borders, time.monotonic() + _STEP_PATIENCE_SECONDS
         # Of the step in which the window ends the end must be known, to say which part of it lies within.
         while max(borders[-1:], default=at) < at + seconds and time.monotonic() < give_up:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
@@ -180,7 +186,7 @@ class OurIsland:
         training = self._thread.processor_seconds()
         return {
             "training": training,
-            "outer": self._island.outer_seconds,
+            "outer": self._state.outer_seconds,
             "rest": time.process_time() - training,
             "daemon": cpu_seconds([self._peer.transport.daemon.pid]),
         }

@@ -1,6 +1,6 @@
-"""An island that notes when it steps and what becomes of its contributions, and threads that a bench paces.
+"""A state that notes when its island steps and what becomes of its contributions, and threads that a bench paces.
 
-All else is the very code of a volunteer's island.
+All else is the very code of a volunteer.
 """
 
 from __future__ import annotations
@@ -10,71 +10,92 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from p2p_diloco.ids import SpanId
-from p2p_diloco.island.data import BatchStream
-from p2p_diloco.island.inner_loop import InnerStep
-from p2p_diloco.island.model import DecoderModel
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.island.inner_loop import InnerLoop
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.swarm.replica import SpanUpdate
-from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.diary import Diary
+from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.trainer.training_thread import InnerSteps, TrainingThread
 
 
-class TimedIsland(Island):
-    """Notes what happens to it. Its thread writes, others read what is finished.
+class Timings(Diary):
+    """What became of an island's contributions. The thread that trains writes, others read what is finished.
 
     Attributes:
         borders: when each step ended, by the monotonic clock.
         included: spans of each round whose entry included this island.
-        followed_at: when the last entry of each round was followed.
-        outer_seconds: processor time of contributing and following entries so far.
+        followed_at: when θ last followed an entry of each round.
         awaited: spans of the newest contribution whose entries have not come, and its round.
     """
 
-    def __init__(self, *, plan: RunPlan, model: DecoderModel, stream: BatchStream) -> None:
-        super().__init__(plan=plan, model=model, stream=stream, device=torch.device("cpu"))
+    def __init__(self, round_of: Callable[[Digest], int]) -> None:
         self.borders: list[float] = []
         self.included: Counter[int] = Counter()
         self.followed_at: dict[int, float] = {}
-        self.outer_seconds = 0.0
         self.awaited: set[SpanId] = set()
         self.awaited_round = -1
+        self._round_of = round_of
 
-    def step(self) -> InnerStep:
-        """Make one inner step."""
-        step = super().step()
-        self.borders.append(time.monotonic())
-        return step
-
-    def absorb(self, update: SpanUpdate) -> None:
-        """Follow an entry."""
-        began = time.thread_time()
-        super().absorb(update)
-        round_index = update.absorbed.round
+    def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
+        """Note that θ followed an entry."""
+        round_index = self._round_of(entry)
         if round_index == self.awaited_round:
-            self.awaited.discard(update.span)
-        self.included[round_index] += update.own_included
+            self.awaited.discard(span)
+        self.included[round_index] += own_included
         self.followed_at[round_index] = time.monotonic()
-        self.outer_seconds += time.thread_time() - began
+
+    def _write(self, what: str, **figures: Any) -> None:
+        """Write nothing."""
+
+
+class TimedState(TrainedState):
+    """Notes what happens to θ, and what it costs.
+
+    Attributes:
+        timings: of contributions and entries.
+        outer_seconds: processor time of contributing, following and merging so far.
+    """
+
+    def __init__(self, plan: RunPlan, local: LocalSpans, **more: Any) -> None:
+        self._rounds: dict[Digest, int] = {}
+        self.timings = Timings(self._rounds.pop)
+        self._followed_seconds = self._border_seconds = 0.0
+        super().__init__(plan, local, diary=self.timings, **more)
+
+    @property
+    def outer_seconds(self) -> float:
+        """Sum over both threads."""
+        return self._followed_seconds + self._border_seconds
+
+    def border(self) -> None:
+        """Let θ follow, and contribute."""
+        began = time.thread_time()
+        super().border()
+        self._border_seconds += time.thread_time() - began
 
     def contribute(
         self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None
     ) -> FragmentContribution | None:
         """Contribute a fragment to a round."""
-        began = time.thread_time()
         contribution = super().contribute(round_index, fragment, chosen)
         if contribution is not None:
-            self.awaited_round = round_index
-            self.awaited = {encoded.span for encoded in contribution.spans}
-        self.outer_seconds += time.thread_time() - began
+            self.timings.awaited_round = round_index
+            self.timings.awaited = {encoded.span for encoded in contribution.spans}
         return contribution
 
+    def _advance(self, held: dict[SpanId, SpanState], state: SpanState, update: SpanUpdate) -> None:
+        began = time.thread_time()
+        self._rounds[update.absorbed.digest] = update.absorbed.round
+        super()._advance(held, state, update)
+        self._followed_seconds += time.thread_time() - began
 
-class PacedThread(IslandThread):
+
+class PacedThread(TrainingThread):
     """A volunteer's thread, but that a bench can let it rest.
 
     Attributes:
@@ -82,10 +103,18 @@ class PacedThread(IslandThread):
         exchanges: whether this is a window with the exchange.
     """
 
-    def __init__(self, *, island: TimedIsland, clock: RoundClock, now: Callable[[], float], **more: Any) -> None:
-        super().__init__(island=island, now=now, **more)
+    def __init__(
+        self, *, loop: InnerLoop, state: TimedState, clock: RoundClock, now: Callable[[], float], **more: Any
+    ) -> None:
+        self.inner = InnerSteps(loop, state)
+        super().__init__(state=state, step=self.step, **more)
         self.rests, self.exchanges = True, False
-        self.timed, self.round_clock = island, clock
+        self.timings, self.round_clock, self.now = state.timings, clock, now
+
+    def step(self) -> None:
+        """Make one step, and note when it ended."""
+        self.inner.step()
+        self.timings.borders.append(time.monotonic())
 
     def processor_seconds(self) -> float:
         """Return what this thread has had of the processor so far."""
@@ -93,7 +122,7 @@ class PacedThread(IslandThread):
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def _may_step(self) -> bool:
-        return not self.rests and super()._may_step()
+        return super()._may_step() and not self.rests
 
 
 class BlockingThread(PacedThread):
@@ -103,8 +132,8 @@ class BlockingThread(PacedThread):
     """
 
     def _may_step(self) -> bool:
-        return not (self.exchanges and self._awaits_entries()) and super()._may_step()
+        return super()._may_step() and not (self.exchanges and self._awaits_entries())
 
     def _awaits_entries(self) -> bool:
-        island = self.timed
-        return bool(island.awaited) and self._now() < self.round_clock.begin(island.awaited_round + 1)
+        timings = self.timings
+        return bool(timings.awaited) and self.now() < self.round_clock.begin(timings.awaited_round + 1)

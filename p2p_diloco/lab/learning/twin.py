@@ -19,7 +19,9 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import AnchorEvaluation
+from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.lab.learning.learners import EVALUATION_TOKENS
 from p2p_diloco.lab.learning.recording import Recording
 from p2p_diloco.outer.state import SpanState, absorb
@@ -31,8 +33,10 @@ from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
 from p2p_diloco.swarm.vector_work import reduce_parts
 from p2p_diloco.trainer.diary import chosen_spans
 from p2p_diloco.trainer.founding import genesis_states, make_start
-from p2p_diloco.trainer.island import Island
+from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_text import open_own_stream
+from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.trainer.training_thread import InnerSteps
 
 Heads = dict[SpanId, Digest]
 
@@ -64,6 +68,7 @@ class Twin:
     def __init__(self, recording: Recording, corpus: Corpus) -> None:
         self.recording = recording
         self.num_equal = 0
+        self.failures: list[BaseException] = []
         self._corpus = corpus
         start = genesis_states(make_start(recording.plan), recording.founding)
         self._states = {(span, state.head.digest): state for span, state in start.items()}
@@ -84,12 +89,16 @@ class Twin:
         total = sum(life.num_events for life in self._lives)
         before = -1
         while [life for life in self._lives if not life.go_on()]:  # all have their turn: each may free another
+            for failure in self.failures:
+                raise failure
             done = sum(life.done for life in self._lives)
             heard(done, total)
             if done == before:
                 where = "; ".join(life.waits_for for life in self._lives)
                 raise StateError(f"the diaries and the entries kept do not fit together: {where}")
             before = done
+        for life in self._lives:
+            life.island.state.close()
         return self._result()
 
     # -- what lives ask for
@@ -178,15 +187,25 @@ class Twin:
             entries=len(self._updates),
             equal_entries=self.num_equal,
             islands=len(self._lives),
-            tokens=sum(life.island.loop.tokens for life in self._lives),
+            tokens=sum(life.island.state.counts.tokens for life in self._lives),
         )
 
-    def island_of(self, peer: PeerId, position: int) -> Island:
+    def island_of(self, peer: PeerId, position: int) -> InnerSteps:
         """Return a new island of a peer."""
         plan = self.recording.plan
         stream = open_own_stream(self._corpus, plan, plan.rules.run, peer, position)
         model = build_model(plan.shape, plan.manifest.model.seed)
-        return Island(plan=plan, model=model, stream=stream, device=torch.device("cpu"))
+        loop = InnerLoop(model, stream, plan.inner, torch.device("cpu"))
+        lay_end_to_end(model, plan.fragments)
+        local = LocalSpans(plan, LocalParameters(model, plan.fragments))
+
+        def damaged(span: SpanId, reason: str) -> None:
+            self.failures.append(StateError(f"{span} cannot follow an entry of the recording: {reason}"))
+
+        state = TrainedState(
+            plan, local, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
+        )
+        return InnerSteps(loop, state)
 
 
 class _Life:
@@ -199,6 +218,7 @@ class _Life:
         self._peer = peer
         self._events = events
         self.island = twin.island_of(peer, events[0]["position"])
+        self._state = self.island.state
 
     @property
     def waits_for(self) -> str:
@@ -218,7 +238,7 @@ class _Life:
                 return self._load({SpanId(f, i): Digest(bytes.fromhex(head)) for f, i, head in line["heads"]})
             case "contributed":
                 self._step_to(line["steps"])
-                contribution = self.island.contribute(line["round"], line["fragment"], chosen_spans(line))
+                contribution = self._state.contribute(line["round"], line["fragment"], chosen_spans(line))
                 for span in contribution.spans if contribution is not None else ():
                     self._twin.send(self._peer, line["round"], span.span, span.payload)
                 return True
@@ -235,8 +255,9 @@ class _Life:
         if len(found) < len(states):
             return False
         for span, state in found.items():
-            self.island.take(span, state)
-        return self.island.load()
+            self._state.replace(span, state)
+        self._state.wait_until_idle()
+        return self._state.begin()
 
     def _absorb(self, line: dict[str, Any]) -> bool:
         update = self._twin.update(Digest(bytes.fromhex(line["entry"])))
@@ -244,7 +265,8 @@ class _Life:
             return False
         self._step_to(line["steps"])
         own = SpanUpdate(span=update.span, absorbed=update.absorbed, payload=update.payload, own_included=line["own"])
-        self.island.absorb(own)
+        self._state.apply(own)
+        self._state.wait_until_idle()
         return True
 
     def _take(self, line: dict[str, Any]) -> bool:
@@ -253,11 +275,13 @@ class _Life:
         if state is None:
             return False
         self._step_to(line["steps"])
-        self.island.take(span, state)
+        self._state.replace(span, state)
+        self._state.wait_until_idle()
         return True
 
     def _step_to(self, steps: int) -> None:
-        while self.island.loop.steps < steps:
+        while self._state.counts.steps < steps:
+            self._state.border()
             self.island.step()
 
 

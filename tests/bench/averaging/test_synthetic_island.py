@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.bench.averaging.our_run import our_orders
-from p2p_diloco.bench.averaging.synthetic_island import TOKENS, SyntheticIsland, tensors_of
+from p2p_diloco.bench.averaging.synthetic_island import TOKENS, SyntheticState, tensors_of
 from p2p_diloco.bench.averaging.textbook import DELTA_SCALE
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.model import model_shape
@@ -29,12 +29,18 @@ def plan() -> RunPlan:
 class Counted:
     def __init__(self, plan: RunPlan) -> None:
         self.heard: list[bool] = []
-        self.island = SyntheticIsland(plan=plan, absorbed=lambda at, is_in: self.heard.append(is_in))
-        self.island.begin(
-            {
-                span: genesis_state(np.ones(place.stop - place.start, np.float32), ROSTER)
-                for span, place in plan.places.items()
-            }
+        self.failures: list[object] = []
+        self.state = SyntheticState(
+            plan,
+            absorbed=lambda at, is_in: self.heard.append(is_in),
+            now=lambda: 0.0,
+            in_loop=lambda call: call(),
+            died=self.failures.append,
+            damaged=lambda span, reason: self.failures.append(span),
+        )
+        start_N = np.ones(plan.num_parameters, np.float32)
+        self.state.hold(
+            {span: genesis_state(start_N[place.start : place.stop], ROSTER) for span, place in plan.places.items()}
         )
 
 
@@ -47,8 +53,8 @@ def test_it_contributes_how_far_it_was_told_to_go_each_turn_anew(plan: RunPlan) 
     counted = Counted(plan)
     sent = []
     for turn in range(2):
-        counted.island.walk(seed=turn)
-        contribution = counted.island.contribute(turn, 0)
+        counted.state.walk(seed=turn)
+        contribution = counted.state.contribute(turn, 0)
         assert contribution is not None
         assert contribution.tokens == TOKENS
         assert len(contribution.spans) == len(plan.places)
@@ -60,12 +66,16 @@ def test_it_contributes_how_far_it_was_told_to_go_each_turn_anew(plan: RunPlan) 
 
 def test_it_tells_what_it_absorbed_and_whether_it_had_a_part_in_it(plan: RunPlan) -> None:
     counted = Counted(plan)
-    counted.island.walk(seed=0)
-    contribution = counted.island.contribute(0, 0)
+    counted.state.walk(seed=0)
+    contribution = counted.state.contribute(0, 0)
     assert contribution is not None
     span = SpanId(0, 1)
     entry = AbsorbedEntry(digest=Digest(b"e" * 32), round=0, roster=ROSTER, radius=1.0, median_weight=1.0)
     payload = contribution.spans[1].payload
-    counted.island.absorb(SpanUpdate(span=span, absorbed=entry, payload=payload, own_included=True))
+    counted.state.apply(SpanUpdate(span=span, absorbed=entry, payload=payload, own_included=True))
+    counted.state.wait_until_idle()
+    assert counted.heard == [], "θ has not followed yet"
+    counted.state.border()
     assert counted.heard == [True]
-    assert counted.island.states[span].head.height == 1
+    assert counted.state.states()[span].head.height == 1
+    assert counted.failures == []

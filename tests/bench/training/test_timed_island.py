@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from p2p_diloco.bench.training.our_run import RunShape, draft_run
-from p2p_diloco.bench.training.timed_island import BlockingThread, PacedThread, TimedIsland
+from p2p_diloco.bench.training.timed_island import BlockingThread, PacedThread, TimedState
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.island.data import Corpus, open_corpus
+from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.run_text import open_stream
 
@@ -37,18 +41,18 @@ class Stage:
 
     def __init__(self, thread_class: type[PacedThread], corpus: Corpus) -> None:
         self.now = CLOCK.begin(0)
+        self.failures: list[object] = []
         stream = open_stream(corpus, PLAN, PLAN.rules.run, PeerId(bytes(32)), 1)
-        self.island = TimedIsland(plan=PLAN, model=build_model(PLAN.shape, 0), stream=stream)
-        for span, anchor_N in make_start(PLAN).items():
-            self.island.take(span, genesis_state(anchor_N, ROSTER))
-        assert self.island.load()
-        self.thread = thread_class(
-            island=self.island,
-            clock=CLOCK,
-            now=lambda: self.now,
-            in_loop=lambda call: call(),
-            died=lambda error: None,
+        model = build_model(PLAN.shape, 0)
+        loop = InnerLoop(model, stream, PLAN.inner, "cpu")
+        local = LocalSpans(PLAN, LocalParameters(model, PLAN.fragments))
+        around: dict[str, Any] = {"in_loop": lambda call: call(), "died": self.failures.append}
+        self.state = TimedState(
+            PLAN, local, now=lambda: self.now, damaged=lambda span, reason: self.failures.append(span), **around
         )
+        self.state.hold({span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(PLAN).items()})
+        assert self.state.begin()
+        self.thread = thread_class(loop=loop, state=self.state, clock=CLOCK, now=lambda: self.now, **around)
         self.thread.rests = False
 
     def follow(self, index: int, round_index: int = 0, *, own_included: bool = True) -> None:
@@ -57,24 +61,28 @@ class Stage:
         absorbed = AbsorbedEntry(
             digest=sha256(b"entry", bytes([index])), round=round_index, roster=ROSTER, radius=1e6, median_weight=1.0
         )
-        self.island.absorb(SpanUpdate(span=span, absorbed=absorbed, payload=payload, own_included=own_included))
+        self.state.apply(SpanUpdate(span=span, absorbed=absorbed, payload=payload, own_included=own_included))
+        self.state.wait_until_idle()
+        self.state.border()
+        assert self.failures == []
 
 
 def test_what_happens_to_an_island_is_noted(corpus: Corpus) -> None:
-    island = (stage := Stage(PacedThread, corpus)).island
-    island.step()
-    island.step()
-    assert len(island.borders) == 2
-    assert island.borders[0] < island.borders[1]
-    assert island.contribute(0, 0) is not None
-    assert island.contribute(0, 0) is None, "nothing new"
-    assert (island.awaited, island.awaited_round) == ({SpanId(0, 0), SpanId(0, 1)}, 0)
+    stage = Stage(PacedThread, corpus)
+    timings, state = stage.state.timings, stage.state
+    stage.thread.step()
+    stage.thread.step()
+    assert len(timings.borders) == 2
+    assert timings.borders[0] < timings.borders[1]
+    assert state.contribute(0, 0) is not None
+    assert state.contribute(0, 0) is None, "nothing new"
+    assert (timings.awaited, timings.awaited_round) == ({SpanId(0, 0), SpanId(0, 1)}, 0)
     stage.follow(0)
     stage.follow(1, own_included=False)
-    assert island.awaited == set()
-    assert island.included[0] == 1
-    assert island.followed_at[0] > island.borders[1]
-    assert island.outer_seconds > 0.0
+    assert timings.awaited == set()
+    assert timings.included[0] == 1
+    assert timings.followed_at[0] > timings.borders[1]
+    assert state.outer_seconds > 0.0
 
 
 @pytest.mark.parametrize("thread_class", [PacedThread, BlockingThread])
@@ -88,8 +96,8 @@ def test_an_island_that_rests_makes_no_step(thread_class: type[PacedThread], cor
 def contributed(thread_class: type[PacedThread], corpus: Corpus) -> Stage:
     stage = Stage(thread_class, corpus)
     stage.thread.exchanges = True
-    stage.island.step()
-    assert stage.island.contribute(0, 0) is not None
+    stage.thread.step()
+    assert stage.state.contribute(0, 0) is not None
     return stage
 
 

@@ -1,42 +1,33 @@
-"""The island: what it contributes, how it absorbs, what its thread promises."""
+"""A peer that trains: what it contributes, and how φ, m and θ follow entries."""
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from small_run import (
     HandDrivenIsland,
     entry_payload,
-    peer_key,
     small_corpus,
     small_plan,
     start_states,
-    stream_of,
     update_of,
 )
 
-from p2p_diloco.errors import ConfigError, NonFiniteUpdate
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import Slice
-from p2p_diloco.island.model import build_model
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.round import FragmentContribution
-from p2p_diloco.swarm import known_answer
-from p2p_diloco.trainer.island import Island
-from p2p_diloco.trainer.island_thread import IslandThread
+from p2p_diloco.trainer.diary import Diary, read_diary
 from p2p_diloco.trainer.run_plan import RunPlan
 
 PLAN = small_plan()
 EXACT = small_plan({"codec.contribution": "float32", "codec.entry": "float32", "codec.entry_rounding": "nearest"})
 SPAN = SpanId(0, 0)
-PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +51,13 @@ def absorb_alone(island: HandDrivenIsland, contribution: FragmentContribution, r
     for part in contribution.spans:
         vector_N = codec.contribution.decode(part.payload, island.plan.rules.span_elements[part.span])
         update = update_of(part.span, contribution.round, entry_payload(island.plan, vector_N), radius=radius)
-        island.thread.apply(update)
+        island.state.apply(update)
     island.settle()
+
+
+def half_of(span: SpanId, round_index: int = 0, plan: RunPlan = PLAN) -> Any:
+    vector_N = np.full(plan.rules.span_elements[span], 0.5, np.float32)
+    return update_of(span, round_index, entry_payload(plan, vector_N))
 
 
 # -- contributing
@@ -110,10 +106,10 @@ def test_before_all_spans_are_held_there_is_nothing_to_contribute(corpus: Corpus
     states = start_states(PLAN)
     missing = states.pop(SpanId(1, 0))
     island.hold(states)
-    assert not island.thread.island.load()
+    assert not island.state.begin()
     assert island.contribute(round_index=0) is None
     island.hold({SpanId(1, 0): missing})
-    assert island.thread.island.load()
+    assert island.state.begin()
 
 
 def test_after_the_deadline_there_is_nothing_to_contribute(corpus: Corpus) -> None:
@@ -136,7 +132,7 @@ def test_a_round_whose_entry_is_held_gets_no_contribution(corpus: Corpus) -> Non
     island = island_at_start(corpus)
     island.step(1)
     zeros = np.zeros(PLAN.rules.span_elements[SPAN], np.float32)
-    island.thread.apply(update_of(SPAN, 2, entry_payload(PLAN, zeros)))
+    island.state.apply(update_of(SPAN, 2, entry_payload(PLAN, zeros)))
     late = island.contribute(round_index=2)
     assert {part.span for part in late.spans} == set(PLAN.spans_of(0)) - {SPAN}
 
@@ -168,9 +164,7 @@ def test_a_diverged_island_contributes_nothing_of_the_broken_span(corpus: Corpus
     island = island_at_start(corpus)
     island.step(1)
     place = PLAN.places[SPAN]
-    island.thread.island.parameters.write(
-        0, place.start, place.stop, np.full(place.stop - place.start, np.nan, np.float32)
-    )
+    island.parameters.write(0, place.start, place.stop, np.full(place.stop - place.start, np.nan, np.float32))
     assert SPAN not in {part.span for part in island.contribute(round_index=0).spans}
 
 
@@ -196,7 +190,7 @@ def test_an_own_entry_resolves_the_contribution_and_keeps_the_residual(corpus: C
     for span, residual_N in kept.items():
         assert island.in_flight(span) == ()
         np.testing.assert_allclose(island.residual(span), residual_N, atol=1e-5)
-    state = island.thread.span_state(SPAN)
+    state = island.state.span_state(SPAN)
     assert state is not None
     assert (state.head.round, state.head.height) == (0, 1)
 
@@ -212,7 +206,7 @@ def test_peers_with_equal_entries_hold_equal_bytes(corpus: Corpus) -> None:
         for peer in (ada, ben, archive):
             absorb_alone(peer, contribution)
         ada.step(1)
-    assert len({digest(peer.thread.states()) for peer in (ada, ben, archive)}) == 1
+    assert len({digest(peer.state.states()) for peer in (ada, ben, archive)}) == 1
     assert not np.array_equal(ada.local(SPAN), ben.local(SPAN)), "each keeps what it alone has learnt"
 
 
@@ -223,7 +217,7 @@ def test_progress_of_the_run_reaches_the_inner_schedule(corpus: Corpus) -> None:
     for round_index in (0, 1):
         absorb_alone(island, island.contribute(round_index, fragment=round_index))
         island.step(1)
-    assert island.thread.island.loop.learning_rate < plan.inner.learning_rate / 100
+    assert island.loop.learning_rate < plan.inner.learning_rate / 100
 
 
 def test_a_replaced_span_counts_what_is_in_flight_as_included(corpus: Corpus) -> None:
@@ -238,7 +232,7 @@ def test_a_replaced_span_counts_what_is_in_flight_as_included(corpus: Corpus) ->
     )
     island.hold({SPAN: moved})
     assert island.in_flight(SPAN) == ()
-    assert island.thread.span_state(SPAN) is moved
+    assert island.state.span_state(SPAN) is moved
     assert np.abs(island.residual(SPAN)).max() < 1e-5
 
 
@@ -249,7 +243,7 @@ def test_local_parameters_begin_at_the_anchor(corpus: Corpus) -> None:
         for span, s in start_states(PLAN).items()
     }
     island.hold(states)
-    assert island.thread.island.load()
+    assert island.state.begin()
     assert all(np.array_equal(island.local(span), state.anchor_N) for span, state in states.items())
 
 
@@ -257,10 +251,10 @@ def test_a_look_is_a_copy_of_the_local_parameters(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(1)
     seen: list[Any] = []
-    island.thread.look([Slice(1, 0, 100), Slice(0, 7, 9)], seen.append)
+    island.state.look([Slice(1, 0, 100), Slice(0, 7, 9)], seen.append)
     island.settle()
     before = [vector_N.copy() for vector_N in seen[0]]
-    assert np.array_equal(before[0], island.thread.island.parameters.read(1, 0, 100))
+    assert np.array_equal(before[0], island.parameters.read(1, 0, 100))
     island.step(1)
     assert [len(vector_N) for vector_N in seen[0]] == [100, 2]
     assert all(np.array_equal(one, other) for one, other in zip(before, seen[0], strict=True))
@@ -271,12 +265,12 @@ def test_a_look_is_a_copy_of_the_local_parameters(corpus: Corpus) -> None:
 
 def test_progress_tells_steps_tokens_and_a_smooth_loss(corpus: Corpus) -> None:
     island = island_at_start(corpus)
-    assert island.thread.progress().steps == 0
+    assert island.state.progress().steps == 0
     island.step(1)
-    first = island.thread.progress()
+    first = island.state.progress()
     assert first.loss == pytest.approx(np.log(256), rel=0.05)
     island.step(4)
-    later = island.thread.progress()
+    later = island.state.progress()
     assert (later.steps, later.tokens) == (5, 5 * PLAN.inner.batch * PLAN.shape.context)
     assert later.loss < first.loss
 
@@ -284,198 +278,175 @@ def test_progress_tells_steps_tokens_and_a_smooth_loss(corpus: Corpus) -> None:
 def test_a_step_that_was_not_applied_leaves_progress_as_it_was(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(1)
-    before = island.thread.progress()
-    island.thread.island.loop.model.norm.gain.data.fill_(float("nan"))
+    before = island.state.progress()
+    island.loop.model.norm.gain.data.fill_(float("nan"))
     island.step(1)
-    assert island.thread.progress() == before
+    assert island.state.progress() == before
 
 
-# -- the thread
+# -- θ follows at borders
 
 
-class Desk:
-    """Stands for the event loop: what the thread hands over is done by the test, when it asks."""
-
-    def __init__(self) -> None:
-        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.deaths: list[BaseException] = []
-
-    def hand_over(self, call: Callable[[], None]) -> None:
-        self._calls.put(call)
-
-    def do_one(self) -> None:
-        self._calls.get(timeout=PATIENCE_SECONDS)()
-
-
-def started(corpus: Corpus, desk: Desk, stream: Any = None) -> IslandThread:
-    island = Island(
-        plan=PLAN,
-        model=build_model(PLAN.shape, 0),
-        stream=stream if stream is not None else stream_of(PLAN, corpus, peer_key("ada").peer),
-        device=torch.device("cpu"),
-    )
-    thread = IslandThread(island=island, now=lambda: 0.0, in_loop=desk.hand_over, died=desk.deaths.append)
-    thread.start()
-    return thread
-
-
-def hold_start(thread: IslandThread) -> None:
-    for span, state in start_states(PLAN).items():
-        thread.replace(span, state)
-
-
-def test_the_thread_trains_answers_and_ends_when_told(corpus: Corpus) -> None:
-    desk, answers = Desk(), queue.Queue[Any]()
-    thread = started(corpus, desk)
-    hold_start(thread)
-    contribution = None
-    for round_index in range(0, 10_000, 2):
-        thread.take_snapshot(round_index, 0, float("inf"), answers.put)
-        desk.do_one()
-        contribution = answers.get_nowait()
-        if contribution is not None:
-            break
-    assert contribution is not None
-    assert thread.progress().steps >= contribution.steps > 0
-    thread.stop()
-    assert thread.join(PATIENCE_SECONDS)
-
-
-def test_what_was_handed_over_is_done_before_the_thread_ends(corpus: Corpus) -> None:
-    thread = started(corpus, Desk())
-    hold_start(thread)
-    thread.stop()
-    assert thread.join(PATIENCE_SECONDS)
-    assert set(thread.states()) == set(PLAN.places)
-
-
-def test_waiting_until_idle_ends_with_nothing_left_to_do(corpus: Corpus) -> None:
-    thread = started(corpus, Desk())
-    hold_start(thread)
-    thread.wait_until_idle()
-    assert set(thread.states()) == set(PLAN.places)
-    thread.stop()
-    assert thread.join(PATIENCE_SECONDS)
-    hold_start(thread)
-    thread.wait_until_idle()  # nobody is there to do it any more, so there is nothing to wait for
-
-
-def test_without_training_entries_are_still_absorbed(corpus: Corpus) -> None:
-    thread = started(corpus, Desk())
-    thread.stop_training()
-    hold_start(thread)
-    zeros = np.zeros(PLAN.rules.span_elements[SPAN], np.float32)
-    thread.apply(update_of(SPAN, 0, entry_payload(PLAN, zeros)))
-    thread.stop()
-    assert thread.join(PATIENCE_SECONDS)
-    state = thread.span_state(SPAN)
+def test_entries_are_followed_while_nobody_steps_and_theta_follows_at_the_next_border(corpus: Corpus) -> None:
+    island, prompt = island_at_start(corpus), island_at_start(corpus)
+    for each in (island, prompt):
+        each.step(2)
+    before_N = island.local(SPAN)
+    for round_index in (0, 2, 4):
+        for each in (island, prompt):
+            each.state.apply(half_of(SPAN, round_index))
+            each.state.wait_until_idle()
+        prompt.state.border()
+    state = island.state.span_state(SPAN)
     assert state is not None
-    assert state.head.height == 1
-    assert thread.progress().steps == 0
+    assert (state.head.height, state.head.round) == (3, 4)
+    assert np.array_equal(island.local(SPAN), before_N), "θ belongs to the thread that trains"
+    island.state.border()
+    np.testing.assert_allclose(island.local(SPAN), prompt.local(SPAN), atol=1e-6)
+    moved_N = state.anchor_N - start_states(PLAN)[SPAN].anchor_N
+    np.testing.assert_allclose(island.local(SPAN) - before_N, moved_N, atol=1e-6)
 
 
-class BrokenStream:
-    """A disk that fails in the middle of training."""
+@pytest.mark.parametrize("merge", ["blend", "overwrite"])
+def test_merges_that_mix_give_the_same_whether_theta_follows_at_once_or_later(corpus: Corpus, merge: str) -> None:
+    alpha = {"outer.fragment_update_alpha": 0.25} if merge == "blend" else {}
+    plan = small_plan({"outer.merge": merge, **alpha})
+    late, prompt = island_at_start(corpus, plan), island_at_start(corpus, plan)
+    for each in (late, prompt):
+        each.step(2)
+        each.contribute(0)
+    for round_index in (0, 2):
+        for each in (late, prompt):
+            each.state.apply(half_of(SPAN, round_index))
+            each.state.wait_until_idle()
+        prompt.state.border()
+    late.state.border()
+    np.testing.assert_allclose(late.local(SPAN), prompt.local(SPAN), atol=1e-6)
+    state = late.state.span_state(SPAN)
+    assert state is not None
+    is_anchor = np.array_equal(late.local(SPAN), state.anchor_N)
+    assert is_anchor == (merge == "overwrite")
 
-    context = PLAN.shape.context
 
-    def next_batch(self) -> torch.Tensor:
-        raise OSError("the disk is gone")
+def test_a_contribution_counts_from_the_state_that_theta_has_followed(corpus: Corpus) -> None:
+    """An entry that came between border and snapshot must not be sent back as something learnt."""
+    island = island_at_start(corpus, EXACT)
+    island.step(1)
+    learnt_N = island.residual(SPAN)
+    island.state.apply(half_of(SPAN, 0, EXACT))
+    island.state.wait_until_idle()
+    contribution = island.state.contribute(2, 0)
+    assert contribution is not None
+    sent_N = EXACT.codecs.contribution.decode(contribution.spans[0].payload, len(learnt_N))
+    np.testing.assert_allclose(sent_N, learnt_N, atol=1e-6)
 
 
-def test_a_thread_that_dies_says_why_in_the_loop(corpus: Corpus) -> None:
-    desk = Desk()
-    thread = started(corpus, desk, BrokenStream())
-    hold_start(thread)
-    desk.do_one()
-    assert [str(error) for error in desk.deaths] == ["the disk is gone"]
-    assert thread.join(PATIENCE_SECONDS)
+def test_snapshots_that_nobody_comes_to_take_are_answered_once_they_are_late(corpus: Corpus) -> None:
+    island = island_at_start(corpus)
+    answers: list[Any] = []
+    for round_index in range(5):
+        island.state.take_snapshot(round_index, 0, island.now + 1.0, answers.append)
+        island.now += 2.0
+    assert answers == [None] * 4
 
 
-def test_a_thread_goes_on_until_told_and_one_that_never_began_need_not_be_waited_for(corpus: Corpus) -> None:
-    thread = started(corpus, Desk())
-    assert not thread.join(0.0)
-    thread.stop()
-    assert thread.join(PATIENCE_SECONDS)
-    assert island_at_start(corpus).thread.join(0.0)
+# -- the diary
+
+
+def test_what_happens_to_theta_is_in_the_diary(corpus: Corpus, tmp_path: Path) -> None:
+    island = HandDrivenIsland(PLAN, corpus, diary=Diary(tmp_path))
+    island.hold(start_states(PLAN))
+    island.step(1)
+    assert island.state.contribute(0, 0) is not None
+    assert island.state.contribute(1, 0) is None, "nothing new"
+    island.step(1)
+    island.state.apply(half_of(SPAN))
+    island.settle()
+    island.hold({SPAN: start_states(PLAN)[SPAN]})
+    lines = list(read_diary(tmp_path))
+    assert [line["what"] for line in lines] == ["loaded", "contributed", "absorbed", "took"]
+    assert [line.get("steps") for line in lines[1:]] == [1, 2, 2]
+    assert len(lines[0]["heads"]) == len(PLAN.places)
+
+
+def test_the_same_events_after_the_same_steps_give_the_same_bytes(corpus: Corpus) -> None:
+    twins = [island_at_start(corpus), island_at_start(corpus)]
+    for twin in twins:
+        twin.step(1)
+        twin.contribute(0)
+        twin.step(1)
+        twin.state.apply(half_of(SPAN))
+        twin.settle()
+    for one, other in zip(*(twin.parameters.read_all() for twin in twins), strict=True):
+        assert np.array_equal(one, other)
+    assert len({digest(twin.state.states()) for twin in twins}) == 1
+
+
+def test_whoever_comes_late_goes_by_the_schedule_where_the_run_stands(corpus: Corpus) -> None:
+    cosine = {"inner.schedule": "cosine", "inner.warmup_steps": 0, "rounds.planned_cycles": 10}
+    plan = small_plan(cosine)
+    peak, last = plan.inner.learning_rate, plan.inner.learning_rate * plan.inner.final_share
+    for height, expected in ((5, (peak + last) / 2), (10, last)):
+        island = HandDrivenIsland(plan, corpus)
+        states = start_states(plan).items()
+        island.hold({span: replace(state, head=replace(state.head, height=height)) for span, state in states})
+        island.step(1)
+        assert island.loop.learning_rate == pytest.approx(expected)
 
 
 # -- damaged memory
 
 
-def spoil(island: HandDrivenIsland, span: SpanId) -> None:
-    """Put an infinite number into a span's anchor, as a bit that flips does."""
-    state = island.thread.island.states[span]
+def spoilt(span: SpanId) -> SpanState:
+    """Return the start of a span with an infinite number in its anchor, as a bit that flips leaves it."""
+    state = start_states(PLAN)[span]
     anchor_N = state.anchor_N.copy()
     anchor_N[5] = np.inf
-    island.thread.island.states[span] = replace(state, anchor_N=anchor_N)
+    return replace(state, anchor_N=anchor_N)
 
 
-def half_of(span: SpanId, round_index: int = 0) -> Any:
-    vector_N = np.full(PLAN.rules.span_elements[span], 0.5, np.float32)
-    return update_of(span, round_index, entry_payload(PLAN, vector_N))
+def with_spoilt_span(corpus: Corpus) -> HandDrivenIsland:
+    """Return an island that has begun, and of which one span is damaged then."""
+    island = island_at_start(corpus)
+    island.step(2)
+    island.hold({SPAN: spoilt(SPAN)})
+    return island
 
 
 def test_a_span_that_cannot_follow_an_entry_stands_still_until_it_is_replaced_and_training_goes_on(
     corpus: Corpus,
 ) -> None:
-    island = island_at_start(corpus)
-    told: list[tuple[SpanId, str]] = []
-    island.thread._damaged = lambda span, reason: told.append((span, reason))
-    island.step(2)
-    spoil(island, SPAN)
+    island = with_spoilt_span(corpus)
     for round_index in (0, 2):
-        island.thread.apply(half_of(SPAN, round_index))
+        island.state.apply(half_of(SPAN, round_index))
     island.settle()
-    assert [span for span, _ in told] == [SPAN], "told once"
-    assert "non-finite numbers" in told[0][1]
-    assert island.thread.span_state(SPAN) is None, "nobody is given what is damaged"
-    assert dict(island.thread.moving_states()) == {}, "no checkpoint is made of it"
+    assert [span for span, _ in island.damaged] == [SPAN], "reported once"
+    assert "non-finite numbers" in island.damaged[0][1]
+    assert island.state.span_state(SPAN) is None, "nobody is given what is damaged"
+    assert dict(island.state.moving_states()) == {}, "no checkpoint is made of it"
     island.step(2)
     contributed = island.contribute(round_index=4)
     assert SPAN not in [part.span for part in contributed.spans]
     assert len(contributed.spans) == len(PLAN.spans_of(0)) - 1
     sound = start_states(PLAN)[SPAN]
     island.hold({SPAN: sound})
-    assert island.thread.span_state(SPAN) is sound
+    assert island.state.span_state(SPAN) is sound
     assert np.array_equal(island.local(SPAN), sound.anchor_N), "no number follows from one that is damaged"
-    island.thread.apply(half_of(SPAN))
+    island.state.apply(half_of(SPAN))
     island.settle()
-    now = island.thread.span_state(SPAN)
+    now = island.state.span_state(SPAN)
     assert now is not None
     assert now.head.height == 1
     island.step(1)
-    assert np.isfinite(island.thread.progress().loss)
+    assert np.isfinite(island.state.progress().loss)
     assert len(island.contribute(round_index=6).spans) == len(PLAN.spans_of(0))
     assert island.failures == []
 
 
 def test_of_chosen_spans_those_that_are_damaged_are_left_out(corpus: Corpus) -> None:
-    island = island_at_start(corpus)
-    island.thread._damaged = lambda span, reason: None
-    island.step(1)
-    spoil(island, SPAN)
-    island.thread.apply(half_of(SPAN))
+    island = with_spoilt_span(corpus)
+    island.state.apply(half_of(SPAN))
     answers: list[Any] = []
-    island.thread.take_snapshot(0, 0, float("inf"), answers.append, frozenset(PLAN.spans_of(0)[:2]))
+    island.state.take_snapshot(0, 0, float("inf"), answers.append, frozenset(PLAN.spans_of(0)[:2]))
     island.settle()
     assert [part.span for part in answers[0].spans] == [PLAN.spans_of(0)[1]]
-
-
-def test_without_anybody_to_put_it_right_a_damaged_span_ends_training(corpus: Corpus) -> None:
-    island = island_at_start(corpus)
-    spoil(island, SPAN)
-    island.thread.apply(half_of(SPAN))
-    with pytest.raises(NonFiniteUpdate):
-        island.settle()
-
-
-def test_a_thread_that_makes_other_bytes_says_so_before_it_follows_anything(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")
-    desk = Desk()
-    thread = started(corpus, desk)
-    desk.do_one()
-    assert isinstance(desk.deaths[0], ConfigError)
-    assert thread.join(PATIENCE_SECONDS)
