@@ -17,6 +17,8 @@
 # make clocks     real processes: the first peer's clock is ahead by ten minutes or a day, then set right; one is stopped for a
 #                 while; prints after how long the next entry comes; and a simulated night of one laptop; half an hour;
 #                 on a busy machine with longer rounds: make clocks CLOCKS_ROUND_SECONDS=4
+# make own-loop   loops of one's own in real processes: killed and started again, with data workers, compiled, standing still;
+#                 ten minutes
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make size       130 simulated members and a newcomer that reaches three of them; what the rosters of a run of 200 cost a
@@ -55,7 +57,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -100,6 +102,9 @@ losses: $(STAMP)
 CLOCKS_ROUND_SECONDS ?= 1
 clocks: $(STAMP)
 	CLOCKS_ROUND_SECONDS=$(CLOCKS_ROUND_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_clocks.py tests/swarm/test_wrong_clocks.py $(TEST_FLAGS)
+
+own-loop: $(STAMP)
+	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -85,8 +86,16 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+TensorRow = tuple[
+    Annotated[str, Field(max_length=256), AfterValidator(_printable)],
+    Annotated[tuple[Annotated[int, Field(ge=1, le=2**40)], ...], Field(max_length=8)],
+    Literal["radial", "plain"],
+]
+"""A trained tensor of a model of one's own: its name, its shape, and how it is averaged."""
+
+
 class ModelSection(Section):
-    """The built-in decoder; a size, and what differs from it."""
+    """The built-in decoder: a size, and what differs from it. Or the tensors of a model of one's own."""
 
     size: Literal["tiny", "small", "base"] = Field("tiny", description="tiny = 1M, small = 10M, base = 125M parameters")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of the first parameters")
@@ -95,17 +104,40 @@ class ModelSection(Section):
     heads: Count | None = Field(None, description="attention heads per block")
     feed_forward: Count | None = Field(None, description="width of the SwiGLU layer")
     context: Count | None = Field(None, description="bytes that the model sees at once")
+    tensors: Annotated[tuple[TensorRow, ...], Field(max_length=4096)] = Field(
+        (), description="of a model of one's own: [name, shape, radial | plain]; empty = the built-in decoder"
+    )
+    rest: DigestText | None = Field(
+        None,
+        description="SHA-256 of what such a model holds beside them: frozen weights and buffers; equal on all peers",
+    )
+    ignored: tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...] = Field(
+        (), description="names that are left out of that digest and may differ"
+    )
 
     @model_validator(mode="after")
     def _fits_into_a_machine(self) -> Self:
         sizes = dataclasses.asdict(MODEL_SIZES[self.size]) | self.changes()
-        counted = count_parameters(*(sizes[name] for name in ("layers", "width", "feed_forward", "vocabulary")))
+        if self.tensors:
+            counted = sum(math.prod(shape) for _, shape, _ in self.tensors)
+        else:
+            counted = count_parameters(*(sizes[name] for name in ("layers", "width", "feed_forward", "vocabulary")))
         if counted > MOST_PARAMETERS:
             raise ValueError(f"the model has {counted:,} parameters; expected at most {MOST_PARAMETERS:,}")
         try:
             ModelShape(**sizes)
         except ConfigError as error:
             raise ValueError(str(error)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _tensors_have_names_of_their_own(self) -> Self:
+        names = [name for name, _, _ in self.tensors]
+        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        if twice is not None:
+            raise ValueError(f"tensor {twice!r} is listed twice; list a tied tensor once")
+        if not self.tensors and (self.rest is not None or self.ignored):
+            raise ValueError("rest and ignored belong to a model of one's own; list its tensors, or leave them out")
         return self
 
     def changes(self) -> dict[str, int]:
@@ -298,14 +330,17 @@ class RunManifest(Section):
     def canonical_bytes(self) -> bytes:
         """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII.
 
-        Plain means, and a founder that nobody named, go without saying: runs from before they could be said keep their
-        ids.
+        Plain means, a founder that nobody named and a model that nobody listed go without saying: runs from before they
+        could be said keep their ids.
         """
         document = self.model_dump(mode="json")
         if self.founder is None:
             del document["founder"]
         if self.outer.mean == "plain":
             del document["outer"]["mean"]
+        if not self.model.tensors:
+            for key in ("tensors", "rest", "ignored"):
+                del document["model"][key]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     def digest(self) -> Digest:

@@ -46,6 +46,7 @@ class PeerSettings(BaseModel):
     data: str | None = Field(None, description="this machine's copy of the text: a file, a folder or a glob")
     state_directory: Path = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
+        strict=False,  # a text will do
         description="identity and checkpoints; one folder for each peer on this machine",
     )
     keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -167,6 +168,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     files: Sequence[Path] = (),
+    flags_source: str = "the command line",
 ) -> PeerSettings:
     """Put the layers together.
 
@@ -174,6 +176,7 @@ def load_settings(
         flags: by name, with dashes or underscores; None and empty lists count as not given.
         environment: all variables, or none; those without our prefix do not matter.
         files: TOML files; a later one wins over an earlier one.
+        flags_source: where `flags` came from, for errors.
     Raises:
         ConfigError: an unknown key, a value that does not fit, or two settings that contradict each other.
     """
@@ -182,7 +185,7 @@ def load_settings(
         merged |= _checked({_as_key(key): value for key, value in read_toml(file).items()}, str(file))
     merged |= _checked(_environment_layer(environment or {}), "the environment")
     given = {_as_key(key): value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
-    merged |= _checked({key: _from_flag(key, value) for key, value in given.items()}, "the command line")
+    merged |= _checked({key: _from_flag(key, value) for key, value in given.items()}, flags_source)
     settings = validated(PeerSettings, merged, "the settings")
     _check_together(settings)
     return settings

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("swarm", "island"),
     ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
     ("trainer", "lab", "bench", "watch"),
-    ("testing",),
+    ("testing", "api"),
     ("cli", "__main__"),
 )
 STRANGERS = (("transport", "protocol", "codec", "outer"), ("swarm", "island"))

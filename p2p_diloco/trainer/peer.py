@@ -22,6 +22,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
+from p2p_diloco.trainer.own_model import OwnModel
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.run_text import open_run_text
@@ -51,6 +52,7 @@ class PeerPlan:
         founds_alone: write this peer into the manifest as the only founder: a second bootstrap that is started with the
             same run file founds another run then, with another id, and never a second history of this one.
         trains: False for a bootstrap peer.
+        own: the model of a loop of somebody's own; None: the built-in trainer's.
         until_round: stop after this round, with all others; None: go on.
         evaluate_seconds: between two measurements of the held-out loss; 0: none.
     """
@@ -61,6 +63,7 @@ class PeerPlan:
     organiser_key: SigningKey | None = None
     founds_alone: bool = False
     trains: bool = True
+    own: OwnModel | None = None
     until_round: int | None = None
     evaluate_seconds: float = 30.0
 
@@ -140,6 +143,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     transport=transport,
                     directory=directory,
                     known=known,
+                    own=plan.own,
                     records=tuple(records),
                     has_met_somebody=bool(answered),
                 )

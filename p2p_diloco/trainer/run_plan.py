@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId, parse_peer_id
 from p2p_diloco.island.inner_loop import InnerRule
 from p2p_diloco.island.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
@@ -32,10 +34,14 @@ class SpanPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """All that follows from the manifest; equal on all peers."""
+    """All that follows from the manifest; equal on all peers.
+
+    Attributes:
+        built_in: shape of the built-in decoder; None where the run trains a model of its organiser's own.
+    """
 
     manifest: RunManifest
-    shape: ModelShape
+    built_in: ModelShape | None
     fragments: tuple[Fragment, ...]
     places: dict[SpanId, SpanPlace]
     codecs: Codecs
@@ -43,6 +49,20 @@ class RunPlan:
     outer: OuterRule
     merge: MergeRule
     rules: RunRules
+
+    @property
+    def shape(self) -> ModelShape:
+        """Shape of the built-in decoder.
+
+        Raises:
+            ConfigError: the run trains another model.
+        """
+        if self.built_in is None:
+            raise ConfigError(
+                f'"{self.manifest.name}" trains a model of its own, which this command cannot build; found '
+                "or join it with p2p_diloco.found or p2p_diloco.join from a program that builds the same model"
+            )
+        return self.built_in
 
     @property
     def num_parameters(self) -> int:
@@ -60,16 +80,27 @@ def plan_run(manifest: RunManifest) -> RunPlan:
     Raises:
         ConfigError: it asks for what does not fit together, such as more fragments than tensors.
     """
+    if manifest.model.tensors:
+        listed = [(name, math.prod(shape)) for name, shape, _ in manifest.model.tensors]
+        plain = frozenset(name for name, _, mean in manifest.model.tensors if mean == "plain")
+        return plan_tensors(manifest, None, listed, plain)
     shape = replace(model_shape(manifest.model.size), **manifest.model.changes())
     with torch.device("meta"):
         return plan_tensors(manifest, shape, sizes(DecoderModel(shape)))
 
 
-def plan_tensors(manifest: RunManifest, shape: ModelShape, parameter_sizes: Sequence[tuple[str, int]]) -> RunPlan:
+def plan_tensors(
+    manifest: RunManifest,
+    shape: ModelShape | None,
+    parameter_sizes: Sequence[tuple[str, int]],
+    plain: frozenset[str] = EMBEDDINGS,
+) -> RunPlan:
     """Work out what a manifest means for a model of these tensors; a bench has other ones than the manifest's model.
 
     Args:
+        shape: of the built-in decoder, if it is that.
         parameter_sizes: (name, elements) of each, in model order.
+        plain: names of those whose means are plain in a run of radial means.
     Raises:
         ConfigError: more fragments than tensors.
     """
@@ -88,10 +119,10 @@ def plan_tensors(manifest: RunManifest, shape: ModelShape, parameter_sizes: Sequ
     }
     outer = manifest.outer
     if outer.mean == "radial":
-        codecs = replace(codecs, radial=_radial_blocks(fragments, places))
+        codecs = replace(codecs, radial=_radial_blocks(fragments, places, plain))
     return RunPlan(
         manifest=manifest,
-        shape=shape,
+        built_in=shape,
         fragments=fragments,
         places=places,
         codecs=codecs,
@@ -102,9 +133,11 @@ def plan_tensors(manifest: RunManifest, shape: ModelShape, parameter_sizes: Sequ
     )
 
 
-def _radial_blocks(fragments: Sequence[Fragment], places: Mapping[SpanId, SpanPlace]) -> dict[SpanId, RadialBlocks]:
+def _radial_blocks(
+    fragments: Sequence[Fragment], places: Mapping[SpanId, SpanPlace], plain: frozenset[str]
+) -> dict[SpanId, RadialBlocks]:
     """Return which blocks of each span have a radial mean: those without a row of an embedding."""
-    rows = [[(t.start, t.stop) for t in fragment.tensors if t.name in EMBEDDINGS] for fragment in fragments]
+    rows = [[(t.start, t.stop) for t in fragment.tensors if t.name in plain] for fragment in fragments]
     return {span: mark_radial(place.start, place.stop, rows[span.fragment]) for span, place in places.items()}
 
 

@@ -42,6 +42,7 @@ from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_st
 from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.local_spans import spans_for
+from p2p_diloco.trainer.own_model import OwnModel
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 from p2p_diloco.trainer.run_text import open_run_text, open_stream
@@ -61,6 +62,8 @@ LEAVE_PAUSE_SECONDS = 0.05
 STATUS_SECONDS = 1.0
 KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
 """The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
+LONGEST_STEP_SECONDS = 30.0
+"""Of a loop of one's own; after it the peer counts as not stepping: it follows and serves, and contributes nothing."""
 LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
 
 
@@ -80,6 +83,7 @@ class SessionParts:
     transport: Transport
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
+    own: OwnModel | None = None
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
 
@@ -176,7 +180,9 @@ class PeerSession:
         if self._parts.until_round is not None:
             self._stop.end_after(self._parts.until_round)
         corpus = None
-        if self._parts.trains:
+        if self._parts.own is not None:
+            self._state = await asyncio.to_thread(self._open, self._parts.own)
+        elif self._parts.trains:
             corpus = await asyncio.to_thread(open_run_text, self._manifest.data, self._parts.settings.data)
         try:
             if corpus is not None:
@@ -200,6 +206,11 @@ class PeerSession:
                 # A thread that is in torch when the interpreter ends aborts the process.
                 await asyncio.to_thread(self._training.join, LAST_STEP_SECONDS)
             self._state.close()
+
+    def _open(self, own: OwnModel) -> TrainedState:
+        return own.open(
+            self._plan, now=self._clock.now, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged
+        )
 
     def _make_training(self, corpus: Corpus) -> TrainingThread:
         plan, parts = self._plan, self._parts
@@ -338,7 +349,8 @@ class PeerSession:
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._reach.run(), name="reach")
             tasks.create_task(self._say_status(node), name="status")
-            tasks.create_task(trim_now_and_then(), name="memory")
+            if self._parts.own is None:  # else the allocator is somebody else's
+                tasks.create_task(trim_now_and_then(), name="memory")
             if self._watch is not None and isinstance(self._state, TrainedState):
                 tasks.create_task(self._evaluate(self._watch, self._state), name="evaluation")
             tasks.create_task(self._saver.run(), name="checkpoints")
@@ -366,8 +378,8 @@ class PeerSession:
         remembered: dict[PeerId, tuple[str, ...]] = {}
         while True:
             now = self._clock.now()
-            if self._engine.ready and self._tally.phase == "catching up":
-                self._tally.phase = "training"
+            if self._engine.ready and self._tally.phase in ("catching up", "training", "not stepping"):
+                self._tally.phase = "training" if self._is_stepping() else "not stepping"
             self._drop_start_once_others_hold_it(now)
             self._contact.watch()
             self._tally.addresses, self._tally.ports = self._addresses(), self._parts.transport.listen_ports()
@@ -378,6 +390,11 @@ class PeerSession:
                 remembered = kept
                 self._keep_addresses(kept)
             await asyncio.sleep(STATUS_SECONDS)
+
+    def _is_stepping(self) -> bool:
+        """Return whether this peer trains, or is not meant to; a loop of somebody else's may stop at any time."""
+        own = self._parts.own
+        return own is None or own.state is None or own.state.seconds_since_step() <= LONGEST_STEP_SECONDS
 
     def _keep_clock(self) -> None:
         """Keep by how much swarm time is off this machine's clock, for a start at which nobody answers."""

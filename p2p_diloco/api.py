@@ -1,0 +1,392 @@
+"""The way in for a loop of one's own: join or found a run, call `step` after each optimiser step, leave.
+
+The event loop lives in a thread beside the caller's, so this works in a script, in a notebook whose own loop runs, and
+twice in one process. It prints nothing, takes no signals and changes nothing that belongs to the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Self
+
+import torch
+import uvloop
+from torch import nn
+
+from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
+from p2p_diloco.ids import parse_peer_id, sha256
+from p2p_diloco.invite import parse_invite
+from p2p_diloco.key_file import create_key_file, read_key_file
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
+from p2p_diloco.settings import PeerSettings, load_settings
+from p2p_diloco.trainer.own_model import OwnModel, describe_model
+from p2p_diloco.trainer.peer import PeerPlan, run_peer
+from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.watch.event_log import PeerEvent, append_event
+from p2p_diloco.watch.status_file import PeerStatus, write_status
+
+LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
+_LOOK_SECONDS = 0.02
+_TIMED_STEPS = 256
+_KEY_FILE = "organiser.key"
+
+logger = logging.getLogger("p2p_diloco")
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+OnEvent = Callable[[PeerEvent], None]
+AnySettings = PeerSettings | Mapping[str, object] | None
+
+
+def new_run(path: str | Path, model: nn.Module, *, ignore: Sequence[str] = (), **values: object) -> RunManifest:
+    """Write the run file of a run that trains `model`, and the key that signs it beside it.
+
+    Edit the file before the first peer joins; every change makes another run.
+
+    Args:
+        path: of the new file, such as "run.toml".
+        ignore: names of frozen tensors or buffers that may differ between peers; all others must be equal.
+        values: what differs from the defaults, by section, such as rounds={"round_seconds": 10.0}.
+    Raises:
+        ConfigError: the file exists, a value does not fit, or a tensor of the model cannot take part.
+    """
+    path = Path(path)
+    if path.exists():
+        raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
+    sections = {**values, "model": describe_model(model, ignore)}
+    key_path, now = path.with_name(_KEY_FILE), time.time()
+    draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections)  # before a key is made
+    key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
+    manifest = draft_manifest(organiser=key.peer, now_seconds=now, name=path.stem, values=sections)
+    write_run_toml(path, manifest)
+    return manifest
+
+
+def join(
+    invite: str,
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    *,
+    settings: AnySettings = None,
+    wait: bool = True,
+    timeout: float | None = None,
+    until_round: int | None = None,
+    on_event: OnEvent | None = None,
+) -> Swarm:
+    """Join a run, and return once the model holds what the run has learnt.
+
+    Args:
+        invite: the line that `bootstrap` and `status` print, p2pdiloco://…
+        model: float32 parameters, of the same names and shapes as the run's.
+        optimizer: whose steps are counted; several are fine. Without one every call of `Swarm.step` is a step.
+        settings: this machine's choices, such as {"state_directory": "peer-2", "max_upload": "20mbit"}.
+        wait: return only when the model holds the run's state; else see `Swarm.ready`.
+        timeout: seconds to wait at most.
+        until_round: end after this round, as all who name the same one: with the same bytes.
+        on_event: called with each event, in a thread that must not be kept waiting.
+    Raises:
+        ConfigError: the invite, the model or the settings do not fit.
+        NetworkError: nobody answered, or not in time.
+    """
+    own_settings, parsed = _settings_of(settings), parse_invite(invite)
+    own = OwnModel(model, _listed(optimizer))
+    plan = PeerPlan(
+        settings=own_settings,
+        invite=parsed,
+        own=own,
+        until_round=until_round,
+        evaluate_seconds=0.0,
+    )
+    return _started(plan, own, wait=wait, timeout=timeout, on_event=on_event)
+
+
+def found(
+    run: str | Path,
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    *,
+    settings: AnySettings = None,
+    until_round: int | None = None,
+    on_event: OnEvent | None = None,
+) -> Swarm:
+    """Found the run of a run file; it starts from what the model holds now. Started again, it goes on.
+
+    Args:
+        run: the file that `new_run` wrote, its key beside it.
+        model, optimizer, settings, until_round, on_event: as for `join`.
+    Raises:
+        ConfigError: the run file, its key, the model or the settings do not fit.
+    """
+    path = Path(run)
+    key = read_key_file(path.with_name(_KEY_FILE))
+    signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
+    own = OwnModel(model, _listed(optimizer))
+    plan = PeerPlan(
+        settings=own_settings,
+        signed_manifest=signed,
+        organiser_key=key,
+        founds_alone=True,
+        own=own,
+        until_round=until_round,
+        evaluate_seconds=0.0,
+    )
+    return _started(plan, own, wait=True, timeout=None, on_event=on_event)
+
+
+class Swarm:
+    """One peer of a run, seen from the loop that trains its model. Made by `join` and `found`.
+
+    All methods are for the thread that steps the model, but `leave` and what only reads.
+    """
+
+    def __init__(self, plan: PeerPlan, own: OwnModel, on_event: OnEvent | None) -> None:
+        self._plan = plan
+        self._own = own
+        self._observer = _Observer(plan.settings.state_directory, on_event)
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._running = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: StopRequest | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_TIMED_STEPS)
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="p2p_diloco", daemon=True)
+        self._thread.start()
+        self._running.wait()
+        atexit.register(self._leave_at_exit)
+
+    # -- the loop
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model holds the run's state and this peer takes part."""
+        state = self._own.state
+        return state is not None and not self._ended.is_set() and state.begin()
+
+    def step(self, tokens: int, loss: float | None = None) -> bool:
+        """Count what was trained, bring the model up to date, and hand over what is due. Never waits for the network.
+
+        Call it once after each `optimizer.step()`. Between two steps of the optimiser, while gradients accumulate, it
+        only adds tokens.
+
+        Args:
+            tokens: trained on since the last call.
+            loss: of the step, for others to see.
+        Returns:
+            Whether to go on; False once the run is over or this peer has left.
+        Raises:
+            P2PDilocoError: what the caller must know, such as a full disk.
+        """
+        began = time.perf_counter()
+        if self._ended.is_set():
+            self._raise_failure()
+            return False
+        state = self._own.state
+        if state is not None and state.begin():
+            self._own.stepped(tokens, loss)
+            self._own.border()
+        self._step_seconds.append(time.perf_counter() - began)
+        return True
+
+    @contextmanager
+    def anchor(self) -> Iterator[None]:
+        """Let the model hold the shared state inside the block, to evaluate or to save it; then its own again."""
+        state = self._held()
+        state.border()
+        before = state.local.parameters.read_all()
+        for span, held in state.states().items():
+            state.local.write(span, held.anchor_N)
+        try:
+            yield
+        finally:
+            state.local.parameters.load_flat(before)
+
+    # -- what can be seen
+
+    @property
+    def status(self) -> PeerStatus:
+        """How things stand, about once a second; what `p2p-diloco status` shows."""
+        return self._observer.latest
+
+    @property
+    def invite(self) -> str:
+        """The line that joins this run; empty while nobody could use it."""
+        return self.status.invite or self._observer.invite
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that a call of `step` takes, the mean of the last ones."""
+        return fmean(self._step_seconds) if self._step_seconds else 0.0
+
+    @property
+    def progress(self) -> float:
+        """How far the run is, 0 to 1, by what was averaged and not by the clock; for schedules."""
+        return self._held().fraction
+
+    @property
+    def seed(self) -> int:
+        """A number of this start of this peer, for drawing its own data."""
+        status = self.status
+        said = f"{status.run} {status.peer} {status.incarnation}"
+        return int.from_bytes(sha256(b"p2p-diloco data seed 1\n", said.encode())[:7], "little")
+
+    # -- leaving
+
+    def leave(self) -> None:
+        """Finish the round, say good-bye, save and go; at most some 15 seconds. Ctrl-C meanwhile goes at once."""
+        if os.getpid() != self._process:
+            return  # a forked child has none of this
+        try:
+            self._ask(lambda stop: stop.leave())
+            if not self._join(LEAVE_SECONDS):
+                self._ask(lambda stop: stop.stop_now())
+                self._join(STOP_SECONDS)
+        except KeyboardInterrupt:
+            self._ask(lambda stop: stop.stop_now())
+            self._join(STOP_SECONDS)
+            raise
+        finally:
+            atexit.unregister(self._leave_at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+        if kind is None:
+            self._raise_failure()
+
+    def _leave_at_exit(self) -> None:
+        self.leave()
+
+    # -- inside
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        """Wait until the model holds the run's state.
+
+        Raises:
+            NetworkError: that took longer than `timeout` seconds.
+            P2PDilocoError: why it will not.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.ready:
+            if self._ended.wait(_LOOK_SECONDS):
+                self._raise_failure()
+                raise StateError("the run was over before this peer held its state")
+            if deadline is not None and time.monotonic() > deadline:
+                raise NetworkError(
+                    f"the run's state did not come within {timeout:g} s ({self.status.phase}); wait longer, or see "
+                    f"{self._plan.settings.state_directory / 'events.jsonl'} for what happened"
+                )
+
+    def _held(self) -> TrainedState:
+        state = self._own.state
+        if state is None or not state.begin():
+            raise StateError("the model does not hold the run's state yet; wait until the swarm is ready")
+        return state
+
+    def _run(self) -> None:
+        try:
+            uvloop.run(self._be_peer())
+        except BaseException as error:
+            self._failure = error
+            if not isinstance(error, P2PDilocoError):
+                logger.exception("the peer ended with an error")
+        finally:
+            self._own.close()
+            self._ended.set()
+            self._running.set()
+
+    async def _be_peer(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), StopRequest()
+        self._running.set()
+        await run_peer(self._plan, self._observer, self._stop)
+
+    def _ask(self, call: Callable[[StopRequest], None]) -> None:
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None and not self._ended.is_set():
+            try:
+                loop.call_soon_threadsafe(call, stop)
+            except RuntimeError:  # it has just ended
+                return
+
+    def _join(self, seconds: float) -> bool:
+        """Wait for the end; whoever leaves goes on following at its borders meanwhile."""
+        return self._ended.wait(seconds)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Observer:
+    """What the peer publishes, in its own thread: kept for the caller, and written where `p2p-diloco status` looks."""
+
+    def __init__(self, folder: Path, on_event: OnEvent | None) -> None:
+        self.latest = PeerStatus()
+        self.invite = ""
+        self._folder = folder
+        self._on_event = on_event
+
+    def listening(self, invite: str) -> None:
+        """Keep the invite of a founded run."""
+        self.invite = invite
+
+    def status(self, status: PeerStatus) -> None:
+        """Keep how things stand."""
+        self.latest = status
+        try:
+            write_status(self._folder, status)
+        except StateError as error:
+            logger.warning("%s", error)
+
+    def event(self, event: PeerEvent) -> None:
+        """Pass an event on."""
+        logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, "%s: %s", event.topic, event.text)
+        try:
+            append_event(self._folder, event)
+        except StateError as error:
+            logger.warning("%s", error)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                logger.exception("on_event failed")
+
+
+_ANYBODY = parse_peer_id("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN")
+
+
+def _settings_of(settings: AnySettings) -> PeerSettings:
+    return settings if isinstance(settings, PeerSettings) else load_settings(flags=settings, flags_source="settings")
+
+
+def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+def _started(plan: PeerPlan, own: OwnModel, *, wait: bool, timeout: float | None, on_event: OnEvent | None) -> Swarm:
+    swarm = Swarm(plan, own, on_event)
+    try:
+        if wait:
+            swarm.wait_until_ready(timeout)
+    except BaseException:
+        swarm.leave()
+        raise
+    return swarm

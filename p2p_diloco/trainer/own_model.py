@@ -1,0 +1,289 @@
+"""A model of one's own, stepped by a loop of one's own: what may take part, and how its steps are counted."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import sha256
+from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
+from p2p_diloco.manifest import ModelSection
+from p2p_diloco.swarm.replica import SpanDamaged
+from p2p_diloco.trainer.local_spans import spans_for
+from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.trainer.trained_state import TrainedState
+
+OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
+"""Modules of optimisers that keep θ a second time and write it over the model's, so that a merge would be lost."""
+
+SAMPLED, PROBED_MERGES, LOST_SHARE = 4096, 4, 0.25
+"""Elements of the first tensor that are looked at around so many merges; a merge of which less is left was undone."""
+
+_taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def describe_model(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a manifest says of a model: its trained tensors, and a digest of all else in its state.
+
+    Rows of embeddings, what is tied to them and the output head are averaged plainly, all else radially: rows are rare,
+    and most islands have nothing to say about one.
+
+    Args:
+        ignore: names of frozen tensors or buffers that may differ between peers.
+    Raises:
+        ConfigError: a tensor cannot take part.
+    """
+    rows = [(name, tuple(tensor.shape), _mean_of(model, name, tensor)) for name, tensor in checked(model).items()]
+    return {
+        "tensors": [[name, list(shape), mean] for name, shape, mean in rows],
+        "rest": _digest_of_rest(model, ignore),
+        "ignored": list(ignore),
+    }
+
+
+def checked(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained tensors by name.
+
+    Raises:
+        ConfigError: there is none, or one cannot take part; the text names it and says what to do.
+    """
+    tensors = trained(model)
+    if not tensors:
+        raise ConfigError("the model has no parameter that requires a gradient; nothing could be averaged")
+    devices = sorted({str(tensor.device) for tensor in tensors.values()})
+    if len(devices) > 1:
+        raise ConfigError(f"parameters lie on {' and '.join(devices)}; put all that are trained on one device")
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        raise ConfigError(
+            f"this is one of {torch.distributed.get_world_size()} ranks of torch.distributed; islands of several "
+            "processes cannot join yet, join from a program of one process"
+        )
+    for name, tensor in tensors.items():
+        wrong = _what_is_wrong(tensor)
+        if wrong:
+            raise ConfigError(f"parameter {name} {wrong}")
+    return tensors
+
+
+def check_model(model: nn.Module, said: ModelSection) -> None:
+    """Check that a model is the run's.
+
+    Raises:
+        ConfigError: it is another one; the text names the first tensor that differs.
+    """
+    own = {name: tuple(tensor.shape) for name, tensor in checked(model).items()}
+    agreed = {name: tuple(shape) for name, shape, _ in said.tensors}
+    for name, shape in agreed.items():
+        if name not in own:
+            raise ConfigError(
+                f"the run trains a tensor {name} of shape {shape}, which this model has not; {_SAME_MODEL}"
+            )
+        if own[name] != shape:
+            raise ConfigError(f"tensor {name} has shape {own[name]} here and {shape} in the run; {_SAME_MODEL}")
+    extra = next((name for name in own if name not in agreed), None)
+    if extra is not None:
+        raise ConfigError(f"this model trains {extra} of shape {own[extra]}, which the run does not; {_SAME_MODEL}")
+    if said.rest is not None and _digest_of_rest(model, said.ignored) != said.rest:
+        raise ConfigError(
+            "frozen parameters or buffers of this model differ from those of the run; load the same base, or list what "
+            "may differ as ignored when the run is made"
+        )
+
+
+_SAME_MODEL = "build the same model as the organiser"
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Check that optimisers leave θ where the swarm moves it.
+
+    Raises:
+        ConfigError: one keeps a copy of θ.
+    """
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        if any(word in kind.__module__.lower() for word in OWN_COPIES):
+            raise ConfigError(
+                f"{kind.__name__} keeps a copy of the parameters and would undo every merge; use an optimiser that "
+                "works on the model's own tensors, such as torch.optim.AdamW"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """Some elements of θ before and after a merge."""
+
+    before: Tensor
+    after: Tensor
+
+
+class OwnModel:
+    """A model whose owner steps it.
+
+    Args:
+        optimizers: that step it, whose steps are counted; none: every call of `stepped` is a step.
+    Raises:
+        ConfigError: the model or an optimiser cannot take part, or takes part already.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        checked(model)
+        check_optimizers(optimizers)
+        if model in _taking_part:
+            raise ConfigError(
+                "this model takes part in a run already; leave that one first, or join with another model"
+            )
+        _taking_part.add(model)
+        self.model = model
+        self.opened = threading.Event()
+        self.state: TrainedState | None = None
+        self._counts = bool(optimizers)
+        self._steps = 0
+        self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
+        self._waiting_tokens = 0
+        self._probe: _Probe | None = None
+        self._probes_left = PROBED_MERGES
+
+    def open(
+        self,
+        plan: RunPlan,
+        *,
+        now: Callable[[], float],
+        in_loop: Callable[[Callable[[], None]], None],
+        died: Callable[[BaseException], None],
+        damaged: SpanDamaged,
+    ) -> TrainedState:
+        """Make the state of this model in a run.
+
+        Raises:
+            ConfigError: the run trains another model.
+        """
+        if not plan.manifest.model.tensors:
+            if sorted(trained(self.model)) != sorted(slot.name for part in plan.fragments for slot in part.tensors):
+                raise ConfigError(f'"{plan.manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
+        else:
+            check_model(self.model, plan.manifest.model)
+        parameters = LocalParameters(self.model, plan.fragments)
+        device = next(iter(trained(self.model).values())).device
+        local = spans_for(plan, parameters, device)
+        self.state = TrainedState(plan, local, now=now, in_loop=in_loop, died=died, damaged=damaged)
+        self.opened.set()
+        return self.state
+
+    def border(self) -> None:
+        """Let the model follow the run and contribute what is due.
+
+        Raises:
+            ConfigError: the optimiser undid a merge.
+        """
+        assert self.state is not None, "open it first"
+        if self._probes_left and self._probe is None and self.state.has_work:
+            before = self._sample()
+            self.state.border()
+            after = self._sample()
+            if not torch.equal(before, after):
+                self._probe = _Probe(before=before, after=after)
+        else:
+            self.state.border()
+
+    def _sample(self) -> Tensor:
+        tensor = next(iter(trained(self.model).values()))
+        return tensor.detach().flatten()[:SAMPLED].clone()
+
+    def _check_probe(self) -> None:
+        """See that the step after a merge began where the merge ended, not where it began."""
+        probe, self._probe = self._probe, None
+        if probe is None:
+            return
+        self._probes_left -= 1
+        now = self._sample()
+        moved = float(torch.linalg.vector_norm(probe.after - probe.before))
+        to_before, to_after = (float(torch.linalg.vector_norm(now - then)) for then in (probe.before, probe.after))
+        if to_before < LOST_SHARE * moved and to_after > (1 - LOST_SHARE) * moved:
+            raise ConfigError(
+                "the optimiser wrote its own copy of the parameters over a merge, so nothing of the others would reach "
+                "this model; use one that works on the model's own tensors, such as torch.optim.AdamW"
+            )
+
+    def close(self) -> None:
+        """Leave model and optimisers alone."""
+        _taking_part.discard(self.model)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def stepped(self, tokens: int, loss: float | None) -> None:
+        """Count tokens, and a step if the optimiser made one since the last call."""
+        assert self.state is not None, "open it first"
+        self._waiting_tokens += tokens
+        if self._counts and not self._steps:
+            return  # gradients are accumulated, or a GradScaler left the step out
+        self._check_probe()
+        self.state.stepped(self._waiting_tokens, loss)
+        self._waiting_tokens = self._steps = 0
+
+    def _count(self, *_: object) -> None:
+        self._steps += 1
+
+
+def _num_ranks() -> int:
+    is_there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_there else 1
+
+
+def _what_is_wrong(tensor: Tensor) -> str:
+    if type(tensor).__name__ == "DTensor":
+        return "is sharded (DTensor); sharded models cannot join yet, keep it whole on each island"
+    if tensor.device.type == "meta":
+        return "is on the meta device and holds no numbers; materialise the model before it joins"
+    if tensor.dtype != torch.float32:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return (
+            f"is {kind}; trained parameters are float32, for an update of 1e-5 moves no {kind} of 0.03: call "
+            "model.float() and use torch.autocast for speed"
+        )
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        return "does not lie in one piece of memory; make it contiguous before the model joins"
+    return ""
+
+
+def _mean_of(model: nn.Module, name: str, tensor: Tensor) -> str:
+    """Return how a tensor is averaged; by what it is used for, as far as that shows."""
+    is_embedding = any(tensor is module.weight for module in model.modules() if isinstance(module, nn.Embedding))
+    return "plain" if is_embedding or _is_head(model, tensor) else "radial"
+
+
+def _is_head(model: nn.Module, tensor: Tensor) -> bool:
+    """Return whether a tensor is the last linear layer's: one row for each class."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return bool(linear) and tensor is linear[-1].weight
+
+
+def _rest(model: nn.Module, ignore: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    own, left_out = trained(model), set(ignore)
+    pointers = {tensor.data_ptr() for tensor in own.values()}
+    for name, tensor in model.state_dict().items():
+        plain = plain_name(name)
+        if plain in own or plain in left_out or not isinstance(tensor, Tensor) or tensor.data_ptr() in pointers:
+            continue
+        yield plain, tensor
+
+
+def _digest_of_rest(model: nn.Module, ignore: Sequence[str]) -> str | None:
+    """Return one digest of frozen parameters and persistent buffers; None where there are none."""
+    parts: list[bytes] = []
+    for name, tensor in sorted(_rest(model, ignore)):
+        value = tensor.detach().cpu().contiguous()
+        parts.append(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        parts.append(sha256(value.flatten().view(torch.uint8).numpy().tobytes()) if value.numel() else b"")
+    return sha256(b"p2p-diloco model rest 1\n", *parts).hex() if parts else None

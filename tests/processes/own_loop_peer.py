@@ -1,0 +1,94 @@
+"""A training loop of somebody's own, on the public names alone: `python own_loop_peer.py ORDER.json`.
+
+Writes a line of `said.jsonl` about twice a second, and one when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import p2p_diloco
+
+SAY_SECONDS = 0.5
+
+
+class Problems(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sums of eight numbers, without end."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        draw = torch.Generator().manual_seed(self._seed + (worker.id if worker is not None else 0))
+        while True:
+            numbers = torch.rand(8, generator=draw)
+            yield numbers, numbers.sum(dim=0, keepdim=True)
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+
+
+def main(order: dict[str, Any]) -> None:
+    folder = Path(order["folder"])
+    torch.set_num_threads(1)
+    torch.manual_seed(order["seed"])
+    model = make_model()
+    stepped = torch.compile(model, backend="aot_eager") if order.get("compiles") else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    settings = {"state_directory": folder, "host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
+    around: dict[str, Any] = {"settings": settings, "until_round": order["until_round"]}
+    if order["run"] is not None:
+        swarm = p2p_diloco.found(order["run"], stepped, optimizer, **around)
+    else:
+        swarm = p2p_diloco.join(order["invite"], stepped, optimizer, timeout=60.0, **around)
+
+    def say(**figures: Any) -> None:
+        with (folder / "said.jsonl").open("a") as file:
+            file.write(json.dumps(figures) + "\n")
+
+    with swarm:
+        workers = order.get("workers", 0)
+        context = order.get("context") if workers else None
+        loader = DataLoader(Problems(swarm.seed), batch_size=64, num_workers=workers, multiprocessing_context=context)
+        said_at, paused = 0.0, False
+        for numbers, sums in loader:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bool(order.get("autocast"))):
+                loss = nn.functional.mse_loss(stepped(numbers).float(), sums)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.005)
+            if not swarm.step(tokens=len(numbers), loss=loss.item()):
+                break
+            status = swarm.status
+            if time.monotonic() - said_at > SAY_SECONDS:
+                said_at = time.monotonic()
+                say(
+                    round=status.round,
+                    loss=loss.item(),
+                    head=status.head,
+                    invite=swarm.invite,
+                    phase=status.phase,
+                    entries=status.entries_absorbed,
+                    step_seconds=swarm.step_seconds,
+                )
+            if status.round >= order.get("pause_at", 1 << 30) and not paused:
+                paused = True
+                time.sleep(order["pause_seconds"])
+            if (folder / "fail").exists():
+                raise RuntimeError("the caller's own error")
+    say(ended=True, digest=swarm.status.state_digest)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,178 @@
+"""Loops of one's own, in real processes over libp2p, on nothing but the public names."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import p2p_diloco
+from tests.processes.own_loop_peer import make_model
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long]
+
+HERE = Path(__file__).parent
+ROUND_SECONDS = 1.0
+PATIENCE_SECONDS = 120.0
+
+
+class Loops:
+    """Processes that train one small model, each with a folder of its own."""
+
+    def __init__(self, folder: Path, until_round: int) -> None:
+        self._folder = folder
+        self._until_round = until_round
+        self.run = folder / "run.toml"
+        rounds = {"round_seconds": ROUND_SECONDS, "fragments": 2, "spans_per_fragment": 2}
+        p2p_diloco.new_run(self.run, make_model(), rounds=rounds)
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, name: str, *, founds: bool = False, via: str | None = None, **order: Any) -> None:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        words = {
+            "folder": str(folder),
+            "run": str(self.run) if founds else None,
+            "invite": self.wait_for(via, "invite") if via is not None else None,
+            "seed": len(self._processes),
+            "until_round": self._until_round,
+            **order,
+        }
+        (folder / "order.json").write_text(json.dumps(words))
+        self._processes[name] = subprocess.Popen(
+            [sys.executable, str(HERE / "own_loop_peer.py"), str(folder / "order.json")],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def said(self, name: str) -> list[dict[str, Any]]:
+        path = self._folder / name / "said.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, name: str | None, key: str, beyond: int = 0) -> Any:
+        """Wait until a loop has said something that is not empty (and greater); return it."""
+        assert name is not None
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            found = [line[key] for line in self.said(name) if line.get(key)]
+            if found and (not beyond or found[-1] > beyond):
+                return found[-1]
+            if self._processes[name].poll() is not None:
+                raise AssertionError(f"{name} ended: {self.errors(name)}")
+            time.sleep(0.1)
+        raise AssertionError(f"{name} did not say {key} beyond {beyond}: {self.said(name)[-3:]}")
+
+    def kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.kill()
+        process.communicate()
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def errors(self, name: str) -> str:
+        return self._processes[name].communicate(timeout=PATIENCE_SECONDS)[1]
+
+    def end(self, name: str) -> tuple[int, str]:
+        """Wait for a loop's end; return its exit code and what it printed."""
+        said = self.errors(name)
+        return self._processes[name].returncode, said
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Iterator[Loops]:
+    loops = Loops(tmp_path, until_round=90)
+    yield loops
+    loops.close()
+
+
+def end_together(loops: Loops, names: list[str]) -> None:
+    """See that all end by themselves, hold the same bytes, and have learnt."""
+    for name in names:
+        code, said = loops.end(name)
+        assert (code, said) == (0, ""), f"{name}: {said}"
+    assert len({loops.said(name)[-1]["digest"] for name in names}) == 1
+    for name in names:
+        losses = [line["loss"] for line in loops.said(name) if "loss" in line]
+        assert losses[-1] < 0.1 * loops.said(names[0])[0]["loss"]
+
+
+def test_loops_train_together_and_one_that_is_killed_comes_back(loops: Loops) -> None:
+    loops.start("ada", founds=True)
+    loops.start("ben", via="ada")
+    loops.start("cleo", via="ada", autocast=True)
+    loops.wait_for("ben", "entries", beyond=4)
+    loops.kill("ben")
+    loops.start("ben", via="ada")
+    end_together(loops, ["ada", "ben", "cleo"])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_loop_with_data_workers_is_killed_and_started_again_at_once(loops: Loops, context: str) -> None:
+    """The workers live a little longer; they must hold neither the identity nor the port."""
+    loops.start("ada", founds=True)
+    loops.start("ben", via="ada", workers=2, context=context)
+    loops.wait_for("ben", "entries", beyond=4)
+    loops.kill("ben")
+    loops.start("ben", via="ada", workers=2, context=context)
+    end_together(loops, ["ada", "ben"])
+
+
+def test_a_compiled_model_takes_part_beside_one_that_is_not(loops: Loops) -> None:
+    loops.start("ada", founds=True)
+    loops.start("ben", via="ada", compiles=True)
+    end_together(loops, ["ada", "ben"])
+
+
+def test_a_loop_that_stops_stepping_harms_nobody_and_follows_the_others(tmp_path: Path) -> None:
+    loops = Loops(tmp_path, until_round=75)
+    try:
+        loops.start("ada", founds=True)
+        loops.start("ben", via="ada")
+        loops.start("cleo", via="ada", pause_at=15, pause_seconds=45.0)
+        loops.wait_for("cleo", "entries", beyond=4)
+        end_together(loops, ["ada", "ben", "cleo"])
+        events = map(json.loads, (tmp_path / "ada" / "events.jsonl").read_text().splitlines())
+        rounds = [event["figures"] for event in events if event["topic"] == "round"]
+        later = [figures for figures in rounds if figures["round"] >= 20]
+        assert sum(figures["num_entries"] for figures in later) >= 0.9 * sum(figures["num_spans"] for figures in later)
+    finally:
+        loops.close()
+
+
+def p2pd_of(pid: int) -> psutil.Process:
+    (found,) = [child for child in psutil.Process(pid).children(recursive=True) if child.name() == "p2pd"]
+    return found
+
+
+def test_what_ends_a_loop_is_said_in_its_own_thread(loops: Loops, tmp_path: Path) -> None:
+    loops.start("ada", founds=True)
+    loops.start("ben", via="ada")
+    loops.wait_for("ben", "entries", beyond=2)
+    p2pd_of(loops.pid("ben")).kill()
+    code, said = loops.end("ben")
+    assert code == 1
+    assert "NetworkError" in said
+    assert "libp2p daemon" in said
+    (tmp_path / "ada" / "fail").touch()
+    began = time.monotonic()
+    code, said = loops.end("ada")
+    assert code == 1
+    assert "RuntimeError: the caller's own error" in said
+    assert time.monotonic() - began < 20.0, "it leaves within ten seconds"

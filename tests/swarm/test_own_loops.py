@@ -1,0 +1,116 @@
+"""Two loops of one's own in one process, each in a swarm of its own thread: they train together and end alike."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import p2p_diloco
+
+pytestmark = pytest.mark.wall_clock
+
+HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
+UNTIL_ROUND = 24
+PATIENCE_SECONDS = 90.0
+
+
+class Loop:
+    """One model and its swarm; the test makes its steps."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.draw = torch.Generator().manual_seed(seed)
+        self.losses: list[float] = []
+
+    def loss(self) -> torch.Tensor:
+        numbers = torch.rand(64, 8, generator=self.draw)
+        return nn.functional.mse_loss(self.model(numbers), numbers.sum(dim=1, keepdim=True))
+
+    def step(self, swarm: p2p_diloco.Swarm) -> bool:
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        return swarm.step(tokens=64, loss=loss.item())
+
+
+def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tmp_path: Path) -> None:
+    ada, ben = Loop(0), Loop(1)
+    run = tmp_path / "run.toml"
+    p2p_diloco.new_run(run, ada.model, rounds={"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2})
+    events: list[p2p_diloco.Event] = []
+
+    async def in_a_loop_that_runs() -> p2p_diloco.Swarm:
+        """As in a notebook, where a call may come while a loop runs in this thread."""
+        where = {"state_directory": tmp_path / "ada", **HOME}
+        return p2p_diloco.found(run, ada.model, ada.optimizer, settings=where, until_round=UNTIL_ROUND)
+
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    with asyncio.run(in_a_loop_that_runs()) as first:
+        while not first.invite and time.monotonic() < give_up:
+            ada.step(first)
+        with p2p_diloco.join(
+            first.invite,
+            ben.model,
+            ben.optimizer,
+            settings={"state_directory": tmp_path / "ben", **HOME},
+            wait=False,
+            until_round=UNTIL_ROUND,
+            on_event=events.append,
+        ) as second:
+            going = [(ada, first), (ben, second)]
+            while going and time.monotonic() < give_up:
+                going = [(loop, swarm) for loop, swarm in going if loop.step(swarm)]
+                time.sleep(0.005)
+            assert not second.ready, "it is over"
+    assert first.status.state_digest == second.status.state_digest != ""
+    assert second.status.entries_absorbed > 0
+    assert second.status.participation is not None
+    assert ben.losses[-1] < 0.2 * ada.losses[0]
+    assert "ready" in {event.topic for event in events}
+
+
+def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards(tmp_path: Path) -> None:
+    loop = Loop(0)
+    run = tmp_path / "run.toml"
+    p2p_diloco.new_run(run, loop.model, rounds={"round_seconds": 60.0, "fragments": 1, "spans_per_fragment": 2})
+    start = [parameter.detach().clone() for parameter in loop.model.parameters()]
+    with p2p_diloco.found(
+        run, loop.model, loop.optimizer, settings={"state_directory": tmp_path / "ada", **HOME}
+    ) as swarm:
+        loop.step(swarm)
+        own = [parameter.detach().clone() for parameter in loop.model.parameters()]
+        with swarm.anchor():
+            assert all(torch.equal(one, two) for one, two in zip(start, loop.model.parameters(), strict=True))
+        assert all(torch.equal(one, two) for one, two in zip(own, loop.model.parameters(), strict=True))
+        assert not any(torch.equal(one, two) for one, two in zip(own, start, strict=True))
+        with pytest.raises(p2p_diloco.ConfigError, match="this model takes part in a run already"):
+            p2p_diloco.join(f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{swarm.status.peer}", loop.model)
+        began = time.monotonic()
+    assert time.monotonic() - began < 25.0, "a round of a minute is not waited for"
+    assert not loop.step(swarm), "and the loop is told"
+
+
+def test_nobody_who_answers_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    loop = Loop(0)
+    nobody = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{nobody}"
+    for _ in range(2):
+        with pytest.raises(p2p_diloco.NetworkError, match="the run's state did not come within 2 s"):
+            p2p_diloco.join(invite, loop.model, settings={"state_directory": tmp_path / "ada", **HOME}, timeout=2.0)
+
+
+def test_settings_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    model = Loop(0).model
+    for _ in range(2):
+        with pytest.raises(p2p_diloco.ConfigError, match="unknown key prot in settings; did you mean port"):
+            p2p_diloco.join(invite, model, settings={"prot": 1})
