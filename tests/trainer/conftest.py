@@ -18,3 +18,12 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    from small_run import OPEN
+
+    yield
+    while OPEN:
+        OPEN.pop().close()

@@ -25,6 +25,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 from p2p_diloco.trainer.trained_state import TrainedState
@@ -73,6 +74,10 @@ def start_states(plan: RunPlan, model: nn.Module | None = None) -> dict[SpanId, 
     return {span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(plan, parameters).items()}
 
 
+OPEN: list[HeldState] = []
+"""States made in a test, whose threads end with it."""
+
+
 class HandDrivenIsland:
     """A model and its state, whose training thread is the test: it makes steps and reaches borders when told."""
 
@@ -103,6 +108,7 @@ class HandDrivenIsland:
             diary=diary,
         )
         self._steps = InnerSteps(self.loop, self.state)
+        OPEN.append(self.state)
 
     def hold(self, states: Mapping[SpanId, SpanState]) -> None:
         for span, state in states.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,16 @@ from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
 
 PARAMETERS = 4099
 ROSTER = Digest(b"r" * 32)
+
+
+OPEN: list[SyntheticState] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 @pytest.fixture
@@ -38,6 +50,7 @@ class Counted:
             died=self.failures.append,
             damaged=lambda span, reason: self.failures.append(span),
         )
+        OPEN.append(self.state)
         start_N = np.ones(plan.num_parameters, np.float32)
         self.state.hold(
             {span: genesis_state(start_N[place.start : place.stop], ROSTER) for span, place in plan.places.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,16 @@ CLOCK = PLAN.rules.clock
 ROSTER = sha256(b"a roster")
 
 
+OPEN: list[TimedState] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     text = tmp_path / "text.txt"
@@ -51,6 +62,7 @@ class Stage:
             PLAN, local, now=lambda: self.now, damaged=lambda span, reason: self.failures.append(span), **around
         )
         self.state.hold({span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(PLAN).items()})
+        OPEN.append(self.state)
         assert self.state.begin()
         self.thread = thread_class(loop=loop, state=self.state, clock=CLOCK, now=lambda: self.now, **around)
         self.thread.rests = False
