@@ -126,12 +126,13 @@ class Repair:
     def sources(self, now: float) -> list[PeerId]:
         """Return linked peers to fetch whole spans from: a span is long, and a thin line has enough to do.
 
-        Donors whose line has room to spare; where there are none a founder that holds the start still.
+        Donors whose line has room to spare; where there are none a founder that holds the start still. A founder that
+        trains and is not ready is no donor, but it is asked where there is no other: it may hold what all members lost.
         """
         holders = self._holders(now)
         donors = self.donors(now)
         wide = [peer for peer in donors if holders[peer].share == FULL_SHARE]
-        return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors
+        return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors or list(holders)
 
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
         """Tell whether a peer on our chain that has just sent this is one of the donors."""

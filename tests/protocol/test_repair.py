@@ -350,6 +350,18 @@ def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founde
     assert page.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
 
 
+def test_spans_are_fetched_from_a_founder_that_trains_and_is_not_ready_where_all_members_are_empty() -> None:
+    """It left, and came back when all members had lost their disks: nobody else holds anything."""
+    page, boot = repair(holds=False), peer_id("boot")
+    page._linked.add(boot)
+    empty = heartbeat(B, roster=ROSTER.digest(), ready=False, sequence=2)
+    for beat in (empty, ready(boot, ready=False)):
+        page._membership.hear(beat, 0.0)
+    asked = [action for action in page.pump(0.0) if isinstance(action, Send)]
+    assert {send.to for send in asked if isinstance(send.message, SpanRequest)} == {boot}
+    assert page.donors(0.0) == [], "nobody is ready by its word"
+
+
 HEAD = head_of()
 
 
