@@ -276,10 +276,10 @@ class Repair:
                 self._look(now)
                 if self._is_donor(sender, beat, now) or sender in catch_up.voices.askable:
                     actions += catch_up.ask_heads(fragment, sender, now)
-            elif self.serves_state and self._may_give(sender):
+            elif self._may_give(sender):
                 catch_up.adopted(fragment)
                 # Who is not ready yet becomes so by the word of donors, not of whoever stands where it stands.
-                if self._membership.ready or self._is_donor(sender, beat, now):
+                if self.serves_state and (self._membership.ready or self._is_donor(sender, beat, now)):
                     actions += catch_up.ask_content(fragment, sender, now)
         return actions
 

@@ -132,6 +132,19 @@ def test_while_a_branch_is_adopted_nothing_is_said_of_the_state() -> None:
     assert page.take(B, HeadsRequest(fragment=0), 0.0) == []
 
 
+def test_a_joiner_that_has_served_no_state_yet_adopts_a_branch_where_a_member_stands() -> None:
+    """Linked with one peer that has no vote, it followed all entries and never became ready."""
+    page = repair()
+    heads = page.closed_heads(0.0)
+    page.serves_state = False
+    page.adopt_branch()
+    beat = heartbeat(B, roster=ROSTER.digest(), heads=(heads[0], fragment_head(-1)), sequence=2)
+    page.compare(B, beat, 0.0)
+    assert not page.catch_up.is_complete(), "of the other fragment it stands elsewhere"
+    page.compare(B, heartbeat(B, roster=ROSTER.digest(), heads=heads, sequence=3), 0.0)
+    assert page.catch_up.is_complete()
+
+
 def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     page = repair()
     assert page.donors(0.0) == [B]
