@@ -371,6 +371,7 @@ class CatchUp:
             if mine is None or mine.digest == theirs.digest:
                 continue
             if is_donor and theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
+                self._unjoinable.discard(span)  # it may have the entries that others lack
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self._wanted.setdefault(span, (Want.ENTRY, sender))

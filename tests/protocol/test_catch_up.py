@@ -281,9 +281,28 @@ def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> No
     (report,) = fetch.entry_absent(B, SPAN, head_of().digest, 3.0)
     assert isinstance(report, Report), "two words, and they differ"
     assert heads(fetch, C, NEW, 6.0)
+    fetch.pump([A, B, C], 6.0)
+    (report,) = fetch.entry_absent(C, SPAN, head_of().digest, 6.0)
+    assert isinstance(report, Report)
+    assert "no entries lead there; fetching it" in report.text
     (send,) = fetch.pump([A, B, C], 6.0)
     assert isinstance(send, Send)
     assert (send.to, type(send.message)) == (min(A, C), SpanRequest)
+
+
+def test_a_peer_that_stands_higher_is_asked_for_entries_though_another_lacked_them() -> None:
+    """Two members differed in memory, so no majority named a span; entries that one of them had led to its tip."""
+    fetch, chains = catch_up()
+    fetch.listen_to(voices(A, B, C))
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, A, NEW)
+    fetch.pump([A, B, C], 0.0)
+    fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
+    assert heads(fetch, B, NEW, 2.0)
+    assert not fetch.is_transferred(SPAN)
+    (send,) = fetch.pump([A, B, C], 2.0)
+    assert isinstance(send, Send)
+    assert (send.to, send.message) == (B, EntryRequest(span=SPAN, parent=head_of().digest))
 
 
 def test_who_could_not_show_the_entries_of_one_span_is_asked_for_those_of_others() -> None:
