@@ -173,7 +173,8 @@ class Swarm:
     def ready(self) -> bool:
         """Whether the model holds the run's state and this peer takes part."""
         state = self._own.state
-        return state is not None and not self._ended.is_set() and state.begin()
+        is_known = bool(self.status.run) and not self._ended.is_set()
+        return is_known and state is not None and state.begin()
 
     def step(self, tokens: int, loss: float | None = None) -> bool:
         """Count what was trained, bring the model up to date, and hand over what is due. Never waits for the network.
@@ -191,6 +192,7 @@ class Swarm:
         """
         began = time.perf_counter()
         if self._ended.is_set():
+            self._own.close()
             self._raise_failure()
             return False
         state = self._own.state
@@ -238,6 +240,7 @@ class Swarm:
     @property
     def seed(self) -> int:
         """A number of this start of this peer, for drawing its own data."""
+        self._held()
         status = self.status
         said = f"{status.run} {status.peer} {status.incarnation}"
         return int.from_bytes(sha256(b"p2p-diloco data seed 1\n", said.encode())[:7], "little")
@@ -258,6 +261,7 @@ class Swarm:
             self._join(STOP_SECONDS)
             raise
         finally:
+            self._own.close()
             atexit.unregister(self._leave_at_exit)
 
     def __enter__(self) -> Self:
@@ -295,7 +299,7 @@ class Swarm:
 
     def _held(self) -> TrainedState:
         state = self._own.state
-        if state is None or not state.begin():
+        if state is None or not self.ready:
             raise StateError("the model does not hold the run's state yet; wait until the swarm is ready")
         return state
 
@@ -307,7 +311,6 @@ class Swarm:
             if not isinstance(error, P2PDilocoError):
                 logger.exception("the peer ended with an error")
         finally:
-            self._own.close()
             self._ended.set()
             self._running.set()
 
