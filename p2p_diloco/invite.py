@@ -1,8 +1,8 @@
 """Invites: one line that names a run and who to ask first.
 
-`p2pdiloco://<run id>?b=<multiaddr>&b=<multiaddr>` is all that a newcomer types. It holds no secret: the run id is the
-digest of the signed manifest, so whoever answers can be checked. It names several peers, so that it outlives each of
-them; `&r=<digest>` is the newest roster that its printer knew.
+`p2pdiloco://<run id>?v=<version>&b=<multiaddr>&b=<multiaddr>` is all that a newcomer types. It holds no secret: the run
+id is the digest of the signed manifest, so whoever answers can be checked. It names several peers, so that it outlives
+each of them; `v` is the version of the protocol that they speak, `r` the newest roster that its printer knew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import DIGEST_BYTES, Digest
+from p2p_diloco.protocol.messages import PROTOCOL_VERSION
 
 SCHEME = "p2pdiloco"
 MAX_INVITE_CHARACTERS = 8192
@@ -25,6 +26,10 @@ MOST_NAMED = 8
 MOST_PRINTED_CHARACTERS = 1400
 
 _EXAMPLE = f"{SCHEME}://<run id>?b=/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
+
+
+class VersionError(ConfigError):
+    """The peers of the run speak another version of the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,9 @@ def format_invite(invite: Invite) -> str:
     """Return the one line; between double quotes it is safe in every shell."""
     # The roster before the addresses: of a line that was cut off at its end all but the last address is good.
     roster = [] if invite.roster is None else [f"r={invite.roster.hex()}"]
-    query = "&".join([*roster, *(f"b={quote(address, safe='/:')}" for address in invite.bootstraps)])
+    query = "&".join(
+        [f"v={PROTOCOL_VERSION}", *roster, *(f"b={quote(address, safe='/:')}" for address in invite.bootstraps)]
+    )
     return f"{SCHEME}://{invite.run.hex()}?{query}"
 
 
@@ -127,10 +134,14 @@ def _parsed_query(run: Digest, query: str) -> Invite:
     roster: Digest | None = None
     for name, text in _parameters(query):
         try:
-            if name == "r":
+            if name == "v":
+                _check_version(text)
+            elif name == "r":
                 roster = parse_run_id(text, "roster digest")
             else:
                 found[parse_peer_address(text)[0]] = None
+        except VersionError:
+            raise
         except ConfigError as error:
             wrong.append(error)
     if not found:
@@ -145,11 +156,26 @@ def _parsed_query(run: Digest, query: str) -> Invite:
 
 def _parameters(query: str) -> Iterator[tuple[str, str]]:
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if name not in ("b", "r"):
+        if name not in ("v", "b", "r"):
             raise ConfigError(
-                f"the invite holds {_shortened(name)!r}, which this version does not know; expected only b=… and r=…"
+                f"the invite holds {_shortened(name)!r}, which this version does not know; expected v=…, b=… or r=…"
             )
         yield name, text
+
+
+def _check_version(text: str) -> None:
+    """Refuse an invite of peers that speak another version: they would hang up without a word that people see.
+
+    Raises:
+        VersionError: it is another one.
+    """
+    if text != str(PROTOCOL_VERSION):
+        is_newer = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > PROTOCOL_VERSION
+        remedy = "update p2p_diloco here" if is_newer else "the peers of this run must update p2p_diloco, or use theirs"
+        raise VersionError(
+            f"the invite is from peers of protocol version {_shortened(text)!r}, and this program speaks "
+            f"{PROTOCOL_VERSION}; {remedy}"
+        )
 
 
 def _shortened(text: str) -> str:

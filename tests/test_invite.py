@@ -21,6 +21,7 @@ from p2p_diloco.invite import (
     parse_run_id,
     worth_telling,
 )
+from p2p_diloco.protocol.messages import PROTOCOL_VERSION
 from p2p_diloco.signing import SigningKey
 
 RUN = sha256(b"run")
@@ -28,7 +29,8 @@ NAME = format_peer_id(SigningKey(bytes(32)).peer)
 ROSTER = sha256(b"roster")
 FIRST = f"/ip4/203.0.113.7/tcp/31337/p2p/{NAME}"
 SECOND = f"/ip6/2001:db8::1/tcp/31337/p2p/{NAME}"
-LINE = f"p2pdiloco://{RUN.hex()}?b={FIRST}&b={SECOND}"
+VERSION = PROTOCOL_VERSION
+LINE = f"p2pdiloco://{RUN.hex()}?v={VERSION}&b={FIRST}&b={SECOND}"
 INVITE = Invite(run=RUN, bootstraps=(FIRST, SECOND))
 
 
@@ -66,6 +68,10 @@ def test_a_slash_before_the_question_mark_does_not_matter() -> None:
     assert parse_invite(LINE.replace("?", "/?")) == INVITE
 
 
+def test_an_invite_without_a_version_is_taken_as_it_is() -> None:
+    assert parse_invite(LINE.replace(f"v={VERSION}&", "")) == INVITE
+
+
 def test_an_address_given_twice_counts_once() -> None:
     assert parse_invite(f"p2pdiloco://{RUN.hex()}?b={FIRST}&b={FIRST}").bootstraps == (FIRST,)
 
@@ -82,12 +88,18 @@ def test_an_address_given_twice_counts_once() -> None:
         (LINE.replace(RUN.hex(), "g" * 64), "the run id holds 'g'; expected hexadecimal digits"),
         (f"p2pdiloco://{RUN.hex()}", "names no bootstrap address; was the line cut off?"),
         (f"p2pdiloco://{RUN.hex()}?b=", "'' is not an address"),
-        (f"{LINE}&t=secret", "the invite holds 't', which this version does not know; expected only b="),
+        (f"{LINE}&t=secret", "the invite holds 't', which this version does not know; expected v="),
         (f"p2pdiloco://{RUN.hex()}/x?b={FIRST}", "holds '/x' after its run id"),
         (f"{LINE}#top", "holds '#top' after its run id"),
         (f"p2p-diloco join {LINE}", "holds a space or a line break; expected one line"),
         (LINE.replace("&", "\n&"), "holds a space or a line break; expected one line"),
         (f"p2pdiloco://{RUN.hex()}?b=/ip4/203.0.113.7/tcp/31337", "does not say which peer is there"),
+        (
+            LINE.replace(f"v={VERSION}", f"v={VERSION + 1}"),
+            f"and this program speaks {VERSION}; update p2p_diloco here",
+        ),
+        (LINE.replace(f"v={VERSION}", "v=1"), "the peers of this run must update p2p_diloco, or use theirs"),
+        (LINE.replace(f"v={VERSION}", "v=new"), f"version 'new', and this program speaks {VERSION}"),
         (f"{LINE}{'x' * 9000}", "characters; expected at most 8192"),
         (
             f"p2pdiloco://{RUN.hex()}?" + "&".join(f"b={FIRST.replace('31337', str(port))}" for port in range(1, 18)),
@@ -104,7 +116,7 @@ def test_what_is_wrong_with_an_invite_is_said(text: str, claim: str) -> None:
 
 def test_an_invite_may_name_the_newest_roster_that_its_printer_knew() -> None:
     invite = Invite(run=RUN, bootstraps=(FIRST,), roster=ROSTER)
-    assert format_invite(invite) == f"p2pdiloco://{RUN.hex()}?r={ROSTER.hex()}&b={FIRST}"
+    assert format_invite(invite) == f"p2pdiloco://{RUN.hex()}?v={VERSION}&r={ROSTER.hex()}&b={FIRST}"
     assert parse_invite(format_invite(invite)) == invite
 
 
