@@ -401,8 +401,11 @@ class PeerEngine:
         for entry in entries:
             actions += self._routes.hand_down(entry, now)
             peers = self.book.included_in(entry)
-            self.membership.owners.entry_absorbed(entry.round, entry.span, *self.book.folded(entry.roster, entry.round))
-            self.membership.note_entry(self.book.present_at(entry), peers, entry.round)
+            roster, grid = self.book.folded(entry.roster, entry.round)
+            self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
+            # The owner was there too. After a restart it contributes nothing until a roster lists its new incarnation.
+            present = self.book.present_at(entry) | {grid.owner(entry.span)}
+            self.membership.note_entry(present, peers, entry.round)
             self._turns.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             own_included = self.me.peer in peers

@@ -346,6 +346,21 @@ def test_an_entry_of_a_far_round_waits_and_is_absorbed_when_its_round_is_near() 
     assert engine.chains.heads[span].height == 1
 
 
+def test_a_reducer_that_makes_entries_is_not_dropped_while_a_roster_lists_its_last_incarnation() -> None:
+    """A restarted bootstrap made the entries but was present in none: it was dropped, and handed none to others."""
+    boot, ann, bob, cat = (peer_id(name) for name in ("boot", "ann", "bob", "cat"))
+    others = [member(peer, reduces=False) for peer in (ann, bob, cat)]
+    parent = certify(child_of(founding().roster, [member(boot, trains=False, counts=False), *others]), [boot])
+    engine = engine_of("cat")
+    _, start = following(engine, parent)
+    now = engine.rules.clock.begin(4)
+    for span in engine.rules.span_elements:
+        entry = entry_on(start, parent.roster, boot, span=span, places=(1, 2, 3), round=2 + span.fragment)
+        engine.entry_checked(boot, entry, 1.0, now)
+        assert engine.chains.heads[span].height == 1
+    assert not places_in(engine.membership.view(parent.roster, now).absent)
+
+
 def test_an_entry_that_was_asked_for_and_is_refused_is_no_answer() -> None:
     """A peer whose log holds what does not count cannot give us the next entry: it is not asked again and again."""
     ann = peer_id("ann")
