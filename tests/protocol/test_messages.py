@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -129,6 +130,12 @@ MESSAGES: tuple[Message, ...] = (
         payload=b"",
     ),
 )
+VECTOR = bytes(4096)
+LONG_VECTORS = tuple(
+    replace(message, **{"piece" if isinstance(message, SpanReply) else "payload": VECTOR})
+    for message in MESSAGES
+    if isinstance(message, SpanVector | Entry | RowMean | SpanReply)
+)
 BULK = (Opening, SpanVector, Entry, RowMean, SpanReply)
 
 
@@ -143,13 +150,21 @@ def test_a_message_comes_back_as_it_went(message: Message) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_that_is_cut_or_goes_on_is_refused(message: Message) -> None:
+def test_a_message_that_is_cut_at_any_byte_or_goes_on_is_refused(message: Message) -> None:
     frame = encode_message(message)
-    for cut in range(0, len(frame), max(len(frame) // 50, 1)):
+    for cut in range(len(frame)):
         with pytest.raises(FrameError):
             decode_message(frame[:cut])
     with pytest.raises(FrameError, match="too long"):
         decode_message(frame + b"\0")
+
+
+@pytest.mark.parametrize("message", LONG_VECTORS, ids=lambda message: type(message).__name__)
+def test_a_long_vector_that_is_cut_is_refused(message: Message) -> None:
+    frame = encode_message(message)
+    for cut in (*range(512), *range(len(frame) - 512, len(frame))):
+        with pytest.raises(FrameError):
+            decode_message(frame[:cut])
 
 
 @settings(max_examples=300)
