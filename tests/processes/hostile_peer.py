@@ -1,7 +1,8 @@
 """A stranger in a process of its own: `python hostile_peer.py ORDER.json`.
 
 It has keys and frames, and no part in the run: each identity links to the peers that the order names, over the real
-transport, and plays one attack until it is killed. Dies with its parent.
+transport, and plays one attack until it is killed. Prints once a second how many links each has, and what it has sent
+and received, by kind. Dies with its parent.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import uvloop
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, format_peer_id, sha256, short_peer_id
+from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Declaration, ReachProof
+from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Declaration, Member, ReachProof
 from p2p_diloco.protocol.messages import (
     MOST_RECORDS,
     ContentReply,
@@ -37,6 +39,7 @@ from p2p_diloco.protocol.messages import (
     HeadsReply,
     HeadsRequest,
     Introductions,
+    ManifestRequest,
     Message,
     Ping,
     Pong,
@@ -49,7 +52,7 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import PeerRole, sign_record
 from p2p_diloco.transport.identity import load_or_create_identity
@@ -70,6 +73,8 @@ class Stranger(SilentListener):
         self.victims = victims
         self.heard: dict[PeerId, Heartbeat] = {}
         self.rosters: dict[int, CertifiedRoster] = {}
+        self.frames: dict[str, tuple[Lane, bytes]] = {}
+        self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.heads: dict[tuple[PeerId, int], tuple[SpanHead, ...]] = {}
         self.answer: Callable[[PeerId, Message], Iterable[Message]] = lambda peer, message: ()
@@ -78,16 +83,21 @@ class Stranger(SilentListener):
 
     def post(self, peer: PeerId, message: Message) -> None:
         """Send a message, if there is a link and room."""
-        self.post_frame(peer, encode_message(message), Lane.BULK if is_bulk(message) else Lane.CONTROL)
+        lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
+        self.post_frame(peer, encode_message(message), lane, type(message).__name__)
 
-    def post_frame(self, peer: PeerId, frame: bytes, lane: Lane) -> None:
-        """Send bytes."""
-        self._transport.post(peer, frame, lane=lane, deadline=asyncio.get_running_loop().time() + 10.0)
+    def post_frame(self, peer: PeerId, frame: bytes, lane: Lane, kind: str) -> bool:
+        """Send bytes; return whether they are on their way."""
+        deadline = asyncio.get_running_loop().time() + 10.0
+        is_posted = self._transport.post(peer, frame, lane=lane, deadline=deadline)
+        self.sent[kind] += is_posted
+        return is_posted
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         with contextlib.suppress(FrameError):
             message = decode_message(frame)
             self.received[type(message).__name__] += 1
+            self.frames[type(message).__name__] = lane, bytes(frame)
             if isinstance(message, Heartbeat):
                 self.heard[message.peer] = message
             elif isinstance(message, RosterReply):
@@ -104,8 +114,8 @@ class Stranger(SilentListener):
                 if peer not in self._transport.linked_peers():
                     with contextlib.suppress(PeerError):
                         await self._transport.dial(peer, addresses, asyncio.get_running_loop().time() + 10.0)
-            num_links = len(self._transport.linked_peers())
-            print(f"{short_peer_id(self.key.peer)}: {num_links} links; received {dict(self.received)}", flush=True)
+            words = {"links": len(self._transport.linked_peers()), "sent": self.sent, "received": self.received}
+            print(f"{short_peer_id(self.key.peer)}: {json.dumps(words)}", flush=True)
             await asyncio.sleep(REDIAL_SECONDS)
 
     async def hear_all(self) -> None:
@@ -341,40 +351,44 @@ async def only_links(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def cut_frames(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Send every message seen so far, cut at every byte; the link is closed each time, and dialled again."""
+    """Send every kind of message received so far, cut somewhere; the link is closed each time, and dialled again."""
     await stranger.hear_all()
+    number = 0
     while True:
         for peer in stranger.victims:
-            frame = encode_message(stranger.heard[peer])
-            for end in range(1, len(frame)):
-                stranger.post_frame(peer, frame[:end], Lane.CONTROL)
-                await asyncio.sleep(0.002)
+            kinds = sorted(stranger.frames)
+            kind = kinds[number % len(kinds)]
+            lane, frame = stranger.frames[kind]
+            end = 1 + 7919 * number % (len(frame) - 1)
+            number += stranger.post_frame(peer, frame[:end], lane, f"{kind}, cut")
         await asyncio.sleep(0.1)
 
 
 async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Certify children of the roster in force and of an old one with the own vote alone, degraded ones too."""
+    """Certify children of the roster in force and of old ones with the own vote alone, for itself and for a member."""
     await stranger.hear_all()
     while True:
         for peer in stranger.victims:
             stranger.post(peer, RosterRequest(known=()))
+            latest = max((head.round for head in stranger.heard[peer].heads), default=0)
             for certified in tuple(stranger.rosters.values())[-3:]:
-                stranger.post(peer, RosterReply(rosters=(_child_of(stranger, certified),)))
+                first = certified.roster.members[0]
+                for listed in (first, replace(first, peer=stranger.key.peer)):
+                    child = _child_of(stranger, certified.roster, listed, latest, latest // order["fragments"])
+                    stranger.post(peer, RosterReply(rosters=(child,)))
         await asyncio.sleep(0.2)
 
 
-def _child_of(stranger: Stranger, certified: CertifiedRoster) -> CertifiedRoster:
-    parent = certified.roster
+def _child_of(stranger: Stranger, parent: Roster, listed: Member, round_index: int, cycle: int) -> CertifiedRoster:
     changes: dict[str, Any] = {
         "parent": parent.digest(),
         "k": parent.k + 1,
         "degraded": True,
-        "cycle": parent.cycle + 16,
-        "members": (replace(parent.members[0], peer=stranger.key.peer),),
-        "height": parent.height + 16,
+        "cycle": cycle,
+        "members": (listed,),
+        "height": parent.height + 1,
     }
-    roster = replace(parent, **changes)
-    ballot = certified.ballot + 4
+    roster, ballot = replace(parent, **changes), ballot_number(round_index, 0)
     vote = stranger.key.sign(vote_statement(roster.digest(), ballot))
     return CertifiedRoster(roster=roster, ballot=ballot, votes=((stranger.key.peer, vote),))
 
@@ -385,6 +399,53 @@ async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
     while True:
         for peer in stranger.victims:
             stranger.post(peer, stranger.heartbeat(stranger.heard[peer]))
+        await asyncio.sleep(0.2)
+
+
+async def uninvited(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Name tips and serve entries, vectors and rosters that nobody asked for, and ask for those of the others.
+
+    For runs that list their members: nothing comes from them that could be waited for or copied.
+    """
+    run, me, span = Digest(bytes.fromhex(order["run"])), stranger.key.peer, SpanId(0, 0)
+    head = SpanHead(
+        digest=sha256(b"bogus"), height=10_000, round=2, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0
+    )  # fmt: skip
+    short = FragmentHead(round=2, digest=Digest(head.digest[:SHORT_DIGEST_BYTES]))
+    like = Heartbeat(
+        run=run, peer=me, incarnation=1, sequence=0, roster=ZERO_DIGEST, roster_k=0,
+        heads=(short,) * order["fragments"], ready=True, can_be_dialled=True, trains=True, steps=1, tokens=100,
+        tokens_per_second=10.0, loss=1.0, share=8, signature=bytes(64),
+    )  # fmt: skip
+    member = Member(peer=me, incarnation=1)
+    roster = Roster(
+        run=run, genesis=ZERO_DIGEST, parent=ZERO_DIGEST, k=1, cycle=1, degraded=True, members=(member,), height=10_000
+    )  # fmt: skip
+    vote = stranger.key.sign(vote_statement(roster.digest(), 4))
+    unsigned = Declaration(
+        run=run, peer=me, incarnation=1, cycle=0, proofs=(), trains=True, share=8, leaving=False, signature=bytes(64)
+    )
+    span_bytes = order["span_bytes"][0][0]
+    heads = (head,) * order["spans_per_fragment"]
+    told: tuple[Message, ...] = (
+        replace(unsigned, signature=stranger.key.sign(unsigned.statement())),
+        RosterReply(rosters=(CertifiedRoster(roster=roster, ballot=4, votes=((me, vote),)),)),
+        HeadsReply(fragment=0, heads=heads),
+        ContentReply(fragment=0, digests=tuple((each.digest, sha256(b"zeros")) for each in heads)),
+        SpanReply(span=span, head=head, total_bytes=span_bytes, offset=0, piece=bytes(span_bytes)),
+        *(_bogus_entry(stranger, like, ZERO_DIGEST, round_index, order["payload_bytes"]) for round_index in (2, 4)),
+        ManifestRequest(nonce=1),
+        RosterRequest(known=()),
+        HeadsRequest(fragment=0),
+        ContentRequest(fragment=0),
+        EntryRequest(span=span, parent=ZERO_DIGEST),
+        SpanRequest(span=span, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16),
+        Ping(nonce=1),
+    )
+    while True:
+        for peer in stranger.victims:
+            for message in (stranger.heartbeat(like), *told):
+                stranger.post(peer, message)
         await asyncio.sleep(0.2)
 
 
@@ -427,6 +488,7 @@ ATTACKS: dict[str, Attack] = {
     "forged-rosters": forged_rosters,
     "only-heartbeats": only_heartbeats,
     "claimed-reach": claimed_reach,
+    "uninvited": uninvited,
 }
 
 

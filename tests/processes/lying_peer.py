@@ -1,7 +1,7 @@
 """A member that lies, in a process of its own: `python lying_peer.py ORDER.json`; its order also names a `lie`.
 
 It is a true peer, but each message passes a mutator on its way to the transport. Lies begin when the file `lie` appears
-in its folder.
+in its folder. `lies.json` there says what its place in the roster is and how many lies it has sent, by peer and kind.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import math
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +24,28 @@ import numpy as np
 import uvloop
 
 from p2p_diloco.codec.int4 import Int4Codec
-from p2p_diloco.ids import Digest, PeerId, SpanHead, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanHead, sha256, short_peer_id
 from p2p_diloco.protocol.actions import ReduceSpan
-from p2p_diloco.protocol.entry import RADIUS_BOUNDS, WEIGHT_BOUNDS, Entry, within_reach
+from p2p_diloco.protocol.ballot import ballot_number
+from p2p_diloco.protocol.entry import RADIUS_BOUNDS, WEIGHT_BOUNDS, Entry, pack_included, within_reach
 from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.messages import (
     ContentReply,
+    ContentRequest,
     EntryAbsent,
+    EntryRequest,
     HeadsReply,
+    HeadsRequest,
     Message,
     Opening,
+    Ping,
     Pong,
     RosterReply,
+    RosterRequest,
     RowMean,
     SpanReply,
+    SpanRequest,
 )
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
@@ -46,6 +55,8 @@ from tests.swarm.swarm_peer import main
 
 HUGE = 3e38
 DAY_SECONDS = 86_400.0
+FORGED_EVERY_SECONDS = 0.2
+QUESTIONS = (ContentRequest, EntryRequest, HeadsRequest, Ping, RosterRequest, SpanRequest)
 Mutator = Callable[[SwarmNode, PeerId, Any], Sequence[Message]]
 
 
@@ -65,21 +76,32 @@ def huge_payload(node: SwarmNode, entry: Entry) -> bytes:
     return node._codecs.entry.encode(np.full(elements, HUGE, dtype=np.float32), rounding_seed=None)
 
 
+def own_round(node: SwarmNode, entry: Entry, first: int) -> int:
+    """Return the earliest round from `first` on in which this peer owns the span of its entry by the same roster."""
+    num_fragments = node.engine.rules.clock.num_fragments
+    first += (entry.span.fragment - first) % num_fragments
+
+    def is_own_in(round_index: int) -> bool:
+        grid = node.engine.book.folded(entry.roster, round_index)[1]
+        return grid.owner(entry.span) == node.engine.me.peer
+
+    return next(filter(is_own_in, count(first, num_fragments)))
+
+
 def far_rounds(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Sign all own entries for rounds in the far future, of the right fragment."""
+    """Sign all own entries for rounds in the far future, in which this peer would own the same span."""
     if not is_own(node, message):
         return (message,)
     assert isinstance(message, Entry)
-    far = (1 << 60) - (1 << 60) % node.engine.rules.clock.num_fragments + message.span.fragment
-    return (resigned(node, message, round=far),)
+    return (resigned(node, message, round=own_round(node, message, 1 << 60)),)
 
 
 def one_round_ahead(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Sign all own entries for the fragment's next round."""
+    """Sign all own entries for the next round in which this peer owns the same span."""
     if not is_own(node, message):
         return (message,)
     assert isinstance(message, Entry)
-    return (resigned(node, message, round=message.round + node.engine.rules.clock.num_fragments),)
+    return (resigned(node, message, round=own_round(node, message, message.round + 1)),)
 
 
 def huge_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
@@ -91,8 +113,10 @@ def huge_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Mess
 
 
 def two_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Sign two entries for one span and round, and send one half of the peers the other one."""
-    if not is_own(node, message) or to[0] % 2:
+    """Sign two entries for one span and round, and send one half of the linked members the other one."""
+    roster = node.engine.book.in_force
+    members = sorted(roster.peers() & node._transport.linked_peers()) if roster is not None else []
+    if not is_own(node, message) or to in members[: len(members) // 2]:
         return (message,)
     assert isinstance(message, Entry)
     return (resigned(node, message, tokens=message.tokens + 1),)
@@ -149,6 +173,11 @@ def a_day_ahead(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Messa
     return (message,)
 
 
+def silent(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
+    """Ask for what members have, and say nothing."""
+    return (message,) if isinstance(message, QUESTIONS) else ()
+
+
 MUTATORS: dict[str, Mutator] = {
     "far-rounds": far_rounds,
     "one-round-ahead": one_round_ahead,
@@ -159,28 +188,133 @@ MUTATORS: dict[str, Mutator] = {
     "other-tips": other_tips,
     "other-contents": other_contents,
     "a-day-ahead": a_day_ahead,
+    "self-voted-dropped": silent,
+    "entries-dropped": silent,
 }
 
 
-def self_voted_rosters(node: SwarmNode, behind: int) -> RosterReply | None:
-    """Return a degraded child of an earlier roster, or of the one in force, with this peer as its only voter."""
-    chain = node.engine.book.chain()
-    if len(chain) < behind + 2:
+def self_voted(node: SwarmNode, *parents: CertifiedRoster) -> Sequence[Message]:
+    """Return a degraded child of each roster, with this peer as its only voter and sound in all else.
+
+    A roster that is not old enough to have such a child yet has none.
+    """
+    me, rules = node.engine.me, node.engine.rules
+    round_index = rules.clock.round_at(node._clock.now())
+    cycle, ballot = rules.clock.cycle(round_index), ballot_number(round_index, 0)
+    told = []
+    for parent in (each.roster for each in parents):
+        if cycle < parent.cycle + rules.stalled_cycles:
+            continue
+        roster = replace(
+            parent,
+            parent=parent.digest(),
+            k=parent.k + 1,
+            degraded=True,
+            cycle=cycle,
+            members=(parent.member(me.peer) or parent.members[0],),
+            height=parent.height + rules.num_all_spans,
+        )
+        vote = me.sign(vote_statement(roster.digest(), ballot))
+        certified = CertifiedRoster(roster=roster, ballot=ballot, votes=((me.peer, vote),))
+        told.append(RosterReply(rosters=(certified,)))
+    return told
+
+
+def latest_listing(node: SwarmNode) -> CertifiedRoster | None:
+    """Return the latest roster that lists this peer, once it has been dropped; None before."""
+    chain, me = node.engine.book.chain(), node.engine.me.peer
+    if not chain or chain[-1].roster.member(me) is not None:
         return None
-    parent = chain[-1 - behind]
-    me = parent.roster.member(node.engine.me.peer) or node.engine.me.member()
-    changes = {
-        "parent": parent.roster.digest(),
-        "k": parent.roster.k + 1,
-        "degraded": True,
-        "cycle": parent.roster.cycle + node.engine.rules.stalled_cycles,
-        "members": (me,),
-        "height": parent.roster.height + node.engine.rules.num_all_spans,
-    }
-    roster = replace(parent.roster, **changes)
-    ballot = parent.ballot + 4
-    vote = node.engine.me.sign(vote_statement(roster.digest(), ballot))
-    return RosterReply(rosters=(CertifiedRoster(roster=roster, ballot=ballot, votes=((me.peer, vote),)),))
+    return next((each for each in reversed(chain) if each.roster.member(me) is not None), None)
+
+
+def self_voted_child(node: SwarmNode) -> Sequence[Message]:
+    """Vote alone for a child of the roster in force."""
+    return self_voted(node, node.engine.book.chain()[-1])
+
+
+def self_voted_branch(node: SwarmNode) -> Sequence[Message]:
+    """Vote alone for a child of the oldest roster that lists this peer."""
+    me = node.engine.me.peer
+    return self_voted(node, *[each for each in node.engine.book.chain() if each.roster.member(me) is not None][:1])
+
+
+def self_voted_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
+    """Vote alone, as an ex-member, for children of the latest roster that listed this peer and of the one in force."""
+    listing = latest_listing(node)
+    return self_voted(node, listing, node.engine.book.chain()[-1]) if listing is not None else ()
+
+
+def entries_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
+    """Sign entries of this round for the spans that this peer would own by the latest roster that listed it."""
+    listing, engine = latest_listing(node), node.engine
+    if listing is None:
+        return ()
+    round_index, digest = engine.rules.clock.round_at(node._clock.now()), listing.roster.digest()
+    grid = engine.book.folded(digest, round_index)[1]
+    members = listing.roster.members
+    trainers = {place for place, member in enumerate(members) if member.trains}
+    return [
+        resigned(
+            node,
+            Entry(
+                run=engine.rules.run,
+                round=round_index,
+                span=span,
+                parent=head.digest,
+                height=head.height + 1,
+                roster=digest,
+                present=pack_included(set(range(len(members))), len(members)),
+                included=pack_included(trainers, len(members)),
+                weights=(head.median_weight,) * len(trainers),
+                tokens=1,
+                median_norm=head.radius,
+                median_weight=head.median_weight,
+                payload=node._codecs.entry.encode(
+                    np.full(engine.rules.span_elements[span], 1e-6, dtype=np.float32), rounding_seed=None
+                ),
+                signature=bytes(64),
+            ),
+        )
+        for span, head in sorted(engine.chains.heads.items())
+        if span.fragment == engine.rules.clock.fragment(round_index) and grid.owner(span) == engine.me.peer
+    ]
+
+
+FORGERS: dict[str, Callable[[SwarmNode], Sequence[Message]]] = {
+    "self-voted": self_voted_child,
+    "self-voted-old": self_voted_branch,
+    "self-voted-dropped": self_voted_after_being_dropped,
+    "entries-dropped": entries_after_being_dropped,
+}
+"""What is sent to all linked peers beside what a peer sends anyhow."""
+
+
+class Record:
+    """What this process did: `lies.json` in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: dict[str, Counter[str]] = {}
+        self._path = folder / "lies.json"
+        self._written = 0.0
+
+    def tell(self, message: Message | FragmentContribution, to: PeerId | None = None) -> None:
+        """Note a lie to a peer, or to whoever gets it."""
+        name = short_peer_id(to) if to is not None else "all"
+        self.told.setdefault(name, Counter())[type(message).__name__] += 1
+
+    def write(self, node: SwarmNode) -> None:
+        """Write it down, a few times a second."""
+        if time.monotonic() < self._written + 0.1:
+            return
+        self._written = time.monotonic()
+        roster = node.engine.book.in_force
+        me = roster.member(node.engine.me.peer) if roster is not None else None
+        draft = self._path.with_suffix(".draft")
+        place = {"is_member": me is not None, "counts": me is not None and me.counts}
+        place["reduces"] = me is not None and me.reduces
+        draft.write_text(json.dumps({**place, "told": self.told}))
+        draft.replace(self._path)
 
 
 def install(lie: str, folder: Path) -> None:
@@ -188,24 +322,30 @@ def install(lie: str, folder: Path) -> None:
     begins = folder / "lie"
     honest = SwarmNode._post
     mutator = MUTATORS.get(lie, lambda node, to, message: (message,))
-    state = {"last": 0.0, "lies": False}
+    record = Record(folder)
+    state = {"next": 0.0, "lies": False}
 
     def lies() -> bool:
         state["lies"] = state["lies"] or begins.exists()
         return bool(state["lies"])
 
     def post(node: SwarmNode, to: PeerId, message: Message, deadline: float, **more: Any) -> None:
+        record.write(node)
         if not lies():
             honest(node, to, message, deadline, **more)
             return
-        for changed in mutator(node, to, message):
+        sent = mutator(node, to, message)
+        is_lie = mutator is not silent and (len(sent) != 1 or sent[0] is not message)
+        if is_lie and to in node._transport.linked_peers():
+            record.tell(message, to)
+        for changed in sent:
             honest(node, to, changed, deadline, **({} if changed is not message else more))
-        if lie.startswith("self-voted") and isinstance(message, Heartbeat) and time.monotonic() > state["last"] + 0.2:
-            state["last"] = time.monotonic()
-            forged = self_voted_rosters(node, behind=5 if lie.endswith("old") else 0)
-            for peer in node._transport.linked_peers() if forged is not None else ():
-                assert forged is not None
-                honest(node, peer, forged, deadline)
+        if lie in FORGERS and isinstance(message, Heartbeat) and time.monotonic() > state["next"]:
+            state["next"] = time.monotonic() + FORGED_EVERY_SECONDS
+            for forged in FORGERS[lie](node):
+                for peer in sorted(node._transport.linked_peers()):
+                    honest(node, peer, forged, deadline)
+                    record.tell(forged, peer)
 
     SwarmNode._post = post  # type: ignore[assignment, method-assign]
     if lie == "huge-contributions":
@@ -219,6 +359,7 @@ def install(lie: str, folder: Path) -> None:
                     for span in contribution.spans
                 )
                 contribution = replace(contribution, spans=spans)
+                record.tell(contribution)
             contribute(node, contribution)
 
         SwarmNode._contribute = huge  # type: ignore[method-assign]
@@ -230,6 +371,7 @@ def install(lie: str, folder: Path) -> None:
             if not isinstance(entry, Entry) or head is None or not lies():
                 return entry
             changed = longest_entry(entry, head, exchange._rules)
+            record.tell(changed)
             return replace(changed, signature=exchange._membership.me.sign(changed.statement()))
 
         Exchange.span_reduced = longest  # type: ignore[method-assign]
