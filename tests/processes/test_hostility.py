@@ -54,7 +54,7 @@ LIAR = "p3"
 DIALS = "dials to the third party"
 OWN_TOPICS = frozenset({"evaluation", "checkpoint", "roster", "traffic", "reach", "start"})
 """What peers write of themselves, and of who is a member."""
-MOST_OF_ROUND = {"round": 1, "void": 1, "missing": 2}
+MOST_OF_ROUND = {"round": 1, "void": 1, "content-sound": 1, "missing": 2}
 """What they write of a round, so often at most, whoever causes it."""
 MOST_OF_MINUTE = dict.fromkeys(SPAN_BY_SPAN, 2 * SHOWN_A_MINUTE + 1)
 """Likewise of spans that they adopt; one of their minutes may end within ours, with a line that counts the rest."""
@@ -380,11 +380,11 @@ LIES = [
     Lie("two-entries", place="reduces", seen=r"\[equivocation\]"),
     Lie("withheld-entries", place="reduces", seen=r"\[reducer-lost\]", stops_reducing=True),
     Lie("other-tips"),
-    Lie("other-contents"),
+    Lie("other-contents", seen=r"\[content\] .* differs from what"),
     Lie("a-day-ahead"),
     Lie("self-voted", seen=r"\[roster-refused\] .* has no majority of roster"),
     Lie("self-voted-old"),
-    Lie("self-voted-dropped", seen=r"\[roster-refused\] .* could not give"),
+    Lie("self-voted-dropped", seen=r"\[roster-refused\] .* has no majority of roster"),
     Lie("entries-dropped", place="reduces", seen=r"\[entry-refused\] .* names roster \d+, but"),
 ]
 
