@@ -52,7 +52,7 @@ WORSE_LOSS = 1.15
 HONEST = ("p0", "p1", "p2")
 LIAR = "p3"
 DIALS = "dials to the third party"
-OWN_TOPICS = frozenset({"evaluation", "checkpoint", "roster", "traffic", "reach", "start"})
+OWN_TOPICS = frozenset({"evaluation", "checkpoint", "roster", "traffic", "reach", "start", "invite"})
 """What peers write of themselves, and of who is a member."""
 MOST_OF_ROUND = {"round": 1, "void": 1, "content-sound": 1, "missing": 2}
 """What they write of a round, so often at most, whoever causes it."""
@@ -428,6 +428,7 @@ def test_huge_numbers_of_the_first_cycle_end_nobodys_training(lie: str) -> None:
         (swarm.text.parent / LIAR).mkdir()
         (swarm.text.parent / LIAR / "lie").touch()
         swarm.start(LIAR, lie=lie)
+        swarm.wait("a liar that reduces", lambda: lies_of(swarm).get("reduces"))
         for name in HONEST:
             swarm.start(name)
         swarm.wait("three ready peers", lambda: all(swarm.peers[name].status.ready for name in HONEST))
