@@ -423,21 +423,25 @@ def test_one_lying_member_among_four_harms_only_what_it_owns(lie: Lie) -> None:
 
 @pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions", "longest-entries"])
 def test_huge_numbers_of_the_first_cycle_end_nobodys_training(lie: str) -> None:
-    """Nothing has been published yet that could tell what is too long; the founding says it."""
+    """Nothing has been published yet that could tell what is too long; the founding says it.
+
+    What is refused is sent by a liar that owns spans before any honest trainer is there. One that goes as far as the
+    limits allow comes along with the others: a run's only trainer may take it anywhere (SECURITY.md).
+    """
     with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)
         (swarm.text.parent / LIAR).mkdir()
         (swarm.text.parent / LIAR / "lie").touch()
         swarm.start(LIAR, lie=lie)
-        swarm.wait("a liar that reduces", lambda: lies_of(swarm).get("reduces"))
+        if lie != "longest-entries":
+            swarm.wait("a liar that reduces", lambda: lies_of(swarm).get("reduces"))
         for name in HONEST:
             swarm.start(name)
         swarm.wait("three ready peers", lambda: all(swarm.peers[name].status.ready for name in HONEST))
         liar = short_id(swarm.peers[LIAR])
         before = note_state(swarm)
+        swarm.wait("the first lie", lambda: lies_of(swarm)["told"], PLACE_SECONDS)
         time.sleep(ATTACK_SECONDS)
-        told = lies_of(swarm)["told"]
+        print(f"\n  {liar} told {lies_of(swarm)['told']}")
         swarm.kill(LIAR)
-        print(f"\n  {liar} told {told}")
-        assert told, f"{liar} has not lied\n{swarm.story()}"
         check_honest(swarm, before, [liar])
