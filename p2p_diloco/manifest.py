@@ -105,11 +105,11 @@ class ModelSection(Section):
     feed_forward: Count | None = Field(None, description="width of the SwiGLU layer")
     context: Count | None = Field(None, description="bytes that the model sees at once")
     tensors: Annotated[tuple[TensorRow, ...], Field(max_length=4096)] = Field(
-        (), description="of a model of one's own: [name, shape, radial | plain]; empty = the built-in decoder"
+        (), description="of a model of one's own: name, shape, radial | plain"
     )
     rest: DigestText | None = Field(
         None,
-        description="SHA-256 of what such a model holds beside them: frozen weights and buffers; equal on all peers",
+        description="SHA-256 of what else such a model holds: frozen weights, buffers",
     )
     ignored: tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...] = Field(
         (), description="names that are left out of that digest and may differ"

@@ -155,7 +155,10 @@ def _line(key: str, value: object, field: FieldInfo) -> str:
 
 def _toml_value(value: object) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
+        # Rows, such as those of a table of tensors, stand in lines of their own.
+        is_table = any(isinstance(row, tuple) for row in value) and not isinstance(value[0], str)
+        parts = [_toml_value(row) for row in value]
+        return "[\n  {}\n]".format(",\n  ".join(parts)) if is_table else f"[{', '.join(parts)}]"
     # JSON's strings, numbers and booleans are TOML's too.
     return json.dumps(value, ensure_ascii=False)
 
