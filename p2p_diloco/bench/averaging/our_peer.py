@@ -82,8 +82,11 @@ class OurPeer:
         return {"applied_at": self._applied_at, "trouble": trouble}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        """Sit through a turn without an exchange, so that contents are compared as after every start."""
-        is_settled = self._peer.run(self._peer.settle(turn, at))
+        """Sit through a turn without an exchange, so that contents are compared as after every start.
+
+        Not while a peer is missing on the roster, or has just come back to it: the next turn would be without it.
+        """
+        is_settled = self._peer.run(self._peer.settle(turn, at)) and not self._peer.missing_members(turn + 1)
         roster = self._peer.governing_roster(turn + 1)
         return {"is_settled": is_settled, "roster": roster.digest().hex() if roster is not None else ""}
 
