@@ -7,11 +7,11 @@ twice in one process. It prints nothing, takes no signals and changes nothing th
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from p2p_diloco.ids import parse_peer_id, sha256
 from p2p_diloco.invite import parse_invite
 from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import RunManifest
-from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
+from p2p_diloco.run_file import KEY_FILE, draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
@@ -41,8 +41,6 @@ from p2p_diloco.watch.status_file import PeerStatus, write_status
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02
 _TIMED_STEPS = 256
-_KEY_FILE = "organiser.key"
-
 logger = logging.getLogger("p2p_diloco")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -66,7 +64,7 @@ def new_run(path: str | Path, model: nn.Module, *, ignore: Sequence[str] = (), *
     if path.exists():
         raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
     sections = {**values, "model": describe_model(model, ignore)}
-    key_path, now = path.with_name(_KEY_FILE), time.time()
+    key_path, now = path.with_name(KEY_FILE), time.time()
     draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections)  # before a key is made
     key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
     manifest = draft_manifest(organiser=key.peer, now_seconds=now, name=path.stem, values=sections)
@@ -130,7 +128,7 @@ def found(
         ConfigError: the run file, its key, the model or the settings do not fit.
     """
     path = Path(run)
-    key = read_key_file(path.with_name(_KEY_FILE))
+    key = read_key_file(path.with_name(KEY_FILE))
     signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
     own = OwnModel(model, _listed(optimizer))
     plan = PeerPlan(
@@ -148,7 +146,7 @@ def found(
 class Swarm:
     """One peer of a run, seen from the loop that trains its model. Made by `join` and `found`.
 
-    All methods are for the thread that steps the model, but `leave` and what only reads.
+    Call its methods from the thread that steps the model. `leave` and `status` may be called from any thread.
     """
 
     def __init__(self, plan: PeerPlan, own: OwnModel, on_event: OnEvent | None) -> None:
@@ -165,7 +163,7 @@ class Swarm:
         self._thread = threading.Thread(target=self._run, name="p2p_diloco", daemon=True)
         self._thread.start()
         self._running.wait()
-        atexit.register(self._leave_at_exit)
+        _leave_at_exit(self)
 
     # -- the loop
 
@@ -219,7 +217,7 @@ class Swarm:
 
     @property
     def status(self) -> PeerStatus:
-        """How things stand, about once a second; what `p2p-diloco status` shows."""
+        """The latest status, updated about once a second; the same that `p2p-diloco status` shows."""
         return self._observer.latest
 
     @property
@@ -234,7 +232,7 @@ class Swarm:
 
     @property
     def progress(self) -> float:
-        """How far the run is, 0 to 1, by what was averaged and not by the clock; for schedules."""
+        """The share of the planned cycles that the run has completed, 0 to 1, for learning-rate schedules."""
         return self._held().fraction
 
     @property
@@ -262,7 +260,6 @@ class Swarm:
             raise
         finally:
             self._own.close()
-            atexit.unregister(self._leave_at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -273,9 +270,6 @@ class Swarm:
         self.leave()
         if kind is None:
             self._raise_failure()
-
-    def _leave_at_exit(self) -> None:
-        self.leave()
 
     # -- inside
 
@@ -328,7 +322,7 @@ class Swarm:
                 return
 
     def _join(self, seconds: float) -> bool:
-        """Wait for the end; whoever leaves goes on following at its borders meanwhile."""
+        """Wait for the end of the peer; return whether it came in time."""
         return self._ended.wait(seconds)
 
     def _raise_failure(self) -> None:
@@ -337,7 +331,7 @@ class Swarm:
 
 
 class _Observer:
-    """What the peer publishes, in its own thread: kept for the caller, and written where `p2p-diloco status` looks."""
+    """Keeps the latest status for the caller and writes the files that `p2p-diloco status` reads."""
 
     def __init__(self, folder: Path, on_event: OnEvent | None) -> None:
         self.latest = PeerStatus()
@@ -369,6 +363,21 @@ class _Observer:
                 self._on_event(event)
             except Exception:
                 logger.exception("on_event failed")
+
+
+def _leave_at_exit(swarm: Swarm) -> None:
+    """Have a swarm leave when the interpreter ends, if it has not left by then.
+
+    `atexit` would be too late: executors take no work any more then, and leaving needs them to save. What is registered
+    here runs before they end, for they were registered first.
+    """
+    found = weakref.ref(swarm)
+
+    def leave() -> None:
+        if (running := found()) is not None:
+            running.leave()
+
+    threading._register_atexit(leave)  # type: ignore[attr-defined]
 
 
 _ANYBODY = parse_peer_id("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN")

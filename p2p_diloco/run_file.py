@@ -21,6 +21,9 @@ from p2p_diloco.manifest import SUITED_RATES, RunManifest
 from p2p_diloco.new_file import write_new_file
 from p2p_diloco.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 
+KEY_FILE = "organiser.key"
+"""The key that signs a run, beside its file unless another is named."""
+
 # What torchft, OpenDiLoCo and their kin call the same thing.
 ALIASES: Mapping[str, str] = {
     "outer_lr": "outer.learning_rate",

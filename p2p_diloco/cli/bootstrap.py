@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.new import KEY_FILE
 from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.invite import SCHEME, parse_invite
 from p2p_diloco.key_file import is_key_file, read_key_file
 from p2p_diloco.manifest import SignedManifest
-from p2p_diloco.run_file import read_run_toml
+from p2p_diloco.run_file import KEY_FILE, read_run_toml
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 

@@ -17,13 +17,12 @@ from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import STANDARD_LIBRARY, RunManifest
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.own_command import own_command
-from p2p_diloco.run_file import draft_manifest, values_by_key, write_run_toml
+from p2p_diloco.run_file import KEY_FILE, draft_manifest, values_by_key, write_run_toml
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
 
-KEY_FILE = "organiser.key"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-"""Of a data set on a hub of models and texts."""
+"""Matches the id of a dataset on a model hub."""
 _OF_ONE_RUN = frozenset({"organiser", "created"})
 _CLOCK_START = "rounds.clock_start"
 _NOT_CHOSEN = frozenset({"format", "name", "organiser", "created"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ def check_model(model: nn.Module, said: ModelSection) -> None:
     extra = next((name for name in own if name not in agreed), None)
     if extra is not None:
         raise ConfigError(f"this model trains {extra} of shape {own[extra]}, which the run does not; {_SAME_MODEL}")
-    if said.rest is not None and _digest_of_rest(model, said.ignored) != said.rest:
+    if _digest_of_rest(model, said.ignored) != said.rest:
         raise ConfigError(
             "frozen parameters or buffers of this model differ from those of the run; load the same base, or list what "
             "may differ as ignored when the run is made"
@@ -145,7 +144,6 @@ class OwnModel:
             )
         _taking_part.add(model)
         self.model = model
-        self.opened = threading.Event()
         self.state: TrainedState | None = None
         self._counts = bool(optimizers)
         self._steps = 0
@@ -177,7 +175,6 @@ class OwnModel:
         device = next(iter(trained(self.model).values())).device
         local = spans_for(plan, parameters, device)
         self.state = TrainedState(plan, local, now=now, in_loop=in_loop, died=died, damaged=damaged)
-        self.opened.set()
         return self.state
 
     def border(self) -> None:

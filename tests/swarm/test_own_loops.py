@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -114,3 +116,23 @@ def test_settings_that_do_not_fit_are_named(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(p2p_diloco.ConfigError, match="unknown key prot in settings; did you mean port"):
             p2p_diloco.join(invite, model, settings={"prot": 1})
+
+
+FORGETFUL = """
+import sys, torch, p2p_diloco
+model = torch.nn.Linear(8, 1)
+rounds = {"round_seconds": 2.0, "fragments": 1, "spans_per_fragment": 1}
+p2p_diloco.new_run("run.toml", model, rounds=rounds)
+home = {"state_directory": "ada", "host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
+swarm = p2p_diloco.found("run.toml", model, settings=home)
+swarm.step(tokens=1)
+"""
+
+
+def test_a_program_that_ends_without_leaving_leaves_and_saves(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETFUL], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert '"topic": "finished"' in (tmp_path / "ada" / "events.jsonl").read_text()
+    assert list((tmp_path / "ada").glob("*/checkpoint-*.safetensors"))

@@ -158,6 +158,15 @@ def test_another_model_is_refused_with_what_differs(model: Callable[[], nn.Modul
         check_model(model(), manifest_for(small()).model)
 
 
+def test_what_the_run_holds_nothing_of_is_refused_too() -> None:
+    """A joiner's frozen layer that no digest covers would make its loss another one."""
+    run = manifest_for(nn.Linear(3, 3)).model
+    model = nn.Linear(3, 3)
+    model.register_buffer("scale", torch.ones(3))
+    with pytest.raises(ConfigError, match="frozen parameters or buffers of this model differ"):
+        check_model(model, run)
+
+
 def test_what_the_organiser_ignores_may_differ() -> None:
     ignore = ("frozen.weight", "frozen.bias")
     check_model(small(seed=1), manifest_for(small(), ignore=ignore).model)
