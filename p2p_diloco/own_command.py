@@ -1,4 +1,4 @@
-"""How this program was started: what the commands begin with that it prints for the same shell.
+"""The beginning of the commands that this program prints, as the user's shell can run them.
 
 A command that is printed is pasted. From a checkout it must hold the path that was typed, `.venv/bin/p2p-diloco`; from
 an installed tool the plain name.

@@ -4,6 +4,7 @@ python train.py run.toml state-a        found the run (written by new_run.py) an
 python train.py "p2pdiloco://…" state-b join it, from here or from anywhere
 """
 
+import contextlib
 import itertools
 import sys
 
@@ -17,7 +18,10 @@ model = make_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 enter = p2p_diloco.join if run.startswith("p2pdiloco:") else p2p_diloco.found
 
-with enter(run, model, optimizer, settings={"state_directory": folder}) as swarm:
+with (
+    contextlib.suppress(KeyboardInterrupt),
+    enter(run, model, optimizer, settings={"state_directory": folder}) as swarm,
+):
     draw = torch.Generator().manual_seed(swarm.seed)  # each peer draws its own data
     for number in itertools.count():
         numbers = torch.rand(64, 8, generator=draw)
@@ -27,5 +31,7 @@ with enter(run, model, optimizer, settings={"state_directory": folder}) as swarm
         optimizer.zero_grad()
         if not swarm.step(tokens=len(numbers), loss=loss.item()):
             break
+        if number == 1000:
+            print(f"others join with: {swarm.invite}")
         if number % 1000 == 0:
-            print(f"round {swarm.status.round}, loss {loss.item():.4f}, {swarm.status.num_ready} peers; {swarm.invite}")
+            print(f"round {swarm.status.round}, loss {loss.item():.4f}, ready peers: {swarm.status.num_ready}")

@@ -15,7 +15,7 @@ from p2p_diloco.kernels.device import CHUNK_ELEMENTS
 from p2p_diloco.outer.fragments import Fragment
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
-"""What `torch.compile`, activation checkpointing and `DistributedDataParallel` put into the names of parameters."""
+"""Prefixes that `torch.compile`, activation checkpointing and `DistributedDataParallel` add to parameter names."""
 
 
 def plain_name(name: str) -> str:

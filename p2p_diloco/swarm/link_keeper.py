@@ -36,7 +36,7 @@ STEADY_SECONDS = 30.0
 MOST_KNOWN = 4096
 """Peers whose addresses are kept: records cost their makers nothing."""
 MOST_ISSUED = 256
-"""Of its own records a peer knows so many again, the latest; of earlier ones it does not tell whose they are."""
+"""The number of its latest records that a peer recognises as its own."""
 MOST_BOOTSTRAPS_ON_TRUST = 2
 """Bootstraps in an invite that this peer is linked to and has not dialled: anybody may call itself one."""
 

@@ -24,7 +24,7 @@ from p2p_diloco.trainer.training_thread import InnerSteps, TrainingThread
 
 
 class Timings(Diary):
-    """What became of an island's contributions. The thread that trains writes, others read what is finished.
+    """Records when an island stepped and which of its contributions were included. Written by the training thread only.
 
     Attributes:
         borders: when each step ended, by the monotonic clock.
