@@ -276,7 +276,7 @@ def included_share(swarm: Swarm, since: float) -> float:
     return included / sum(member.trains for entry in recent for member in swarm.rosters[entry.roster].members)
 
 
-@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "half"), (13, "two of three")])
+@pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "two of three")])
 @pytest.mark.no_cover
 def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
@@ -307,7 +307,7 @@ def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
     goes_on(swarm, "p8")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.no_cover
 def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None:
     swarm = grid_swarm(9, seed=seed)
@@ -334,8 +334,8 @@ def test_whose_line_is_thin_averages_less_and_nothing_is_lost(num_peers: int, gr
     swarm.run_to_cycle_end()
     swarm.run(2 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     begin, height = swarm.now, swarm.height("p3")
-    swarm.run(12 * len(swarm.rules.num_spans) * ROUND_SECONDS)
-    assert swarm.height("p3") - height >= 12 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
+    swarm.run(9 * len(swarm.rules.num_spans) * ROUND_SECONDS)
+    assert swarm.height("p3") - height >= 9 * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
     recent = [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= begin]
     thin = swarm.machines["p1"].peer
     for machine in swarm.running():

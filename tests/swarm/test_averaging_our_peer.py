@@ -11,7 +11,11 @@ from p2p_diloco.bench.averaging.contest import ContestPlan, play_turn, ready_cre
 from p2p_diloco.bench.averaging.systems import OURS
 from tests.swarm.bench_processes import Witness
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.wall_clock,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
+]
 
 
 def test_three_peers_exchange_everything_and_hold_the_same_bytes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import p2p_diloco
 pytestmark = pytest.mark.wall_clock
 
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
-UNTIL_ROUND = 24
+UNTIL_ROUND = 16
 PATIENCE_SECONDS = 90.0
 
 
