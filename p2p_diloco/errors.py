@@ -48,7 +48,7 @@ class NotInRun(PeerError):
 
 
 class NonFiniteUpdate(RoundError):
-    """A decoded update holds a NaN or an infinity; the span is void this round."""
+    """A decoded update holds a NaN or an infinity; the span is skipped this round."""
 
 
 MOST_TEXT = 16 * 1024

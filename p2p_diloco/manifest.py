@@ -20,7 +20,7 @@ from p2p_diloco.island.shape import MODEL_SIZES, MOST_PARAMETERS, ModelShape, co
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
-MANIFEST_FORMAT: Literal[1] = 1
+MANIFEST_FORMAT: Literal[2] = 2
 MAX_MANIFEST_BYTES = 64 * 1024
 LATEST_CLOCK_START = 1e11
 """Thousands of years from now; Unix milliseconds are later, and peers would wait for round 0 for ever."""
@@ -30,7 +30,7 @@ STANDARD_LIBRARY = "stdlib"
 """The text that every machine has: the source of Python's standard library."""
 
 # What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
-_STATEMENT_PREFIX = b"p2p-diloco manifest 1\n"
+_STATEMENT_PREFIX = b"p2p-diloco manifest 2\n"
 
 _DIGEST_DIGITS = 2 * DIGEST_BYTES
 
@@ -196,7 +196,7 @@ class OuterSection(Section):
     learning_rate: Positive = Field(0.7, description="of the outer step")
     momentum: Decay = Field(0.3, description="Nesterov; high values and delay do not mix")
     mean: Literal["radial", "plain"] = Field(
-        "plain", description="radial | plain: average lengths and directions apart, but of embedding and head"
+        "radial", description="radial | plain: average lengths and directions apart, but of embedding and head"
     )
     merge: Literal["keep", "blend", "overwrite"] = Field(
         "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"
@@ -247,26 +247,33 @@ class MembershipSection(Section):
     """Who counts, and when the swarm gives up waiting for those who are gone."""
 
     group_size: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="peers that average in one row")
-    void_cycles: Count = Field(3, description="cycles without entries after which fewer members may go on")
+    stalled_cycles: Count = Field(3, description="cycles without entries after which fewer members may go on")
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(1.0, description="between two signs of life")
 
 
 class LimitsSection(Section):
     """What a single peer can do to the others, at most."""
 
-    clip: Annotated[float, Field(ge=1)] = Field(4.0, description="weight of a contribution, in last medians")
-    kappa: Annotated[float, Field(ge=1)] = Field(2.0, description="norm of a contribution, in last medians; clipped")
-    invalid: Annotated[float, Field(ge=1)] = Field(4.0, description="norm of an entry, in last medians; refused")
+    max_weight_ratio: Annotated[float, Field(ge=1)] = Field(
+        4.0, description="weight of a contribution, in last medians"
+    )
+    max_norm_ratio: Annotated[float, Field(ge=1)] = Field(
+        2.0, description="norm of a contribution, in last medians; clipped"
+    )
+    reject_norm_ratio: Annotated[float, Field(ge=1)] = Field(
+        4.0, description="norm of an entry, in last medians; refused"
+    )
     in_flight: Count = Field(8, description="contributions of a span that wait for their entry")
     retained_cycles: Count = Field(16, description="cycles of entries that peers keep for those who catch up")
     scrub_cycles: Count = Field(8, description="cycles between two comparisons of what peers hold in memory")
 
     @model_validator(mode="after")
-    def _invalid_is_beyond_kappa(self) -> Self:
+    def _what_is_refused_is_longer_than_what_is_clipped(self) -> Self:
         # Rounding to four bits lengthens a mean by up to a third.
-        if self.invalid < 1.5 * self.kappa:
+        if self.reject_norm_ratio < 1.5 * self.max_norm_ratio:
             raise ValueError(
-                f"invalid = {self.invalid} is below 1.5 times kappa = {self.kappa}; honest entries would be refused"
+                f"reject_norm_ratio = {self.reject_norm_ratio} is below 1.5 times "
+                f"max_norm_ratio = {self.max_norm_ratio}; honest entries would be refused"
             )
         return self
 
@@ -289,7 +296,7 @@ class TrustSection(Section):
 class RunManifest(Section):
     """One run. Frozen; equal manifests have equal digests on every machine."""
 
-    format: Literal[1] = Field(MANIFEST_FORMAT, description="of this file")
+    format: Literal[2] = Field(MANIFEST_FORMAT, description="of this file")
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="for people")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
     founder: PeerText | None = Field(
@@ -328,19 +335,8 @@ class RunManifest(Section):
         return self
 
     def canonical_bytes(self) -> bytes:
-        """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII.
-
-        Plain means, a founder that nobody named and a model that nobody listed go without saying: runs from before they
-        could be said keep their ids.
-        """
+        """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII."""
         document = self.model_dump(mode="json")
-        if self.founder is None:
-            del document["founder"]
-        if self.outer.mean == "plain":
-            del document["outer"]["mean"]
-        if not self.model.tensors:
-            for key in ("tensors", "rest", "ignored"):
-                del document["model"][key]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     def digest(self) -> Digest:
@@ -406,6 +402,9 @@ def decode_signed_manifest(encoded: bytes) -> SignedManifest:
     if not SIGNATURE_BYTES < len(encoded) <= MAX_MANIFEST_BYTES:
         raise FrameError(f"a manifest of {len(encoded)} bytes; expected {SIGNATURE_BYTES + 1} to {MAX_MANIFEST_BYTES}")
     statement = bytes(encoded[SIGNATURE_BYTES:])
+    other = _other_format(statement)
+    if other is not None:
+        raise FrameError(f"a manifest of {format_sentence(other)}")
     try:
         manifest = RunManifest.model_validate_json(statement)
     except ValidationError as error:
@@ -417,3 +416,20 @@ def decode_signed_manifest(encoded: bytes) -> SignedManifest:
     if manifest.canonical_bytes() != statement:
         raise FrameError("a manifest that is not in canonical form; was it made by another version?")
     return SignedManifest(manifest=manifest, signature=bytes(encoded[:SIGNATURE_BYTES]))
+
+
+def format_sentence(found: int) -> str:
+    """Return what is wrong with a manifest of the format `found`, and what to do about it."""
+    return (
+        f"format {found}, and this version of p2p-diloco reads format {MANIFEST_FORMAT}; use the version that made the "
+        "run, or make a new run with `p2p-diloco new`"
+    )
+
+
+def _other_format(statement: bytes) -> int | None:
+    try:
+        document = json.loads(statement)
+    except (ValueError, RecursionError):
+        return None
+    found = document.get("format") if isinstance(document, dict) else None
+    return found if type(found) is int and found != MANIFEST_FORMAT else None

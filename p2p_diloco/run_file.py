@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.island.shape import MODEL_SIZES
-from p2p_diloco.manifest import SUITED_RATES, RunManifest
+from p2p_diloco.manifest import MANIFEST_FORMAT, SUITED_RATES, RunManifest, format_sentence
 from p2p_diloco.new_file import write_new_file
 from p2p_diloco.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 
@@ -72,7 +72,6 @@ def draft_manifest(
         "organiser": format_peer_id(organiser),
         "created": int(now_seconds),
         "rounds": {"clock_start": float(int(now_seconds))},
-        "outer": {"mean": "radial"},  # no default, for files and manifests from before it have none
     }
     manifest = manifest_of(_overridden(document, values or {}), "the new run")
     if "learning_rate" in manifest.inner.model_fields_set:
@@ -87,6 +86,7 @@ def manifest_of(document: Mapping[str, Any], source: str) -> RunManifest:
     Raises:
         ConfigError: an unknown key, a missing one, or a value that does not fit.
     """
+    _check_format(document, source)
     return validated(RunManifest, _with_canonical_names(document, source), source)
 
 
@@ -96,8 +96,17 @@ def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> Run
     Raises:
         ConfigError: the file or a key or a value is wrong.
     """
-    document = _with_canonical_names(read_toml(path), str(path))
+    document = read_toml(path)
+    _check_format(document, str(path))
+    document = _with_canonical_names(document, str(path))
     return manifest_of(_overridden(document, values_by_key(overrides or {}, "the command line")), str(path))
+
+
+def _check_format(document: Mapping[str, Any], source: str) -> None:
+    """Say that a file is an older or newer one before its keys are called unknown."""
+    found = document.get("format")
+    if type(found) is int and found != MANIFEST_FORMAT:
+        raise ConfigError(f"{source} is of {format_sentence(found)}")
 
 
 def values_by_key(document: Mapping[str, Any], source: str) -> Document:

@@ -114,14 +114,13 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_file_of_before_there_were_radial_means_makes_the_run_that_it_made(tmp_path: Path) -> None:
+def test_an_older_file_is_refused_by_its_format(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    plain = drafted(outer={"mean": "plain", "learning_rate": 1.0, "momentum": 0.5})
-    text = format_run_toml(plain)
-    path.write_text("".join(line for line in text.splitlines(keepends=True) if not line.startswith("mean =")))
-    assert path.read_text() != text
-    assert read_run_toml(path).digest() == plain.digest()
-    assert drafted().outer.mean == "radial"
+    path.write_text("format = 1\n[limits]\nkappa = 2.0\n")
+    with pytest.raises(
+        ConfigError, match=r"run.toml is of format 1, and this version of p2p-diloco reads format 2; use"
+    ):
+        read_run_toml(path)
 
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from p2p_diloco.watch.table import status_line, status_table
 # The status line says these already.
 _QUIET_TOPICS = frozenset({"round", "evaluation"})
 _QUIET_SECONDS = 30.0
-_WORDS_OF_TOPICS = {"void": "skipped"}
 """For people, where the word that programs look for is another."""
 
 
@@ -101,7 +100,7 @@ class PeerOutput:
         """Keep and show an event."""
         self._keep(lambda: append_event(self._folder, event))
         if event.topic not in _QUIET_TOPICS:
-            self.say(f"{_WORDS_OF_TOPICS.get(event.topic, event.topic)}: {event.text}")
+            self.say(f"{event.topic}: {event.text}")
 
     def say(self, text: str) -> None:
         """Print one line with the time of day, above the table if there is one."""

@@ -54,7 +54,7 @@ class PreparedContribution:
 
 
 def prepare_contribution(
-    state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int, kappa: float = RADIUS_FACTOR
+    state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int, max_norm_ratio: float = RADIUS_FACTOR
 ) -> PreparedContribution:
     """Take the pseudo-gradient of a span for a round and clip it to κ × the last published radius.
 
@@ -65,7 +65,7 @@ def prepare_contribution(
         in_flight: what was sent and is unresolved.
         local_N: snapshot of θ, float32, shape (N,). Not changed.
         round_index: the round that has begun.
-        kappa: κ, from the manifest.
+        max_norm_ratio: κ, from the manifest.
     Raises:
         RoundError: an entry of that round or a later one is held, or such a contribution is in flight: skip the round.
         NonFiniteUpdate: θ holds a NaN or an infinity (the island diverged).
@@ -73,7 +73,7 @@ def prepare_contribution(
     newest = max((state.head.round, *in_flight.rounds))
     if round_index <= newest:
         raise RoundError(f"round {round_index} is settled: the span stands at round {newest}; wait for the next one")
-    limit = norm_limit(state, kappa)
+    limit = norm_limit(state, max_norm_ratio)
     delta_N, norm = clip_to_norm(pseudo_gradient(state.anchor_N, local_N, in_flight.vectors), limit)
     if not math.isfinite(norm):
         raise NonFiniteUpdate(
@@ -83,9 +83,9 @@ def prepare_contribution(
     return PreparedContribution(round=round_index, delta_N=delta_N, norm=norm, limit=limit)
 
 
-def norm_limit(state: SpanState, kappa: float) -> float:
+def norm_limit(state: SpanState, max_norm_ratio: float) -> float:
     """Return the largest norm that reducers take of a contribution."""
-    return kappa * state.head.radius
+    return max_norm_ratio * state.head.radius
 
 
 def shrink_contribution(prepared: PreparedContribution, encoded_norm: float) -> PreparedContribution:

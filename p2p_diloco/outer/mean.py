@@ -53,7 +53,7 @@ def check_mean(mean_N: Vector, num_vectors: int) -> None:
     if count_non_finite(mean_N):
         raise NonFiniteUpdate(
             f"the mean of {num_vectors} contributions holds {count_non_finite(mean_N)} non-finite numbers among "
-            f"{len(mean_N)}; the span is void this round"
+            f"{len(mean_N)}; the span is skipped this round"
         )
 
 
@@ -107,10 +107,10 @@ def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
     if not num_vectors or num_vectors != len(weights):
         raise RoundError(f"cannot average {num_vectors} contributions with {len(weights)} weights")
     if not all(math.isfinite(weight) and weight >= 0.0 for weight in weights):
-        raise RoundError(f"weights {list(weights)} are not all finite and at least 0; the span is void this round")
+        raise RoundError(f"weights {list(weights)} are not all finite and at least 0; the span is skipped this round")
     largest = max(weights)
     if largest == 0.0:
-        raise RoundError(f"all {len(weights)} contributions have weight 0; the span is void this round")
+        raise RoundError(f"all {len(weights)} contributions have weight 0; the span is skipped this round")
     # A power of two scales exactly, and with it no sum of finite weights overflows.
     scaled = [math.ldexp(weight, -math.frexp(largest)[1]) for weight in weights]
     total = math.fsum(scaled)

@@ -79,6 +79,6 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     if count_non_finite(next_anchor_N):
         raise NonFiniteUpdate(
             f"the update holds {count_non_finite(update_N)} and the step along it {count_non_finite(next_anchor_N)} "
-            f"non-finite numbers among {len(update_N)}; the span is void this round"
+            f"non-finite numbers among {len(update_N)}; the span is skipped this round"
         )
     return next_anchor_N, next_momentum_N

@@ -423,7 +423,7 @@ class PeerEngine:
         """
         result = self.exchange.span_reduced(order, sound, payload)
         if isinstance(result, str):
-            return [Report(topic="void", text=f"{order.span} is void in round {order.round}: {result}")]
+            return [Report(topic="skipped", text=f"{order.span} is skipped in round {order.round}: {result}")]
         if isinstance(result, RowMean):
             return self.exchange.hand_up(result, now)
         # What the entry is handed down with is decided when it is absorbed: an entry that does not hold before this

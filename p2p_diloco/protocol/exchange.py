@@ -333,7 +333,7 @@ class Exchange:
         settled.add(span)
         if isinstance(found, str):
             assert self.collection is not None
-            return [Report(topic="void", text=f"{span} is void in round {self.collection.round}: {found}")]
+            return [Report(topic="skipped", text=f"{span} is skipped in round {self.collection.round}: {found}")]
         if not found.reduce.parts:
             assert self.collection is not None
             return self.hand_up(self._row_mean(self.collection, found, frozenset(), b""), now)

@@ -73,7 +73,7 @@ def build_entry(
     inclusion: Inclusion,
     payload: bytes | memoryview,
 ) -> Entry | str:
-    """Return the unsigned entry of a span, or why the span is void this round.
+    """Return the unsigned entry of a span, or why the span is skipped this round.
 
     Args:
         head: where the span stands, on which the entry builds.

@@ -92,7 +92,7 @@ SAID_AFTER_BEATS = 2
 """So many heartbeats clocks may be apart without a word: a peer that woke up sets its own within one."""
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
-NOTED_PER_ROUND = frozenset({"void", "content-sound"})
+NOTED_PER_ROUND = frozenset({"skipped", "content-sound"})
 """Topics that come up for every span at once, and are one piece of news."""
 OWN_STATE = frozenset({"ready", "branch", "adoption"})
 """Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
@@ -383,7 +383,7 @@ class SwarmNode:
     def _reduce(self, action: ReduceSpan) -> None:
         def reduced(result: Reduced | str) -> None:
             if isinstance(result, str):
-                self._notes.note("void", f"{action.span} is void in round {action.round}: {result}")
+                self._notes.note("skipped", f"{action.span} is skipped in round {action.round}: {result}")
                 if action.stage is Stage.ROW:
                     self._play(self.engine.span_reduced(action, frozenset(), b"", 0.0, self._clock.now()))
                 return

@@ -1,4 +1,4 @@
-"""What is said once per round: a round may be void for every span, and that is one piece of news, not one per span."""
+"""Reports that are made once per round: a round may be skipped for every span, and that is one report, not many."""
 
 from __future__ import annotations
 

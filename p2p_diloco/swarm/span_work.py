@@ -48,17 +48,19 @@ def contribute_span(
     *,
     round_index: int,
     codec: Codec,
-    kappa: float,
+    max_norm_ratio: float,
     max_in_flight: int,
 ) -> SentSpan:
     """Take the pseudo-gradient of a span, clip it, encode it, and remember what was sent.
 
     Args and errors: those of `prepare_contribution` and `record_contribution`.
     """
-    found = _contribute_at_once(state, in_flight, local_N, round_index, codec, kappa)
+    found = _contribute_at_once(state, in_flight, local_N, round_index, codec, max_norm_ratio)
     payload: bytes | memoryview
     if found is None:
-        prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index, kappa=kappa)
+        prepared = prepare_contribution(
+            state, in_flight, local_N, round_index=round_index, max_norm_ratio=max_norm_ratio
+        )
         prepared, payload = encode_contribution(codec, prepared)
         norm = prepared.norm
     else:
@@ -104,7 +106,7 @@ def follow_span(
 
 
 def _contribute_at_once(
-    state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, kappa: float
+    state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, max_norm_ratio: float
 ) -> tuple[float, bytes | memoryview] | None:
     """Return norm and encoding; None where there is something to be seen to first."""
     loops = _loops_for(codec, state.anchor_N, local_N)
@@ -118,7 +120,7 @@ def _contribute_at_once(
     squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
     both = (frozen(state.anchor_N), frozen(local_N))
     squared = loops.contribute4(*both, *codec.loop_limits(), scale_bits_B, packed, squares_B)
-    norm, limit = math.sqrt(squared), norm_limit(state, kappa)
+    norm, limit = math.sqrt(squared), norm_limit(state, max_norm_ratio)
     if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
         return None
     return norm, room.toreadonly()

@@ -53,7 +53,7 @@ class LocalSpans:
             local_N,
             round_index=round_index,
             codec=self.plan.codecs.contribution,
-            kappa=limits.kappa,
+            max_norm_ratio=limits.max_norm_ratio,
             max_in_flight=limits.in_flight,
         )
         if sent.advance.local_N is not local_N:
@@ -110,7 +110,7 @@ class DeviceSpans(LocalSpans):
         scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
         squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
         encode = partial(device.contribute4, state.anchor_N, local, *codec.loop_limits(), scale_bits_B, packed)
-        limit, factor, whole = norm_limit(state, self.plan.manifest.limits.kappa), 1.0, None
+        limit, factor, whole = norm_limit(state, self.plan.manifest.limits.max_norm_ratio), 1.0, None
         for _ in range(MOST_SHRINKS):
             norm = math.sqrt(encode(squares_B, factor=np.float32(factor)))
             if not math.isfinite(norm):

@@ -26,7 +26,7 @@ class PeerEvent:
 
     Attributes:
         time: Unix seconds.
-        topic: one word that programs look for, such as "roster", "ready", "void", "evaluation", "finished".
+        topic: one word that programs look for, such as "roster", "ready", "skipped", "evaluation", "finished".
         text: one sentence for people; lower case, no full stop.
         figures: the numbers in it, by name.
     """

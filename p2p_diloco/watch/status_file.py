@@ -43,7 +43,7 @@ class PeerLine:
 
     peer: str
     ready: bool = False
-    can_be_dialled: bool = False
+    reachable: bool = False
     trains: bool = True
     steps: int = 0
     tokens_per_second: float | None = None
@@ -66,8 +66,8 @@ class PeerStatus:
         updated: when this was said, Unix seconds.
         round: of the swarm clock; negative before the first.
         cycle: all fragments were due once per cycle.
-        roster_k: number of the newest certified roster.
-        epoch: how many rosters went without a majority.
+        roster: number of the newest certified roster.
+        degraded_rosters: how many rosters went without a majority.
         num_members: members of that roster that train.
         grid: members in each row of the grid in force, the averaging groups; one row in a small run.
         row: the row of this peer, counted from 0; None while it is not a member.
@@ -85,7 +85,7 @@ class PeerStatus:
         local_loss: last held-out loss of the local parameters.
         parameters: size of the model.
         rounds_closed: rounds since ready whose deadline has passed.
-        spans_closed: spans of these rounds, void ones too.
+        spans_closed: spans of these rounds, skipped ones too.
         entries_absorbed: entries of these rounds, counted span by span.
         participation: contributions included, of those of members alive and ready; over closed rounds since ready.
         bytes_sent: on all links.
@@ -96,7 +96,7 @@ class PeerStatus:
         download_rate: the same for what comes in.
         vector_cycles: number of cycles over which `bytes_sent.vectors` were sent.
         peers: the others.
-        head: SHA-256 over all chain digests, hexadecimal.
+        log_digest: SHA-256 over all chain digests, hexadecimal.
         state_digest: of anchor, momentum and chains of all spans, hexadecimal; empty until finished.
         addresses: that this peer tells others; whether they lead to it is what proofs show.
         reachable: whether others have proved that they can dial it; else it is outbound only, and averages for nobody.
@@ -116,8 +116,8 @@ class PeerStatus:
     updated: float = 0.0
     round: int = -1
     cycle: int = -1
-    roster_k: int = 0
-    epoch: int = 0
+    roster: int = 0
+    degraded_rosters: int = 0
     num_members: int = 0
     grid: tuple[int, ...] = ()
     row: int | None = None
@@ -145,7 +145,7 @@ class PeerStatus:
     download_rate: float | None = None
     vector_cycles: float = 0.0
     peers: tuple[PeerLine, ...] = ()
-    head: str = ""
+    log_digest: str = ""
     state_digest: str = ""
     addresses: tuple[str, ...] = ()
     reachable: bool = False

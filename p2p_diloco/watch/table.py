@@ -53,9 +53,9 @@ def _heading(status: PeerStatus) -> Text:
     text.append(f"{name} {status.run[:8]}", style="bold")
     text.append(f"  {status.role} {short_peer(status.peer)}  ")
     text.append("leaving" if status.leaving else status.phase, style=_phase_style(status))
-    text.append(f"  round {status.round}  roster {status.roster_k}")
-    if status.epoch:
-        text.append(f" (epoch {status.epoch})", style="yellow")
+    text.append(f"  round {status.round}  roster {status.roster}")
+    if status.degraded_rosters:
+        text.append(f" (degraded rosters: {status.degraded_rosters})", style="yellow")
     text.append(f"  {_ready(status)}")
     if len(status.grid) > 1:
         text.append(f"  {len(status.grid)} rows of {_sizes(status.grid)}")
@@ -103,7 +103,7 @@ def _peers(status: PeerStatus) -> Table:
 
 def _peer_cells(line: PeerLine) -> tuple[str, ...]:
     words = ["bootstrap" if not line.trains else "ready" if line.ready else "catching up"]
-    if not line.can_be_dialled:
+    if not line.reachable:
         words.append("dials out")
     heard = NOTHING if line.seconds_since_heard is None else f"{format_seconds(line.seconds_since_heard)} ago"
     return (

@@ -58,9 +58,9 @@ def test_what_waited_for_the_invite_is_printed_when_none_comes(tmp_path: Path) -
 def test_people_read_skipped_where_programs_read_void(tmp_path: Path) -> None:
     stream = io.StringIO()
     with output(tmp_path, stream) as shown:
-        shown.event(event("void"))
+        shown.event(event("skipped"))
     assert said(stream) == ["skipped: text"]
-    assert [kept.topic for kept in read_events(tmp_path)] == ["void"]
+    assert [kept.topic for kept in read_events(tmp_path)] == ["skipped"]
 
 
 def test_plain_lines_come_once_a_round_or_when_the_phase_changes(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_events_that_the_status_says_already_are_not_printed(tmp_path: Path) -> 
     stream = io.StringIO()
     with output(tmp_path, stream) as shown:
         shown.event(event("round"))
-        shown.event(event("void", "nobody came"))
+        shown.event(event("skipped", "nobody came"))
     assert said(stream) == ["skipped: nobody came"]
 
 

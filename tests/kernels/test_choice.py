@@ -34,7 +34,7 @@ state, span, codec = genesis_state(draw(), ZERO_DIGEST), SpanId(0, 0), codec_nam
 codecs = Codecs(contribution=codec, row_mean=codec_named("int8"), entry=codec, rounds_stochastically=True,
                 radial={span: mark_radial(0, ELEMENTS, ())})
 local_N = state.anchor_N + np.float32(0.01) * draw()
-sent = contribute_span(state, InFlight(), local_N, round_index=0, codec=codec, kappa=1.0, max_in_flight=4)
+sent = contribute_span(state, InFlight(), local_N, round_index=0, codec=codec, max_norm_ratio=1.0, max_in_flight=4)
 payloads = [bytes(sent.payload), codec.encode(np.float32(0.02) * draw())]
 parts = tuple(Part(peer=PeerId(sha256(payload)), payload=payload, weight=1.0 + place,
                    norm=payload_norm(codec, payload, ELEMENTS)) for place, payload in enumerate(payloads))

@@ -253,7 +253,7 @@ def test_whatever_happens_the_residual_is_what_the_island_learnt_and_nobody_was_
             span = span._replace(local_N=span.local_N - np.float32(value))
             untold += value
         elif event == "contribute":
-            prepared = prepare_contribution(*span, round_index=round_index, kappa=math.inf)
+            prepared = prepare_contribution(*span, round_index=round_index, max_norm_ratio=math.inf)
             assert prepared.delta_N.tolist() == [untold]
             span = record_contribution(*span, round_index=round_index, sent=vector(value), max_in_flight=3)
             assert len(span.in_flight) <= 3
@@ -283,7 +283,7 @@ def test_the_same_events_give_the_same_bits(events: list[tuple[str, int, int]]) 
             if event == "inner step":
                 span = span._replace(local_N=span.local_N * np.float32(0.9) + np.float32(value) / np.float32(3.0))
             elif event == "contribute":
-                delta_N = prepare_contribution(*span, round_index=round_index, kappa=1.3).delta_N
+                delta_N = prepare_contribution(*span, round_index=round_index, max_norm_ratio=1.3).delta_N
                 span = record_contribution(*span, round_index=round_index, sent=delta_N)
             else:
                 span = receive(span, round_index, value / 7.0, HALF if event == "replacement" else KEEP)

@@ -67,7 +67,7 @@ class Island:
     def contribute(self, round_index: int, *, subtract_in_flight: bool) -> Vector:
         subtracted = self.in_flight if subtract_in_flight else InFlight()
         prepared = prepare_contribution(
-            self.state, subtracted, self.local_N, round_index=round_index, kappa=float("inf")
+            self.state, subtracted, self.local_N, round_index=round_index, max_norm_ratio=float("inf")
         )
         self.state, self.in_flight, self.local_N = record_contribution(
             self.state, self.in_flight, self.local_N, round_index=round_index, sent=prepared.delta_N

@@ -98,7 +98,7 @@ def test_a_contribution_of_weight_zero_changes_nothing() -> None:
         ([vector(1.0), vector(1.0)], [2.0, -1.0], r"weights \[2.0, -1.0\] are not all finite and at least 0"),
         ([vector(1.0)], [math.nan], r"weights \[nan\] are not all finite"),
         ([vector(1.0)], [math.inf], r"weights \[inf\] are not all finite"),
-        ([vector(1.0), vector(2.0)], [0.0, 0.0], "all 2 contributions have weight 0; the span is void this round"),
+        ([vector(1.0), vector(2.0)], [0.0, 0.0], "all 2 contributions have weight 0; the span is skipped this round"),
     ],
 )
 def test_a_mean_of_nothing_is_refused(vectors: list[Vector], weights: list[float], text: str) -> None:

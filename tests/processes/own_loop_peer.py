@@ -76,7 +76,7 @@ def main(order: dict[str, Any]) -> None:
                 say(
                     round=status.round,
                     loss=loss.item(),
-                    head=status.head,
+                    log_digest=status.log_digest,
                     invite=swarm.invite,
                     phase=status.phase,
                     entries=status.entries_absorbed,

@@ -54,7 +54,7 @@ LIAR = "p3"
 DIALS = "dials to the third party"
 OWN_TOPICS = frozenset({"evaluation", "checkpoint", "roster", "traffic", "reach", "start", "invite"})
 """What peers write of themselves, and of who is a member."""
-MOST_OF_ROUND = {"round": 1, "void": 1, "content-sound": 1, "missing": 2}
+MOST_OF_ROUND = {"round": 1, "skipped": 1, "content-sound": 1, "missing": 2}
 """What they write of a round, so often at most, whoever causes it."""
 MOST_OF_MINUTE = {"clock": 2, **dict.fromkeys(SPAN_BY_SPAN, 2 * SHOWN_A_MINUTE + 1)}
 """Likewise of clocks that differ and agree again, as they do on a busy machine, and of spans that they adopt; one of

@@ -12,7 +12,7 @@ from p2p_diloco.protocol.actions import Action, Part, Report
 
 
 def test_actions_cannot_be_changed_on_their_way() -> None:
-    report = Report(topic="void", text="nothing came")
+    report = Report(topic="skipped", text="nothing came")
     with pytest.raises(FrozenInstanceError):
         report.text = "all came"  # type: ignore[misc]
 

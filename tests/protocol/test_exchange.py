@@ -87,7 +87,7 @@ def test_what_has_not_come_by_the_deadline_is_done_without() -> None:
     feed(rounds, ANN, contribution(spans=mine), 1.0)
     assert rounds.tick(1.0) == []
     reports = rounds.tick(5.0)
-    assert all(isinstance(report, Report) and report.topic == "void" for report in reports)
+    assert all(isinstance(report, Report) and report.topic == "skipped" for report in reports)
     assert len(reports) == len(mine)
     (missing,) = rounds.close()
     assert isinstance(missing, Report)

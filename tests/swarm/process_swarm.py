@@ -62,7 +62,7 @@ def tiny_manifest(
                 "fragments": FRAGMENTS,
                 "spans_per_fragment": SPANS,
             },
-            "membership": {"heartbeat_seconds": 0.25, "void_cycles": 2},
+            "membership": {"heartbeat_seconds": 0.25, "stalled_cycles": 2},
             **(values or {}),
         },
     )

@@ -308,14 +308,14 @@ def test_void_spans_are_one_piece_of_news_per_round() -> None:
     async def scene(swarm: Simulation) -> None:
         witness = swarm.machines["p0"]
         await swarm.run_to_round(swarm.round + 1)
-        before = len(witness.texts("void"))
+        before = len(witness.texts("skipped"))
         for machine in others(swarm):
             if machine is not witness:
                 machine.running.last_round = swarm.round
         swarm.machines[VILLAIN].running.last_round = swarm.round
         await swarm.run_to_round(swarm.round + 3)
         await swarm.run(0.1)
-        texts = witness.texts("void")[before:]
+        texts = witness.texts("skipped")[before:]
         assert len(texts) == 2
         assert all("(and 1 more like it)" in text for text in texts)
         for machine in swarm.running():

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 900.0
 
 
 def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_are_killed() -> None:
-    values = {"membership": {"heartbeat_seconds": 2.0, "void_cycles": 4, "group_size": GROUP_SIZE}}
+    values = {"membership": {"heartbeat_seconds": 2.0, "stalled_cycles": 4, "group_size": GROUP_SIZE}}
     names = [f"p{number:02}" for number in range(NUM_PEERS)]
     with ProcessSwarm(values, patience_seconds=PATIENCE_SECONDS, round_seconds=ROUND_SECONDS) as swarm:
         for place, name in enumerate(names):
@@ -41,13 +41,13 @@ def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_a
             swarm.start(name, via=names[:1])
         swarm.wait_for_whole_round(names, NUM_PEERS, since=killed, lasting=True)
         seconds = time.time() - killed
-        heads = {swarm.peers[name].status.head for name in names}
+        heads = {swarm.peers[name].status.log_digest for name in names}
         print(f"whole again {seconds:.0f} s after the kill, rounds {height} and on; {len(heads)} heads in status files")
         end_together(swarm, names)
 
 
 def test_whoever_freezes_in_a_grid_holds_nobody_and_costs_only_its_column() -> None:
-    values = {"membership": {"heartbeat_seconds": 0.5, "void_cycles": 4, "group_size": 3}}
+    values = {"membership": {"heartbeat_seconds": 0.5, "stalled_cycles": 4, "group_size": 3}}
     names = ["ada", "ben", "cleo", "dora", "emil", "fay"]
     with ProcessSwarm(values, patience_seconds=180.0, round_seconds=3.0) as swarm:
         for place, name in enumerate(names):

@@ -10,15 +10,15 @@ ANN, BEN = PeerId(sha256(b"ann")), PeerId(sha256(b"ben"))
 
 def test_one_sentence_is_said_as_it_is() -> None:
     notes = RoundNotes()
-    notes.note("void", "span 3 is void")
-    assert notes.take() == [("void", "span 3 is void", None)]
+    notes.note("skipped", "span 3 is skipped")
+    assert notes.take() == [("skipped", "span 3 is skipped", None)]
 
 
 def test_of_sentences_on_one_subject_the_first_is_said_and_the_others_counted() -> None:
     notes = RoundNotes()
     for span in range(3):
-        notes.note("void", f"span {span} is void")
-    assert notes.take() == [("void", "span 0 is void (and 2 more like it)", None)]
+        notes.note("skipped", f"span {span} is skipped")
+    assert notes.take() == [("skipped", "span 0 is skipped (and 2 more like it)", None)]
 
 
 def test_nobody_hides_behind_another_culprit() -> None:
@@ -33,6 +33,6 @@ def test_nobody_hides_behind_another_culprit() -> None:
 
 def test_each_round_begins_anew() -> None:
     notes = RoundNotes()
-    notes.note("void", "span 0 is void")
+    notes.note("skipped", "span 0 is skipped")
     notes.take()
     assert notes.take() == []

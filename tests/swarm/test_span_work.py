@@ -77,7 +77,9 @@ def both(work: Callable[[], Any]) -> Any:
 
 
 def contribute(state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int = 9) -> Any:
-    return contribute_span(state, in_flight, local_N, round_index=round_index, codec=INT4, kappa=2.0, max_in_flight=2)
+    return contribute_span(
+        state, in_flight, local_N, round_index=round_index, codec=INT4, max_norm_ratio=2.0, max_in_flight=2
+    )
 
 
 def follow(

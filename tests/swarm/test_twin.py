@@ -32,7 +32,7 @@ def prose() -> bytes:
 @pytest.mark.parametrize("text", [source, prose])
 def test_a_run_of_real_processes_is_made_again_by_its_twin(text: Callable[[], bytes], tmp_path: Path) -> None:
     """Four islands over libp2p with 4-bit entries; one is killed and comes again, one comes late."""
-    values = {"membership": {"heartbeat_seconds": 0.5, "void_cycles": 2}, "limits": {"retained_cycles": 1000}}
+    values = {"membership": {"heartbeat_seconds": 0.5, "stalled_cycles": 2}, "limits": {"retained_cycles": 1000}}
     with ProcessSwarm(values, round_seconds=2.5, patience_seconds=120.0, keep_diaries=True, text=text()) as swarm:
         swarm.start("ada", founds=True)
         for name in ("ben", "cleo"):

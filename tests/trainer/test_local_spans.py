@@ -94,7 +94,7 @@ def test_a_round_is_the_same(pair: Pair, span: SpanId, own_included: bool) -> No
 def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """As is most of what an island contributes that is faster than the others."""
     host, there = pair.both
-    limit = PLAN.manifest.limits.kappa * 1e-6
+    limit = PLAN.manifest.limits.max_norm_ratio * 1e-6
     pair.step()
     pair.absorb(WHOLE, 0, radius=1e-6)
     pair.step()
@@ -118,7 +118,7 @@ def test_an_encoding_that_is_longer_than_what_reducers_take_is_shortened_though_
     codec, state = PLAN.codecs.contribution, there.state.states()[WHOLE]
     first = there.state.local.contribute(WHOLE, state, InFlight(), 2)
     limit = 0.999 * codec.squared_norm(first.payload, state.elements) ** 0.5
-    strict = replace(state, head=replace(state.head, radius=limit / PLAN.manifest.limits.kappa))
+    strict = replace(state, head=replace(state.head, radius=limit / PLAN.manifest.limits.max_norm_ratio))
     again = there.state.local.contribute(WHOLE, strict, InFlight(), 2)
     assert codec.squared_norm(again.payload, state.elements) ** 0.5 <= limit
     assert again.norm == first.norm

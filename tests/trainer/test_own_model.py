@@ -98,13 +98,6 @@ def test_a_run_file_of_a_model_is_read_as_it_was_written(tmp_path: Path) -> None
     assert plan_run(manifest).num_parameters == 50 * 12 + 12 * 12 + 3 * 12
 
 
-def test_a_manifest_without_a_model_of_its_own_keeps_its_digest() -> None:
-    """Runs from before models of one's own have the ids that they had."""
-    manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="run")
-    assert b"tensors" not in manifest.canonical_bytes()
-    assert b"ignored" not in manifest.canonical_bytes()
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -73,7 +73,9 @@ def test_fewer_spans_are_cut_when_there_are_not_enough_blocks() -> None:
 
 
 def test_the_rules_of_the_protocol_are_those_of_the_manifest() -> None:
-    manifest = small_manifest({"membership.group_size": 5, "membership.void_cycles": 3, "limits.kappa": 2.5})
+    manifest = small_manifest(
+        {"membership.group_size": 5, "membership.stalled_cycles": 3, "limits.max_norm_ratio": 2.5}
+    )
     rules = plan_run(manifest).rules
     assert rules.run == manifest.digest()
     assert (rules.group_size, rules.void_cycles, rules.contribution_limit) == (5, 3, 2.5)

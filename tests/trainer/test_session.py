@@ -77,7 +77,7 @@ def test_a_bootstrap_reduces_for_peers_that_nobody_can_dial(tmp_path: Path, monk
         finals = [watchers["ada"].last, watchers["ben"].last, late.last]
         assert len({status.state_digest for status in finals}) == 1
         assert finals[0].state_digest != ""
-        assert watchers["boot"].last.head == finals[0].head, "it follows what passes through it"
+        assert watchers["boot"].last.log_digest == finals[0].log_digest, "it follows what passes through it"
         last = next(event for event in reversed(late.events) if event.topic == "round")
         assert last.figures["num_included"] == 3 * int(last.figures["num_spans"])
 
@@ -89,7 +89,9 @@ def test_who_founds_says_so_once_and_follows_while_it_is_needed(tmp_path: Path, 
         watchers = await play_all(SessionStage(tmp_path), 4, "ada", "ben")
         assert watchers["boot"].texts("founded") == ['founded "small"']
         assert watchers["ada"].texts("founded") == []
-        assert watchers["boot"].last.head == watchers["ada"].last.head != "", "it reduces: few others do yet"
+        assert watchers["boot"].last.log_digest == watchers["ada"].last.log_digest != "", (
+            "it reduces: few others do yet"
+        )
         phases = dict.fromkeys(status.phase for status in watchers["ada"].statuses)
         assert list(phases) == ["catching up", "training", "finished"]
 
@@ -366,10 +368,10 @@ def test_all_are_killed_at_once_and_no_entry_that_was_on_a_disk_is_lost(tmp_path
             for late in sorted(stage.run_folder(name).path.glob("checkpoint-*"))[1:]:
                 late.unlink()
         shutil.rmtree(stage.run_folder("cleo").path / "entries")
-        heads = {before[name].last.head for name in names}
+        heads = {before[name].last.log_digest for name in names}
         assert len(heads) == 1
         again = await live(stage, names, stage.begin(10) - 0.1)
-        first_heads = {next(s.head for s in again[name].statuses if s.ready) for name in names}
+        first_heads = {next(s.log_digest for s in again[name].statuses if s.ready) for name in names}
         assert first_heads == heads, "they begin where they were killed"
 
     run_stage(monkeypatch, scene)

@@ -114,8 +114,8 @@ def test_a_fresh_peer_says_what_it_knows_and_no_more() -> None:
     status = status_of(count, engine())
     assert (status.run, status.run_name) == (PLAN.rules.run.hex(), "small")
     assert (status.peer, status.role, status.incarnation) == (format_peer_id(peer_key("ada").peer), "trainer", 2)
-    assert (status.round, status.cycle, status.roster_k, status.num_members) == (5, 2, 0, 0)
-    assert (status.phase, status.ready, status.leaving, status.head) == ("connecting", False, False, "")
+    assert (status.round, status.cycle, status.roster, status.num_members) == (5, 2, 0, 0)
+    assert (status.phase, status.ready, status.leaving, status.log_digest) == ("connecting", False, False, "")
     assert (status.loss, status.anchor_loss, status.local_loss) == (None, None, None)
     assert status.peers == ()
     assert status.updated == 123.0
@@ -156,7 +156,7 @@ def test_the_head_is_one_digest_over_all_chains() -> None:
     peer = engine()
     states = start_states(PLAN)
     peer.hold_state({span: state.head for span, state in states.items()})
-    assert status_of(count, peer).head == sha256(*(states[span].head.digest for span in sorted(states))).hex()
+    assert status_of(count, peer).log_digest == sha256(*(states[span].head.digest for span in sorted(states))).hex()
 
 
 def test_peers_are_said_as_their_heartbeats_say() -> None:
@@ -172,7 +172,7 @@ def test_peers_are_said_as_their_heartbeats_say() -> None:
     peer.membership.heard[peer_key("boot").peer] = Heard(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
     lines = {line.peer: line for line in status_of(count, peer).peers}
     ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
-    assert (ben.ready, ben.can_be_dialled, ben.trains, ben.steps) == (True, False, True, 3)
+    assert (ben.ready, ben.reachable, ben.trains, ben.steps) == (True, False, True, 3)
     assert (ben.tokens_per_second, ben.loss, ben.seconds_since_heard) == (7.0, 1.25, 2.0)
     assert (boot.loss, boot.seconds_since_heard) == (None, 0.0)
 

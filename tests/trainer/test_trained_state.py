@@ -153,7 +153,7 @@ def test_contributions_are_clipped_to_the_published_radius(corpus: Corpus) -> No
     absorb_alone(island, first, radius=radius)
     island.step(5)
     second = island.contribute(round_index=2)
-    limit = PLAN.manifest.limits.kappa * radius
+    limit = PLAN.manifest.limits.max_norm_ratio * radius
     assert max(part.norm for part in second.spans) > limit, "norms travel as they were before clipping"
     for part in second.spans:
         elements = PLAN.rules.span_elements[part.span]

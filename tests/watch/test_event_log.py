@@ -18,19 +18,19 @@ from p2p_diloco.watch.event_log import (
 )
 
 READY = PeerEvent(time=1.5, topic="ready", text="compared with 2 peers", figures={"peers": 2})
-VOID = PeerEvent(time=2.5, topic="void", text="fragment 0 span 1", figures={"share": 0.5, "why": "nobody"})
+SKIPPED = PeerEvent(time=2.5, topic="skipped", text="fragment 0 span 1", figures={"share": 0.5, "why": "nobody"})
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:
     append_event(tmp_path, READY)
-    append_event(tmp_path, VOID)
-    assert read_events(tmp_path) == (READY, VOID)
+    append_event(tmp_path, SKIPPED)
+    assert read_events(tmp_path) == (READY, SKIPPED)
 
 
 def test_only_the_topics_asked_for_are_read(tmp_path: Path) -> None:
     append_event(tmp_path, READY)
-    append_event(tmp_path, VOID)
-    assert read_events(tmp_path, "void", "branch") == (VOID,)
+    append_event(tmp_path, SKIPPED)
+    assert read_events(tmp_path, "skipped", "branch") == (SKIPPED,)
 
 
 def test_a_line_break_in_a_text_does_not_break_the_line() -> None:
@@ -43,8 +43,8 @@ def test_what_a_kill_cut_off_costs_only_that_line(tmp_path: Path) -> None:
     append_event(tmp_path, READY)
     with (tmp_path / EVENTS_FILE).open("a") as file:
         file.write('{"time": 2.0, "top')
-    append_event(tmp_path, VOID)
-    assert read_events(tmp_path) == (READY, VOID)
+    append_event(tmp_path, SKIPPED)
+    assert read_events(tmp_path) == (READY, SKIPPED)
 
 
 @pytest.mark.parametrize(

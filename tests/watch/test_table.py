@@ -26,7 +26,7 @@ STATUS = PeerStatus(
     participation=0.97,
     bytes_sent=ByteCounts(vectors=1_000_000, control=200_000),
     peers=(
-        PeerLine(peer="12D3KooWabcdefgh1111", ready=True, can_be_dialled=True, steps=12, seconds_since_heard=0.4),
+        PeerLine(peer="12D3KooWabcdefgh1111", ready=True, reachable=True, steps=12, seconds_since_heard=0.4),
         PeerLine(peer="12D3KooWabcdefgh2222", trains=False, seconds_since_heard=40.0),
     ),
 )
@@ -52,8 +52,8 @@ def test_on_a_narrow_terminal_nothing_is_cut() -> None:
 
 
 def test_a_new_epoch_is_worth_a_word() -> None:
-    assert "(epoch 2)" in shown(replace(STATUS, epoch=2))
-    assert "epoch" not in shown(STATUS)
+    assert "(degraded rosters: 2)" in shown(replace(STATUS, degraded_rosters=2))
+    assert "degraded" not in shown(STATUS)
 
 
 def test_peers_that_only_help_or_only_dial_are_told_apart() -> None:

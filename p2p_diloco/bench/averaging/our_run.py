@@ -33,7 +33,7 @@ def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]
         values={
             "codec": {"contribution": codec, "entry": "int4" if codec == "topk2" else codec},
             "rounds": {"round_seconds": round_seconds, "fragments": 1, "spans_per_fragment": spans},
-            "membership": {"heartbeat_seconds": min(round_seconds, 3600.0), "void_cycles": _NEVER},
+            "membership": {"heartbeat_seconds": min(round_seconds, 3600.0), "stalled_cycles": _NEVER},
             "limits": {"scrub_cycles": _NEVER},
         },
     )

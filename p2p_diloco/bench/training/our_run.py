@@ -63,7 +63,7 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
                 "fragments": shape.fragments,
                 "spans_per_fragment": shape.spans_per_fragment,
             },
-            "membership": {"heartbeat_seconds": min(cycle_seconds, _MAX_HEARTBEAT_SECONDS), "void_cycles": _NEVER},
+            "membership": {"heartbeat_seconds": min(cycle_seconds, _MAX_HEARTBEAT_SECONDS), "stalled_cycles": _NEVER},
             "limits": scrub,
         },
     )

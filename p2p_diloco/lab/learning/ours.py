@@ -189,7 +189,7 @@ class OurSwarm(Algorithm):
         codec = rule.codecs.contribution
         try:
             prepared = prepare_contribution(
-                state, in_flight, local_N, round_index=round_index, kappa=rule.radius_factor
+                state, in_flight, local_N, round_index=round_index, max_norm_ratio=rule.radius_factor
             )
         except (RoundError, NonFiniteUpdate):
             return None
