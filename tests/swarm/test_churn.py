@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from dataclasses import dataclass, field
 
 import pytest
 
+from p2p_diloco.ids import parse_peer_id, short_peer_id
 from p2p_diloco.invite import MOST_NAMED, parse_invite
 from tests.swarm.process_swarm import ProcessSwarm
 
@@ -25,6 +27,7 @@ LEAST, MOST = 2, 5
 START_SHARE, RESTART_SHARE = 0.6, 0.5
 GAP_SECONDS, GAP_WITHOUT_MAJORITY_SECONDS = 25.0, 45.0
 AGREE_SECONDS = 60.0
+ROSTER = re.compile(r"roster (?P<number>\d+): \d+ members \((?P<members>[^)]+)\)")
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(SECONDS + 900)]
 
@@ -109,20 +112,31 @@ class Churn:
         return min((life.ready for life in self.lives if life.ready is not None), default=self.begin)
 
     def gaps(self, begin: float, end: float) -> list[tuple[float, float, int, int]]:
-        """Return pauses between two rounds with entries: length, when, members of the roster and how many lived."""
-        rounds = {
-            closed.round: closed.num_members
-            for peer in self.swarm.peers.values()
-            for closed in peer.rounds()
-            if closed.num_entries
-        }
-        found, before, members = [], begin, 0
-        for number, num_members in sorted(rounds.items()):
+        """Return pauses between two rounds with entries: length, when, members that train and how many of them lived.
+
+        The roster is the newest one that anybody had when the pause began.
+        """
+        peers = self.swarm.peers.values()
+        rounds = {closed.round for peer in peers for closed in peer.rounds() if closed.num_entries}
+        names = {short_peer_id(parse_peer_id(peer.status.peer)): name for name, peer in self.swarm.peers.items()}
+        rosters = [
+            (event.time, int(said["number"]), {names[member] for member in said["members"].split(", ")} - {"boot"})
+            for peer in peers
+            for event in peer.events("roster")
+            if (said := ROSTER.search(event.text)) is not None
+        ]
+        found, before = [], begin
+        for number in sorted(rounds):
             at = self.swarm.begin(number + 1)
             if begin <= at <= end:
-                lived = sum(life.started <= before and (life.ended or end) >= at for life in self.lives)
-                found.append((at - before, before - self.begin, members, lived))
-                before, members = at, num_members
+                _, members = max(
+                    (roster[1:] for roster in rosters if roster[0] <= before), key=lambda roster: roster[0]
+                )
+                lived = sum(
+                    life.name in members and life.started <= before and (life.ended or end) >= at for life in self.lives
+                )
+                found.append((at - before, before - self.begin, len(members), lived))
+                before = at
         return sorted(found, reverse=True)
 
 
@@ -166,7 +180,7 @@ def print_figures(churn: Churn, end: float) -> None:
     if waits:
         middle = waits[len(waits) // 2]
         print(f"ready after {waits[0]:.1f} s at least, {middle:.1f} s in the middle, {waits[-1]:.1f} s at most")
-    print("longest pauses between two rounds with entries (length, when, members of the roster, of all peers alive):")
+    print("longest pauses between two rounds with entries (length, when, members of the roster, of them alive):")
     for length, at, members, lived in churn.gaps(churn.first_ready(), end)[:8]:
         print(f"  {length:5.1f} s at {at:6.1f} s, {members} members, {lived} alive")
 
