@@ -31,6 +31,7 @@ from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import KEY_FILE, draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.settings import PeerSettings, load_settings
+from p2p_diloco.trainer.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.stop import StopRequest
@@ -78,6 +79,7 @@ def join(
     optimizer: Optimizers = None,
     *,
     settings: AnySettings = None,
+    state: Mapping[str, Stateful] | None = None,
     wait: bool = True,
     timeout: float | None = None,
     until_round: int | None = None,
@@ -90,6 +92,8 @@ def join(
         model: float32 parameters, of the same names and shapes as the run's.
         optimizer: whose steps are counted; several are fine. Without one every call of `Swarm.step` is a step.
         settings: this machine's choices, such as {"state_directory": "peer-2", "max_upload": "20mbit"}.
+        state: what goes on where it was after a restart, by name: anything with `state_dict` and `load_state_dict`,
+            such as a schedule or a data loader. Optimisers do in any case.
         wait: return only when the model holds the run's state; else see `Swarm.ready`.
         timeout: seconds to wait at most.
         until_round: end after this round, as all who name the same one: with the same bytes.
@@ -99,7 +103,7 @@ def join(
         NetworkError: nobody answered, or not in time.
     """
     own_settings, parsed = _settings_of(settings), parse_invite(invite)
-    own = OwnModel(model, _listed(optimizer))
+    own = OwnModel(model, _listed(optimizer), state)
     plan = PeerPlan(
         settings=own_settings,
         invite=parsed,
@@ -116,6 +120,7 @@ def found(
     optimizer: Optimizers = None,
     *,
     settings: AnySettings = None,
+    state: Mapping[str, Stateful] | None = None,
     until_round: int | None = None,
     on_event: OnEvent | None = None,
 ) -> Swarm:
@@ -123,14 +128,14 @@ def found(
 
     Args:
         run: the file that `new_run` wrote, its key beside it.
-        model, optimizer, settings, until_round, on_event: as for `join`.
+        model, optimizer, settings, state, until_round, on_event: as for `join`.
     Raises:
         ConfigError: the run file, its key, the model or the settings do not fit.
     """
     path = Path(run)
     key = read_key_file(path.with_name(KEY_FILE))
     signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
-    own = OwnModel(model, _listed(optimizer))
+    own = OwnModel(model, _listed(optimizer), state)
     plan = PeerPlan(
         settings=own_settings,
         signed_manifest=signed,

@@ -24,7 +24,6 @@ from p2p_diloco.watch.table import status_line, status_table
 # The status line says these already.
 _QUIET_TOPICS = frozenset({"round", "evaluation"})
 _QUIET_SECONDS = 30.0
-"""For people, where the word that programs look for is another."""
 
 
 class _OutputConsole(Console):

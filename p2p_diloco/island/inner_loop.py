@@ -8,8 +8,9 @@ was going.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -167,6 +168,17 @@ class InnerLoop:
     def set_progress(self, fraction: float) -> None:
         """Tell how far the run is, 0 to 1 (beyond is 1): entries absorbed over entries planned, not wall time."""
         self._progress = min(1.0, max(0.0, fraction))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a restart would lose: the optimisers, and how far the rate has risen."""
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"optimizer_steps": self._optimizer_steps, "optimizers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self._optimizer_steps = state["optimizer_steps"]
 
     def restart_optimizer(self) -> None:
         """Forget momentum and warm up again: for when θ was replaced, not merged."""

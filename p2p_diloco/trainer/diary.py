@@ -26,9 +26,14 @@ class Diary:
         """An island begins anew, with nothing, at this position of its stream of windows."""
         self._write("began", position=position)
 
-    def loaded(self, heads: Mapping[SpanId, Digest]) -> None:
-        """θ := φ, where the spans stand at these chain digests."""
-        self._write("loaded", heads=[[*span, digest.hex()] for span, digest in sorted(heads.items())])
+    def loaded(self, heads: Mapping[SpanId, Digest], kept: str | None = None) -> None:
+        """θ := φ, where the spans stand at these chain digests; the optimiser goes on from what `kept` names."""
+        inner = {} if kept is None else {"kept": kept}
+        self._write("loaded", heads=[[*span, digest.hex()] for span, digest in sorted(heads.items())], **inner)
+
+    def kept(self, steps: int, label: str) -> None:
+        """The optimiser's state was kept after so many steps."""
+        self._write("kept", steps=steps, label=label)
 
     def contributed(self, steps: int, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None) -> None:
         """A snapshot was taken after so many steps, of the `chosen` spans where not all were."""

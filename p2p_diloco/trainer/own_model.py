@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from p2p_diloco.ids import sha256
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
 from p2p_diloco.manifest import ModelSection
 from p2p_diloco.swarm.replica import SpanDamaged
+from p2p_diloco.trainer.inner_state import InnerState, Stateful
 from p2p_diloco.trainer.local_spans import spans_for
 from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.trained_state import TrainedState
@@ -131,11 +133,17 @@ class OwnModel:
 
     Args:
         optimizers: that step it, whose steps are counted; none: every call of `stepped` is a step.
+        kept: what else goes on after a restart, by name; optimisers do in any case.
     Raises:
         ConfigError: the model or an optimiser cannot take part, or takes part already.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        kept: Mapping[str, Stateful] | None = None,
+    ) -> None:
         checked(model)
         check_optimizers(optimizers)
         if model in _taking_part:
@@ -147,6 +155,9 @@ class OwnModel:
         self.state: TrainedState | None = None
         self._counts = bool(optimizers)
         self._steps = 0
+        self._kept = {f"optimizer {number}": optimizer for number, optimizer in enumerate(optimizers)} | dict(
+            kept or {}
+        )
         self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
         self._waiting_tokens = 0
         self._probe: _Probe | None = None
@@ -160,6 +171,8 @@ class OwnModel:
         in_loop: Callable[[Callable[[], None]], None],
         died: Callable[[BaseException], None],
         damaged: SpanDamaged,
+        folder: Path,
+        hear: Callable[[str, str], None],
     ) -> TrainedState:
         """Make the state of this model in a run.
 
@@ -174,7 +187,16 @@ class OwnModel:
         parameters = LocalParameters(self.model, plan.fragments)
         device = next(iter(trained(self.model).values())).device
         local = spans_for(plan, parameters, device)
-        self.state = TrainedState(plan, local, now=now, in_loop=in_loop, died=died, damaged=damaged)
+        self.state = TrainedState(
+            plan,
+            local,
+            now=now,
+            in_loop=in_loop,
+            died=died,
+            damaged=damaged,
+            inner=InnerState(folder, self._kept),
+            hear=hear,
+        )
         return self.state
 
     def border(self) -> None:
@@ -213,7 +235,9 @@ class OwnModel:
             )
 
     def close(self) -> None:
-        """Leave model and optimisers alone."""
+        """Keep the optimisers' state, and leave them and the model alone."""
+        if self.model in _taking_part and self.state is not None:
+            self.state.save_inner()
         _taking_part.discard(self.model)
         for hook in self._hooks:
             hook.remove()

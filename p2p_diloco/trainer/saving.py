@@ -28,6 +28,7 @@ class Saver:
     Args:
         states: returns all spans, as they are whenever it is read, or None while one is missing.
         is_ready: whether this peer holds the agreed state.
+        saved: called after each checkpoint.
         hear: told when the disk refuses; `(topic, text)`.
     """
 
@@ -38,12 +39,14 @@ class Saver:
         states: Callable[[], Mapping[SpanId, SpanState] | None],
         is_ready: Callable[[], bool],
         pause_seconds: float,
+        saved: Callable[[], None] = lambda: None,
         hear: Callable[[str, str], None],
     ) -> None:
         self._archive = archive
         self._states = states
         self._is_ready = is_ready
         self._pause_seconds = pause_seconds
+        self._saved = saved
         self._hear = hear
         self._saving = asyncio.Lock()
 
@@ -67,3 +70,5 @@ class Saver:
                 await asyncio.to_thread(self._archive.save, states)
         except StateError as error:
             self._hear("checkpoint", str(error))
+        else:
+            self._saved()

@@ -40,6 +40,7 @@ from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
+from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.local_spans import spans_for
 from p2p_diloco.trainer.own_model import OwnModel
@@ -137,8 +138,13 @@ class PeerSession:
             states=self._all_states,
             is_ready=lambda: self._engine.ready,
             pause_seconds=pause_between_checkpoints(self._plan.rules, parts.settings.keep_checkpoints),
+            saved=self._keep_inner,
             hear=tally.report,
         )
+
+    def _keep_inner(self) -> None:
+        if isinstance(self._state, TrainedState):
+            self._state.keep_inner()
 
     def _is_needed(self, peer: PeerId) -> bool:
         return self._engine.book.in_force is not None and not self._engine.is_stranger(peer)
@@ -209,7 +215,13 @@ class PeerSession:
 
     def _open(self, own: OwnModel) -> TrainedState:
         return own.open(
-            self._plan, now=self._clock.now, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged
+            self._plan,
+            now=self._clock.now,
+            in_loop=self._in_loop,
+            died=self._fail,
+            damaged=self._span_damaged,
+            folder=self._parts.folder.path,
+            hear=self._tally.report,
         )
 
     def _make_training(self, corpus: Corpus) -> TrainingThread:
@@ -229,6 +241,8 @@ class PeerSession:
             died=self._fail,
             damaged=self._span_damaged,
             diary=diary,
+            inner=InnerState(parts.folder.path, {"the optimiser": loop}),
+            hear=self._tally.report,
         )
         steps = InnerSteps(loop, state)
         return TrainingThread(state=state, step=steps.step, in_loop=self._in_loop, died=self._fail)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2p_diloco.errors import NonFiniteUpdate, RoundError
+from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.kernels.choice import frozen
@@ -31,6 +31,7 @@ from p2p_diloco.swarm.replica import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.swarm.span_work import follow_span
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.held_state import HeldState
+from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan
 
@@ -103,6 +104,8 @@ class TrainedState(HeldState):
         now: swarm seconds, callable from any thread.
         wake: called, from any thread, when there is something to do at a border.
         diary: of all that happens to θ.
+        inner: what the thread that trains keeps for itself.
+        hear: told, in the loop, what could not be kept or taken up again; `(topic, text)`.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class TrainedState(HeldState):
         damaged: SpanDamaged,
         wake: Callable[[], None] = lambda: None,
         diary: Diary | None = None,
+        inner: InnerState | None = None,
+        hear: Callable[[str, str], None] = lambda topic, text: None,
     ) -> None:
         super().__init__(plan, in_loop=in_loop, died=died, damaged=damaged)
         self.local = local
@@ -123,6 +128,9 @@ class TrainedState(HeldState):
         self.counts = _Counts()
         self._now = now
         self._diary = diary
+        self._inner = inner
+        self._hear = hear
+        self._keeps_inner = False
         self._is_loaded = False
         self._began_at: float | None = None
         self._stepped_at = time.monotonic()
@@ -159,6 +167,11 @@ class TrainedState(HeldState):
         self._looks.append(_Look(slices, hand_over))
         self.wake()
 
+    def keep_inner(self) -> None:
+        """Keep what the thread that trains has for itself at the next step border."""
+        self._keeps_inner = self._inner is not None
+        self.wake()
+
     def progress(self) -> Progress:
         """Return what heartbeats publish of this peer's training."""
         return self._progress
@@ -186,9 +199,10 @@ class TrainedState(HeldState):
                     self._locals[span] = _Local()
                     heads[span] = self._states[span].head.digest
             self._is_loaded = True
+            kept = self._load_inner()
             self._stepped_at = time.monotonic()
             if self._diary is not None:
-                self._diary.loaded(heads)
+                self._diary.loaded(heads, kept)
         return self._is_loaded
 
     def stepped(self, tokens: int, loss: float | None = None) -> None:
@@ -226,6 +240,31 @@ class TrainedState(HeldState):
         while self._looks:
             slices, hand_over = self._looks.popleft()
             self._in_loop(_call(hand_over, self._copies(slices)))
+        if self._keeps_inner:
+            self.save_inner()
+
+    def save_inner(self) -> None:
+        """Keep now what this thread has for itself."""
+        self._keeps_inner = False
+        if self._inner is None or not self._is_loaded:
+            return
+        label = f"{time.time():.6f}"
+        if self._diary is not None:
+            self._diary.kept(self.counts.steps, label)
+        try:
+            self._inner.save(label)
+        except StateError as error:
+            self._report("inner", str(error))
+
+    def _load_inner(self) -> str | None:
+        try:
+            return self._inner.load() if self._inner is not None else None
+        except StateError as error:
+            self._report("inner", str(error))
+            return None
+
+    def _report(self, topic: str, text: str) -> None:
+        self._in_loop(lambda: self._hear(topic, text))
 
     def in_flight(self, span: SpanId) -> InFlight:
         """Return a span's contributions without their entries."""
@@ -234,7 +273,7 @@ class TrainedState(HeldState):
     @property
     def has_work(self) -> bool:
         """Whether a border would do anything."""
-        return bool(self._moved or self._requests or self._looks)
+        return bool(self._moved or self._requests or self._looks or self._keeps_inner)
 
     def contribute(
         self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None

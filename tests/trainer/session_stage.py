@@ -52,6 +52,10 @@ class LoopTraining(TrainingThread):
     def wait_until_idle(self) -> None:
         self.state.border()
 
+    def join(self, timeout_seconds: float) -> bool:
+        self.state.border()  # as the thread does, which finishes what waits
+        return super().join(timeout_seconds)
+
     def _reach_border(self) -> None:
         try:
             self.state.border()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,23 @@ def manifest_for(model: nn.Module, **more: Any) -> RunManifest:
     return draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="own", values=values)
 
 
-def opened(model: nn.Module, plan: RunPlan, *optimizers: torch.optim.Optimizer) -> OwnModel:
+def opened(
+    model: nn.Module,
+    plan: RunPlan,
+    *optimizers: torch.optim.Optimizer,
+    folder: Path = Path(os.devnull),
+    hear: Callable[[str, str], None] = lambda topic, text: None,
+) -> OwnModel:
     own = OwnModel(model, optimizers)
-    own.open(plan, now=lambda: 0.0, in_loop=lambda call: call(), died=_refuse, damaged=_refuse)
+    own.open(
+        plan,
+        now=lambda: 0.0,
+        in_loop=lambda call: call(),
+        died=_refuse,
+        damaged=_refuse,
+        folder=folder,
+        hear=hear,
+    )
     return own
 
 
@@ -279,3 +294,38 @@ def test_the_start_is_what_the_founder_s_model_holds() -> None:
     assert SpanId(0, 0) in start
     own.state.close()
     own.close()
+
+
+def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
+    tmp_path: Path, hold: Callable[..., None]
+) -> None:
+    plan, heard = plan_run(manifest_for(small())), list[tuple[str, str]]()
+
+    def start(kind: type[torch.optim.Optimizer]) -> tuple[OwnModel, torch.optim.Optimizer]:
+        model = small()
+        optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-3)  # type: ignore[call-arg]
+        own = opened(model, plan, optimizer, folder=tmp_path, hear=lambda *said: heard.append(said))
+        hold(own, plan, model)
+        return own, optimizer
+
+    own, optimizer = start(torch.optim.AdamW)
+    for parameter in own.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    own.stepped(1, None)
+    assert own.state is not None
+    own.state.keep_inner()
+    assert not list(tmp_path.iterdir()), "the thread that trains writes, at its border"
+    own.border()
+    again, restored = start(torch.optim.AdamW)
+    assert [tensor.tolist() for tensor in _moments(restored)] == [tensor.tolist() for tensor in _moments(optimizer)]
+    assert _moments(restored)
+    again.close()
+    _, other = start(torch.optim.SGD)
+    assert not _moments(other)
+    assert [topic for topic, _ in heard] == ["inner"]
+    assert "does not fit, and these begin anew: optimizer 0 (it was a torch.optim.adamw.AdamW)" in heard[0][1]
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state]

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
 from session_stage import LoopTraining, SessionStage, Watcher, run_stage
 from small_run import CLOCK_START, peer_key
 
@@ -19,6 +20,7 @@ from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.data import BatchStream
 from p2p_diloco.swarm import known_answer
 from p2p_diloco.trainer import checkpoint, session
+from p2p_diloco.trainer.inner_state import INNER_FILE
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.session import LAST_STEP_SECONDS
 from p2p_diloco.trainer.stop import StopRequest
@@ -122,6 +124,8 @@ def test_who_leaves_finishes_the_round_and_comes_back_where_it_was(tmp_path: Pat
             await ben
             assert abs(stage.now() - stage.begin(7)) < 1.5
             assert len(watchers["ben"].last.state_digest) == 64
+            steps = steps_of_optimiser(stage.run_folder("ben"))
+            assert steps == watchers["ben"].last.inner_steps > 0
             await stage.sleep_to(9)
             tasks.create_task(stage.play("ben", watchers["ben again"], stops["ben again"], until_round=16))
             await stage.sleep_to(17)
@@ -131,8 +135,15 @@ def test_who_leaves_finishes_the_round_and_comes_back_where_it_was(tmp_path: Pat
         assert again.state_digest == watchers["ada"].last.state_digest != ""
         assert again.bytes_received.transfer < 8 * again.parameters, "fetched all of it again"
         assert any("good" in event.topic for event in watchers["ada"].events)
+        assert steps_of_optimiser(stage.run_folder("ben")) == steps + again.inner_steps, "the optimiser began anew"
 
     run_stage(monkeypatch, scene)
+
+
+def steps_of_optimiser(folder: RunFolder) -> int:
+    """Return how many steps the optimiser that a peer has kept has made."""
+    kept = torch.load(folder.path / INNER_FILE, weights_only=True)
+    return int(kept["parts"]["the optimiser"]["state"]["optimizer_steps"])
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_round(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -8,7 +8,8 @@ entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,7 @@ class Twin:
         self._states = {(span, state.head.digest): state for span, state in start.items()}
         self._genesis = start
         self._sent: dict[tuple[PeerId, int, SpanId], bytes | memoryview] = {}
+        self._kept: dict[tuple[PeerId, str], Mapping[str, Any]] = {}
         self._updates: dict[Digest, SpanUpdate] = {}
         self._lives = [_Life(self, peer, events) for peer, lives in recording.lives.items() for events in lives]
 
@@ -106,6 +108,16 @@ class Twin:
     def state_at(self, span: SpanId, head: Digest) -> SpanState | None:
         """Return a span where it stands at a chain digest, once the twin has come there."""
         return self._states.get((span, head))
+
+    def keep(self, peer: PeerId, label: str, inner: Mapping[str, Any]) -> None:
+        """Take what a life of a peer keeps, where a later one goes on from it."""
+        lines = (line for life in self.recording.lives[peer] for line in life)
+        if any(line.get("kept") == label for line in lines):
+            self._kept[peer, label] = copy.deepcopy(dict(inner))
+
+    def kept(self, peer: PeerId, label: str) -> Mapping[str, Any] | None:
+        """Return what an earlier life of a peer has kept, once it has."""
+        return self._kept.get((peer, label))
 
     def send(self, peer: PeerId, round_index: int, span: SpanId, payload: bytes | memoryview) -> None:
         """Take a contribution."""
@@ -235,7 +247,12 @@ class _Life:
     def _do(self, line: dict[str, Any]) -> bool:
         match line["what"]:
             case "loaded":
-                return self._load({SpanId(f, i): Digest(bytes.fromhex(head)) for f, i, head in line["heads"]})
+                heads = {SpanId(f, i): Digest(bytes.fromhex(head)) for f, i, head in line["heads"]}
+                return self._go_on_from(line.get("kept")) and self._load(heads)
+            case "kept":
+                self._step_to(line["steps"])
+                self._twin.keep(self._peer, line["label"], self.island.loop.state_dict())
+                return True
             case "contributed":
                 self._step_to(line["steps"])
                 contribution = self._state.contribute(line["round"], line["fragment"], chosen_spans(line))
@@ -248,6 +265,12 @@ class _Life:
                 return self._take(line)
             case other:
                 raise StateError(f"a diary of {short_peer_id(self._peer)} says {other!r}, which no island does")
+
+    def _go_on_from(self, label: str | None) -> bool:
+        kept = self._twin.kept(self._peer, label) if label is not None else None
+        if kept is not None:
+            self.island.loop.load_state_dict(kept)
+        return label is None or kept is not None
 
     def _load(self, heads: Heads) -> bool:
         states = {span: self._twin.state_at(span, head) for span, head in heads.items()}

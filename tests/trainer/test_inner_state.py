@@ -1,0 +1,115 @@
+"""Optimisers and loop state that go on after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.island.inner_loop import InnerLoop, InnerRule, OptimizerName
+from p2p_diloco.island.model import build_model
+from p2p_diloco.island.shape import ModelShape
+from p2p_diloco.trainer.inner_state import INNER_FILE, InnerState
+
+SHAPE = ModelShape(layers=1, width=16, heads=2, feed_forward=32, context=16)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog; " * 400)
+    return open_corpus(path, held_out_share=0.05)
+
+
+def loop_on(corpus: Corpus, optimizer: OptimizerName, position: int = 0) -> InnerLoop:
+    stream = BatchStream(corpus, Digest(bytes(32)), PeerId(bytes(32)), batch=2, context=16, position=position)
+    return InnerLoop(build_model(SHAPE, 0), stream, InnerRule(optimizer=optimizer, warmup_steps=8))
+
+
+def numbers(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_loop_goes_on_to_the_bit(tmp_path: Path, corpus: Corpus, optimizer: OptimizerName) -> None:
+    one = loop_on(corpus, optimizer)
+    for _ in range(6):
+        one.step()
+    InnerState(tmp_path, {"the optimiser": one}).save("noon")
+    two, fresh = loop_on(corpus, optimizer, one.stream.position), loop_on(corpus, optimizer, one.stream.position)
+    for other in (two, fresh):
+        other.model.load_state_dict(one.model.state_dict())
+    assert InnerState(tmp_path, {"the optimiser": two}).load() == "noon"
+    assert two.learning_rate == one.learning_rate
+    for each in (one, two, fresh):
+        each.step()
+    assert torch.equal(numbers(two.model), numbers(one.model))
+    assert not torch.equal(numbers(fresh.model), numbers(one.model)), "an optimiser that begins anew steps elsewhere"
+
+
+def test_nothing_kept_is_nothing_loaded(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    assert InnerState(tmp_path, {"optimizer": torch.optim.SGD(model.parameters(), 0.1)}).load() is None
+    InnerState(tmp_path, {}).save("noon")
+    assert not list(tmp_path.iterdir())
+
+
+class Counter:
+    """The position of a data loader, say."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_only_what_fits_goes_on_and_the_rest_is_named(tmp_path: Path) -> None:
+    wide, narrow = nn.Linear(4, 1), nn.Linear(3, 1)
+    kept = {"counter": Counter(7), "optimizer": torch.optim.AdamW(wide.parameters()), "old": Counter(1)}
+    InnerState(tmp_path, kept).save("noon")
+    counter = Counter(0)
+    others = {
+        "counter": counter,
+        "optimizer": torch.optim.AdamW(narrow.parameters()),
+        "old": torch.optim.SGD(wide.parameters(), 0.1),
+        "new": Counter(0),
+    }
+    with pytest.raises(StateError) as caught:
+        InnerState(tmp_path, others).load()
+    assert str(caught.value) == (
+        f"{tmp_path / INNER_FILE} does not fit, and these begin anew: optimizer (its tensors had other shapes), "
+        f"old (it was a {__name__}.Counter), new (it was not kept)"
+    )
+    assert counter.value == 7
+
+
+@pytest.mark.parametrize("noise", [b"", b"nothing that torch wrote"])
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, noise: bytes) -> None:
+    (tmp_path / INNER_FILE).write_bytes(noise)
+    with pytest.raises(StateError, match=r"inner.pt cannot be read \(.+\); these begin anew: counter"):
+        InnerState(tmp_path, {"counter": Counter(1)}).load()
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_at_once_and_the_last_one_stays(tmp_path: Path) -> None:
+    InnerState(tmp_path, {"counter": Counter(1)}).save("noon")
+    with pytest.raises(StateError, match="optimiser and loop state cannot be kept"):
+        InnerState(tmp_path, {"counter": Counter(Counter(2))}).save("one")
+    again = Counter(0)
+    assert InnerState(tmp_path, {"counter": again}).load() == "noon"
+    assert again.value == 1
+    assert [path.name for path in tmp_path.iterdir()] == [INNER_FILE]
+
+
+def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be kept"):
+        InnerState(tmp_path / "gone", {"counter": Counter(1)}).save("noon")
