@@ -63,6 +63,7 @@ from p2p_diloco.protocol.roster import (
 )
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.rate import counted
 
 PATIENT_STALLS = 4
 """After so many times as long as a stall takes, any members go on that are left."""
@@ -343,7 +344,7 @@ class Membership(Attendance):
         self._forget_strangers(after, now)
         names = ", ".join(short_peer_id(member.peer) for member in after.members)
         degraded = "; degraded, certified by fewer than a majority" if after.degraded else ""
-        text = f"roster {after.k}: {len(after.members)} members ({names}){degraded}"
+        text = f"roster {after.k}: {counted(len(after.members), 'member')} ({names}){degraded}"
         actions.append(Report(topic="roster", text=text))
         if before is not None and not self.book.is_on_chain(before.digest()):
             self._lively = None

@@ -41,6 +41,7 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.scrub import WITNESSES
 from p2p_diloco.protocol.signed_content import Carrier, FarVoters
 from p2p_diloco.protocol.transfer import CatchUpRules
+from p2p_diloco.rate import counted
 
 BYTES_PER_ELEMENT_OF_STATE = 8
 ASKS_IN_A_ROUND = 8
@@ -331,7 +332,8 @@ class Repair:
         elif not self.catch_up.scrub.is_verified(donors, namers):
             return self._ask_witnesses(donors, now)
         self._membership.ready = True
-        text = f"ready: state compared with {min(len(donors), 2)} peers" if donors else "ready: nobody else is here"
+        compared = counted(min(len(donors), 2), "peer")
+        text = f"ready: state compared with {compared}" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:

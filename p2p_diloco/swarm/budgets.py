@@ -32,6 +32,7 @@ from p2p_diloco.protocol.messages import (
     SpanVector,
 )
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.rate import counted
 from p2p_diloco.transport.rate_limit import TokenBucket
 
 LINES_PER_MINUTE = 20
@@ -151,7 +152,7 @@ class PeerBudgets:
         rest = total.keys() - set(worst)
         if rest:
             lines, messages = (sum(count[peer] for peer in rest) for count in (self._lines, self._messages))
-            said.append(_summary(f"{len(rest)} more peers", lines, messages))
+            said.append(_summary(counted(len(rest), "more peer"), lines, messages))
         self._lines.clear()
         self._messages.clear()
         self._summary_at = None

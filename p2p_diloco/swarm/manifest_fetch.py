@@ -96,9 +96,10 @@ async def fetch_manifest(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     told = told_troubles(asking.trouble)
+    asked = f"none of the {len(peers)} peers asked answered" if len(peers) > 1 else "the one peer asked did not answer"
     raise NetworkError(
-        f"none of the {len(peers)} peers asked answered within {timeout_seconds:.0f} s ({told}); is one running, is "
-        "the invite complete, is your network blocking outgoing TCP?"
+        f"{asked} within {timeout_seconds:.0f} s ({told}); is one running, is the invite complete, is your network "
+        "blocking outgoing TCP?"
     )
 
 

@@ -170,7 +170,8 @@ class Archive:
         recalled = {span: self._follow(state, span) for span, state in states.items()}
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
-            self._hear("replay", f"replayed {num_entries} entries from this disk on top of the checkpoint")
+            entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
+            self._hear("replay", f"replayed {entries} from this disk on top of the checkpoint")
         return recalled
 
     def save(self, states: Mapping[SpanId, SpanState]) -> None:

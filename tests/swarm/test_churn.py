@@ -27,7 +27,7 @@ LEAST, MOST = 2, 5
 START_SHARE, RESTART_SHARE = 0.6, 0.5
 GAP_SECONDS, GAP_WITHOUT_MAJORITY_SECONDS = 25.0, 45.0
 AGREE_SECONDS = 60.0
-ROSTER = re.compile(r"roster (?P<number>\d+): \d+ members \((?P<members>[^)]+)\)")
+ROSTER = re.compile(r"roster (?P<number>\d+): \d+ members? \((?P<members>[^)]+)\)")
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(SECONDS + 900)]
 
