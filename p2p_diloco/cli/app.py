@@ -149,13 +149,20 @@ def make_app(around: Surroundings) -> App:
         /,
         *,
         organiser_key: KeyFlag = None,
+        start: Path | None = None,
         flags: PeerFlags = _PEER_DEFAULTS,
         settings: SettingsFlags = _SETTINGS_DEFAULTS,
     ) -> int:
-        """Found a run and introduce its peers to each other; prints the whole join command first."""
+        """Found a run and introduce its peers to each other; prints the whole join command first.
+
+        Parameters
+        ----------
+        start
+            a safetensors file with the first values of the tensors that the run trains; for a model of your own
+        """
         from p2p_diloco.cli.bootstrap import run_bootstrap
 
-        return run_bootstrap(run, key_path=organiser_key, settings=settings, flags=flags, around=around)
+        return run_bootstrap(run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around)
 
     @app.command
     def join(

@@ -31,19 +31,32 @@ def signed_run(path: Path, key_path: Path | None, around: Surroundings) -> tuple
 
 
 def request_bootstrap(
-    run: str, *, key_path: Path | None, settings: SettingsFlags, flags: PeerFlags, around: Surroundings
+    run: str,
+    *,
+    key_path: Path | None,
+    start: Path | None = None,
+    settings: SettingsFlags,
+    flags: PeerFlags,
+    around: Surroundings,
 ) -> PeerRequest:
     """Read all that a bootstrap peer needs; `run` is a run file, or the invite of a run that has a founder.
+
+    Args:
+        start: a file of tensors to found the run from.
 
     Raises:
         ConfigError: something does not fit.
     """
     if run.lower().startswith(f"{SCHEME}://"):
+        if start is not None:
+            raise ConfigError(
+                "--start is what a run is founded from, and an invite is of a run that exists; leave it out"
+            )
         own = _with_own_folder(settings_of(settings, around))
         return PeerRequest(settings=own, flags=flags, invite=parse_invite(run), trains=False)
     own = _with_own_folder(settings_of(settings, around.without_overrides()))
     signed, key = signed_run(Path(run), key_path, around)
-    return PeerRequest(settings=own, flags=flags, signed_manifest=signed, organiser_key=key, trains=False)
+    return PeerRequest(settings=own, flags=flags, signed_manifest=signed, organiser_key=key, trains=False, start=start)
 
 
 def _with_own_folder(settings: PeerSettings) -> PeerSettings:
@@ -54,8 +67,14 @@ def _with_own_folder(settings: PeerSettings) -> PeerSettings:
 
 
 def run_bootstrap(
-    run: str, *, key_path: Path | None, settings: SettingsFlags, flags: PeerFlags, around: Surroundings
+    run: str,
+    *,
+    key_path: Path | None,
+    start: Path | None = None,
+    settings: SettingsFlags,
+    flags: PeerFlags,
+    around: Surroundings,
 ) -> int:
     """Run a bootstrap peer; return the exit code."""
-    request = request_bootstrap(run, key_path=key_path, settings=settings, flags=flags, around=around)
+    request = request_bootstrap(run, key_path=key_path, start=start, settings=settings, flags=flags, around=around)
     return run_requested_peer(request)

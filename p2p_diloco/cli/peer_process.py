@@ -41,6 +41,7 @@ class PeerRequest:
         signed_manifest: of the run to found.
         organiser_key: signs the founding roster.
         trains: a bootstrap peer does not.
+        start: a file of tensors to found the run from.
     """
 
     settings: PeerSettings
@@ -49,6 +50,7 @@ class PeerRequest:
     signed_manifest: SignedManifest | None = None
     organiser_key: SigningKey | None = None
     trains: bool = True
+    start: Path | None = None
 
 
 def run_requested_peer(request: PeerRequest) -> int:
@@ -82,6 +84,7 @@ def run_requested_peer(request: PeerRequest) -> int:
         organiser_key=request.organiser_key,
         founds_alone=request.organiser_key is not None,
         trains=request.trains,
+        start=request.start,
         until_round=request.flags.until_round,
         evaluate_seconds=request.flags.evaluate_seconds,
     )

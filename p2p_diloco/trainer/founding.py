@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
-from p2p_diloco.island.model import build_model
+from p2p_diloco.island.model import DecoderModel, build_model
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
@@ -23,6 +31,49 @@ def make_start(plan: RunPlan, parameters: LocalParameters | None = None) -> dict
     if parameters is None:
         parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
     return {span: parameters.view(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
+
+
+def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
+    """Return φ at the start from a safetensors file that holds the run's tensors by their names; others are left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or lacks a tensor, or holds one of another shape or of no finite numbers.
+    """
+    shapes = _shapes(plan)
+    fragments = [np.empty(fragment.elements, np.float32) for fragment in plan.fragments]
+    try:
+        with path.open("rb"), safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            for fragment in plan.fragments:
+                for slot in fragment.tensors:
+                    if slot.name not in names:
+                        raise ConfigError(f"{path} has no tensor {slot.name}, which the run trains; {_EXPORT}")
+                    values = _checked(file.get_tensor(slot.name), slot.name, shapes[slot.name], path)
+                    fragments[fragment.index][slot.start : slot.stop] = values
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is no safetensors file ({error}); {_EXPORT}") from None
+    return {span: fragments[span.fragment][place.start : place.stop] for span, place in plan.places.items()}
+
+
+_EXPORT = "write it with safetensors.torch.save_model, from the model that `new_run` described"
+
+
+def _shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
+    if plan.manifest.model.tensors:
+        return {name: tuple(shape) for name, shape, _ in plan.manifest.model.tensors}
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in DecoderModel(plan.shape).named_parameters()}
+
+
+def _checked(tensor: Any, name: str, shape: tuple[int, ...], path: Path) -> Vector:
+    if tuple(tensor.shape) != shape:
+        raise ConfigError(f"tensor {name} has shape {tuple(tensor.shape)} in {path} and {shape} in the run")
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        raise ConfigError(f"tensor {name} in {path} holds other values than finite floating-point numbers")
+    values: Vector = tensor.float().flatten().numpy()
+    return values
 
 
 def genesis_digest(start: dict[SpanId, Vector]) -> Digest:

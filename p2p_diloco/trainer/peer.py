@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
@@ -20,6 +21,7 @@ from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
+from p2p_diloco.trainer.founding import read_start
 from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.own_model import OwnModel
@@ -52,6 +54,7 @@ class PeerPlan:
         founds_alone: write this peer into the manifest as the only founder: a second bootstrap that is started with the
             same run file founds another run then, with another id, and never a second history of this one.
         trains: False for a bootstrap peer.
+        start: a file of tensors to found the run from; None: the model that trains here, or the built-in one's seed.
         own: the model of a loop of somebody's own; None: the built-in trainer's.
         until_round: stop after this round, with all others; None: go on.
         evaluate_seconds: between two measurements of the held-out loss; 0: none.
@@ -63,6 +66,7 @@ class PeerPlan:
     organiser_key: SigningKey | None = None
     founds_alone: bool = False
     trains: bool = True
+    start: Path | None = None
     own: OwnModel | None = None
     until_round: int | None = None
     evaluate_seconds: float = 30.0
@@ -143,6 +147,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     transport=transport,
                     directory=directory,
                     known=known,
+                    start=plan.start,
                     own=plan.own,
                     records=tuple(records),
                     has_met_somebody=bool(answered),
@@ -155,7 +160,14 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
 def _check_founder(plan: PeerPlan) -> None:
     """Refuse before anybody is invited what nobody could join."""
     if plan.signed_manifest is not None:
-        plan_run(plan.signed_manifest.manifest)
+        run = plan_run(plan.signed_manifest.manifest)
+        if plan.start is not None:
+            read_start(run, plan.start)
+        elif run.built_in is None and plan.own is None:
+            raise ConfigError(
+                f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
+                "(p2p_diloco.found), or give its first tensors: bootstrap run.toml --start model.safetensors"
+            )
     if plan.organiser_key is not None and plan.settings.dial_out_only and not plan.settings.initial_peers:
         raise ConfigError(
             "others join through the peer that founds a run, and none can reach one that only dials out; "

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -38,7 +39,7 @@ from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.contact import Contact
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutWatch
-from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
+from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
@@ -84,6 +85,7 @@ class SessionParts:
     transport: Transport
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
+    start: Path | None = None
     own: OwnModel | None = None
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
@@ -306,7 +308,10 @@ class PeerSession:
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
         untrained = self._state.local.parameters if isinstance(self._state, TrainedState) else None
-        start = await asyncio.to_thread(make_start, self._plan, untrained)
+        if self._parts.start is not None:
+            start = await asyncio.to_thread(read_start, self._plan, self._parts.start)
+        else:
+            start = await asyncio.to_thread(make_start, self._plan, untrained)
         rosters = self._engine.book
         founding = rosters.chain()[0] if rosters.in_force is not None else None
         if founding is None:

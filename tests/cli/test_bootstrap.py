@@ -10,6 +10,7 @@ from p2p_diloco.cli import bootstrap
 from p2p_diloco.cli.bootstrap import request_bootstrap, run_bootstrap
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.cli.peer_process import PeerRequest
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.run_file import read_run_toml
 from p2p_diloco.settings import PeerSettings
 
@@ -41,6 +42,14 @@ def test_an_invite_makes_a_second_bootstrap(run_file: Path) -> None:
     request = requested(INVITE)
     assert request.invite is not None
     assert (request.trains, request.organiser_key) == (False, None)
+
+
+def test_a_start_belongs_to_a_run_that_is_founded() -> None:
+    around = Surroundings(overrides={}, environment={})
+    with pytest.raises(ConfigError, match="--start is what a run is founded from, and an invite"):
+        request_bootstrap(
+            INVITE, key_path=None, start=Path("a"), settings=SettingsFlags(), flags=PeerFlags(), around=around
+        )
 
 
 def test_the_command_runs_what_it_asked_for(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file, save_model
 from small_run import ORGANISER, peer_key, small_plan
+from torch import nn
 
-from p2p_diloco.errors import PeerError
+from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import GENESIS_ROUND, sha256
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey, is_signed_by
-from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
-from p2p_diloco.trainer.run_plan import RunPlan
+from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
+from p2p_diloco.trainer.own_model import describe_model
+from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, counts=True)
 
@@ -99,3 +107,69 @@ def test_the_genesis_digest_is_that_of_the_chains() -> None:
 
 
 GOLDEN = "b9b94cc29e78f32c"
+
+
+# -- a start from a file
+
+
+def own_plan(model: nn.Module) -> RunPlan:
+    rounds = {"clock_start": 1e6, "round_seconds": 8.0, "fragments": 2, "spans_per_fragment": 2}
+    values = {"model": describe_model(model), "rounds": rounds}
+    return plan_run(draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="own", values=values))
+
+
+def own_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(40, 33), nn.BatchNorm1d(33), nn.Linear(33, 5))
+
+
+def test_a_run_is_founded_from_a_file_as_from_the_model_itself(tmp_path: Path) -> None:
+    model, path = own_model(), tmp_path / "model.safetensors"
+    save_model(model, str(path))
+    plan = own_plan(model)
+    assert genesis_digest(read_start(plan, path)) == genesis_digest(
+        make_start(plan, LocalParameters(model, plan.fragments))
+    )
+
+
+def test_the_built_in_model_starts_from_a_file_too(tmp_path: Path) -> None:
+    plan, path = small_plan(), tmp_path / "model.safetensors"
+    save_model(build_model(plan.shape, 9), str(path))
+    assert genesis_digest(read_start(plan, path)) == genesis_digest(make_start(small_plan({"model.seed": 9})))
+
+
+def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: without(tensors, "2.weight"), "has no tensor 2.weight, which the run trains; write it with"),
+        (
+            lambda tensors: tensors | {"0.bias": torch.zeros(34)},
+            r"tensor 0.bias has shape \(34,\) in .* and \(33,\) in the run",
+        ),
+        (
+            lambda tensors: tensors | {"0.bias": torch.full((33,), torch.inf)},
+            "0.bias in .* holds other values than finite",
+        ),
+        (lambda tensors: tensors | {"0.bias": torch.zeros(33, dtype=torch.int64)}, "holds other values than finite"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_its_tensor(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], said: str
+) -> None:
+    model, path = own_model(), tmp_path / "model.safetensors"
+    save_file(change(dict(model.state_dict())), str(path))
+    with pytest.raises(ConfigError, match=said):
+        read_start(own_plan(model), path)
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
+        read_start(small_plan(), path)
+    path.write_bytes(b"weights")
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        read_start(small_plan(), path)
