@@ -13,12 +13,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import uvloop
@@ -46,6 +46,8 @@ logger = logging.getLogger("p2p_diloco")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 OnEvent = Callable[[PeerEvent], None]
+OwnState = Mapping[str, Stateful] | None
+RunToEnd = Callable[[Coroutine[Any, Any, None]], None]
 AnySettings = PeerSettings | Mapping[str, object] | None
 
 
@@ -79,7 +81,7 @@ def join(
     optimizer: Optimizers = None,
     *,
     settings: AnySettings = None,
-    state: Mapping[str, Stateful] | None = None,
+    state: OwnState = None,
     wait: bool = True,
     timeout: float | None = None,
     until_round: int | None = None,
@@ -102,16 +104,8 @@ def join(
         ConfigError: the invite, the model or the settings do not fit.
         NetworkError: nobody answered, or not in time.
     """
-    own_settings, parsed = _settings_of(settings), parse_invite(invite)
-    own = OwnModel(model, _listed(optimizer), state)
-    plan = PeerPlan(
-        settings=own_settings,
-        invite=parsed,
-        own=own,
-        until_round=until_round,
-        evaluate_seconds=0.0,
-    )
-    return _started(plan, own, wait=wait, timeout=timeout, on_event=on_event)
+    plan = joiner_plan(invite, model, optimizer, settings=settings, state=state, until_round=until_round)
+    return start(plan, wait=wait, timeout=timeout, on_event=on_event)
 
 
 def found(
@@ -120,7 +114,7 @@ def found(
     optimizer: Optimizers = None,
     *,
     settings: AnySettings = None,
-    state: Mapping[str, Stateful] | None = None,
+    state: OwnState = None,
     until_round: int | None = None,
     on_event: OnEvent | None = None,
 ) -> Swarm:
@@ -132,20 +126,8 @@ def found(
     Raises:
         ConfigError: the run file, its key, the model or the settings do not fit.
     """
-    path = Path(run)
-    key = read_key_file(path.with_name(KEY_FILE))
-    signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
-    own = OwnModel(model, _listed(optimizer), state)
-    plan = PeerPlan(
-        settings=own_settings,
-        signed_manifest=signed,
-        organiser_key=key,
-        founds_alone=True,
-        own=own,
-        until_round=until_round,
-        evaluate_seconds=0.0,
-    )
-    return _started(plan, own, wait=True, timeout=None, on_event=on_event)
+    plan = founder_plan(run, model, optimizer, settings=settings, state=state, until_round=until_round)
+    return start(plan, on_event=on_event)
 
 
 class Swarm:
@@ -154,10 +136,12 @@ class Swarm:
     Call its methods from the thread that steps the model. `leave` and `status` may be called from any thread.
     """
 
-    def __init__(self, plan: PeerPlan, own: OwnModel, on_event: OnEvent | None) -> None:
+    def __init__(self, plan: PeerPlan, on_event: OnEvent | None, run_to_end: RunToEnd) -> None:
+        assert plan.own is not None
         self._plan = plan
-        self._own = own
+        self._own = plan.own
         self._observer = _Observer(plan.settings.state_directory, on_event)
+        self._run_to_end = run_to_end
         self._failure: BaseException | None = None
         self._ended = threading.Event()
         self._running = threading.Event()
@@ -304,7 +288,7 @@ class Swarm:
 
     def _run(self) -> None:
         try:
-            uvloop.run(self._be_peer())
+            self._run_to_end(self._be_peer())
         except BaseException as error:
             self._failure = error
             if not isinstance(error, P2PDilocoError):
@@ -333,6 +317,73 @@ class Swarm:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def joiner_plan(
+    invite: str,
+    model: nn.Module,
+    optimizer: Optimizers,
+    *,
+    settings: AnySettings,
+    state: OwnState,
+    until_round: int | None,
+) -> PeerPlan:
+    """Return what `join` asks of a peer; the model takes part from here on."""
+    own_settings, parsed = _settings_of(settings), parse_invite(invite)
+    return PeerPlan(
+        settings=own_settings,
+        invite=parsed,
+        own=OwnModel(model, _listed(optimizer), state),
+        until_round=until_round,
+        evaluate_seconds=0.0,
+    )
+
+
+def founder_plan(
+    run: str | Path,
+    model: nn.Module,
+    optimizer: Optimizers,
+    *,
+    settings: AnySettings,
+    state: OwnState,
+    until_round: int | None,
+) -> PeerPlan:
+    """Return what `found` asks of a peer; the model takes part from here on."""
+    path = Path(run)
+    key = read_key_file(path.with_name(KEY_FILE))
+    signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
+    return PeerPlan(
+        settings=own_settings,
+        signed_manifest=signed,
+        organiser_key=key,
+        founds_alone=True,
+        own=OwnModel(model, _listed(optimizer), state),
+        until_round=until_round,
+        evaluate_seconds=0.0,
+    )
+
+
+def start(
+    plan: PeerPlan,
+    *,
+    wait: bool = True,
+    timeout: float | None = None,
+    on_event: OnEvent | None = None,
+    run_to_end: RunToEnd = uvloop.run,
+) -> Swarm:
+    """Start a peer in a thread of its own; see `join`.
+
+    Args:
+        run_to_end: runs the peer and returns when it has ended, called in that thread.
+    """
+    swarm = Swarm(plan, on_event, run_to_end)
+    try:
+        if wait:
+            swarm.wait_until_ready(timeout)
+    except BaseException:
+        swarm.leave()
+        raise
+    return swarm
 
 
 class _Observer:
@@ -396,14 +447,3 @@ def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
     return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-
-
-def _started(plan: PeerPlan, own: OwnModel, *, wait: bool, timeout: float | None, on_event: OnEvent | None) -> Swarm:
-    swarm = Swarm(plan, own, on_event)
-    try:
-        if wait:
-            swarm.wait_until_ready(timeout)
-    except BaseException:
-        swarm.leave()
-        raise
-    return swarm

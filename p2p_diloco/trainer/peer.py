@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
@@ -32,14 +33,28 @@ from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import PeerObserver, Tally
 from p2p_diloco.trainer.waiting import result_before
+from p2p_diloco.transport.directory import Directory
 from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
-from p2p_diloco.transport.link import Lane, TransportLimits
+from p2p_diloco.transport.link import Lane, Transport, TransportLimits
 
 START_SECONDS = 60.0
 BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
 """Of each parameter on the host, at the very least: the anchor and its momentum in float32, and what is trained."""
+
+OpenDirectory: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Directory]]
+"""Takes the addresses of peers to join through."""
+
+
+class Network(Protocol):
+    """What peers of one process may use in the place of libp2p."""
+
+    @property
+    def directory(self) -> Directory: ...
+
+    def transport(self, peer: PeerId, *, run: Digest, limits: TransportLimits | None = None) -> Transport:
+        """Return a transport of `peer`, not entered yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +73,7 @@ class PeerPlan:
         own: the model of a loop of somebody's own; None: the built-in trainer's.
         until_round: stop after this round, with all others; None: go on.
         evaluate_seconds: between two measurements of the held-out loss; 0: none.
+        network: None: libp2p.
     """
 
     settings: PeerSettings
@@ -70,6 +86,7 @@ class PeerPlan:
     own: OwnModel | None = None
     until_round: int | None = None
     evaluate_seconds: float = 30.0
+    network: Network | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +127,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         tally = Tally(observer=observer, unix_seconds=time.time)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             tally.report("invite", complaint)
-        async with _transport(plan, run, key, tally) as transport:
+        async with _network(plan, run, key, tally) as (transport, open_directory):
             tally.line = LineWatch(
                 transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
             )
@@ -128,7 +145,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     f"checkpoints go to {folder.path}; `p2p-diloco sample` and `p2p-diloco export` read the newest",
                 )
             initial = tuple(address for addresses in known.values() for address in addresses)
-            async with Libp2pDirectory(transport, initial_peers=initial) as directory:
+            async with open_directory(initial) as directory:
                 tally.addresses = transport.listen_addresses()
                 invite = fresh_invite(run, [tally.addresses, *(known[peer] for peer in answered)])
                 tally.invite = format_invite(invite) if invite.bootstraps else ""
@@ -248,7 +265,18 @@ def _run_of(plan: PeerPlan) -> Digest:
 
 
 @asynccontextmanager
-async def _transport(plan: PeerPlan, run: Digest, key: SigningKey, tally: Tally) -> AsyncIterator[Libp2pTransport]:
+async def _network(
+    plan: PeerPlan, run: Digest, key: SigningKey, tally: Tally
+) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
+    """Go on line; yield the transport, and what opens the directory once the manifest is known."""
+    limits = TransportLimits(
+        upload_bytes_per_second=bytes_per_second(plan.settings.max_upload),
+        download_bytes_per_second=bytes_per_second(plan.settings.max_download),
+    )
+    if (network := plan.network) is not None:
+        async with network.transport(key.peer, run=run, limits=limits) as in_process:
+            yield in_process, lambda initial: nullcontext(network.directory)
+        return
     settings = await _with_port(plan, key, tally)
     transport = Libp2pTransport(
         peer=key.peer,
@@ -258,13 +286,10 @@ async def _transport(plan: PeerPlan, run: Digest, key: SigningKey, tally: Tally)
         announce_maddrs=settings.announced_addresses(0),
         dial_out_only=settings.dial_out_only,
         map_port=not settings.no_port_mapping,
-        limits=TransportLimits(
-            upload_bytes_per_second=bytes_per_second(settings.max_upload),
-            download_bytes_per_second=bytes_per_second(settings.max_download),
-        ),
+        limits=limits,
     )
     async with transport:
-        yield transport
+        yield transport, lambda initial: Libp2pDirectory(transport, initial_peers=initial)
 
 
 async def _with_port(plan: PeerPlan, key: SigningKey, tally: Tally) -> PeerSettings:
@@ -307,7 +332,7 @@ async def _manifest(
     plan: PeerPlan,
     run: Digest,
     folder: RunFolder,
-    transport: Libp2pTransport,
+    transport: Transport,
     known: dict[PeerId, tuple[str, ...]],
     records: list[bytes],
     answered: list[PeerId],

@@ -1,4 +1,4 @@
-"""Two loops of one's own in one process, each in a swarm of its own thread: they train together and end alike."""
+"""Loops of one's own in one process, each with a swarm in a thread of its own: over libp2p, and without a network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import p2p_diloco
+from p2p_diloco.testing import local_swarm
 
 pytestmark = pytest.mark.wall_clock
 
@@ -83,12 +84,10 @@ def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tm
     assert "ready" in {event.topic for event in events}
 
 
-def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards(tmp_path: Path) -> None:
+def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards() -> None:
     loop = Loop(0)
-    run = tmp_path / "run.toml"
-    p2p_diloco.new_run(run, loop.model, rounds={"round_seconds": 60.0, "fragments": 1, "spans_per_fragment": 2})
     start = [parameter.detach().clone() for parameter in loop.model.parameters()]
-    with p2p_diloco.found(run, loop.model, settings={"state_directory": tmp_path / "ada", **HOME}) as swarm:
+    with local_swarm(rounds={"round_seconds": 60.0}) as local, local.found(loop.model) as swarm:
         loop.learn()  # the swarm is told of no step, so there is nothing to contribute and the anchor stays
         own = [parameter.detach().clone() for parameter in loop.model.parameters()]
         with swarm.anchor():
@@ -96,8 +95,9 @@ def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_
         assert all(torch.equal(one, two) for one, two in zip(own, loop.model.parameters(), strict=True))
         assert not any(torch.equal(one, two) for one, two in zip(own, start, strict=True))
         with pytest.raises(p2p_diloco.ConfigError, match="this model takes part in a run already"):
-            p2p_diloco.join(f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{swarm.status.peer}", loop.model)
+            p2p_diloco.join(swarm.invite, loop.model)
         began = time.monotonic()
+        swarm.leave()
     assert time.monotonic() - began < 25.0, "a round of a minute is not waited for"
     assert not loop.step(swarm), "and the loop is told"
 

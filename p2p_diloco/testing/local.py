@@ -1,0 +1,161 @@
+"""A swarm in one process, to try a loop of one's own: the peers that ship, on a network in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from torch import nn
+
+from p2p_diloco.api import OnEvent, Optimizers, OwnState, Swarm, founder_plan, joiner_plan, new_run, start
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, PeerId, format_peer_id
+from p2p_diloco.trainer.peer import PeerPlan
+from p2p_diloco.transport.directory import Directory, MemoryDirectory
+from p2p_diloco.transport.link import TransportLimits
+from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+
+SHORT = {
+    "rounds": {"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2},
+    "membership": {"heartbeat_seconds": 0.5},
+}
+
+
+@contextmanager
+def local_swarm(**values: Any) -> Iterator[LocalSwarm]:
+    """Give peers of one run a network in memory, to try a loop that calls `Swarm.step`.
+
+    There is no daemon and no socket, and all files lie in a temporary folder. Peers that have not left when the block
+    ends leave then.
+
+    Args:
+        values: of the run, as for `p2p_diloco.new_run`; a round takes half a second unless they say otherwise.
+    """
+    with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:
+        local = LocalSwarm(Path(folder), values)
+        try:
+            yield local
+        finally:
+            local.close()
+
+
+class LocalSwarm:
+    """A run of which all peers live in this process. Made by `local_swarm`.
+
+    `found` and `join` are those of `p2p_diloco` without a run file, an invite and settings.
+    """
+
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        self._folder = folder
+        self._values = {**values, **{name: {**short, **values.get(name, {})} for name, short in SHORT.items()}}
+        self._network = _Network(delay_seconds=(0.0, 0.0))
+        self._loop = _LoopThread()
+        self._swarms: list[Swarm] = []
+
+    def found(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers = None,
+        *,
+        state: OwnState = None,
+        until_round: int | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Swarm:
+        """Found the run, once; see `p2p_diloco.found`."""
+        run = self._folder / "run.toml"
+        new_run(run, model, **self._values)
+        plan = founder_plan(run, model, optimizer, settings=self._settings(), state=state, until_round=until_round)
+        return self._start(plan, on_event=on_event)
+
+    def join(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers = None,
+        *,
+        state: OwnState = None,
+        wait: bool = True,
+        timeout: float | None = None,
+        until_round: int | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Swarm:
+        """Join the run that was founded; see `p2p_diloco.join`.
+
+        Raises:
+            ConfigError: nobody has founded it.
+        """
+        if not self._swarms:
+            raise ConfigError("the local swarm has no founder yet; call found first, then join")
+        invite = self._swarms[0].invite
+        plan = joiner_plan(invite, model, optimizer, settings=self._settings(), state=state, until_round=until_round)
+        return self._start(plan, wait=wait, timeout=timeout, on_event=on_event)
+
+    def close(self) -> None:
+        """Let all peers leave, those that came last first."""
+        try:
+            for swarm in reversed(self._swarms):
+                swarm.leave()
+        finally:
+            self._loop.close()
+
+    def _settings(self) -> dict[str, object]:
+        return {"state_directory": self._folder / f"peer-{len(self._swarms)}"}
+
+    def _start(self, plan: PeerPlan, **choices: Any) -> Swarm:
+        swarm = start(replace(plan, network=self._network), run_to_end=self._loop.run_to_end, **choices)
+        self._swarms.append(swarm)
+        return swarm
+
+
+class _Network(MemoryNetwork):
+    """A memory network with a directory."""
+
+    def __init__(self, **weather: Any) -> None:
+        super().__init__(**weather)
+        self.directory: Directory = MemoryDirectory(time.time)
+
+    def transport(
+        self, peer: PeerId, *, run: Digest, can_be_dialled: bool = True, limits: TransportLimits | None = None
+    ) -> MemoryTransport:
+        return _Transport(self, peer=peer, run=run, can_be_dialled=can_be_dialled, limits=limits)
+
+
+class _Transport(MemoryTransport):
+    """Names an address that fits into invites; nothing listens there."""
+
+    def listen_addresses(self) -> tuple[str, ...]:
+        return (f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(self.peer)}",) if self.can_be_dialled() else ()
+
+
+class _LoopThread:
+    """The one event loop of all peers: a memory network belongs to one loop."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="p2p_diloco local swarm", daemon=True)
+        self._thread.start()
+
+    def run_to_end(self, peer: Coroutine[Any, Any, None]) -> None:
+        """Run a peer and wait for its end, in another thread than the loop's."""
+        asyncio.run_coroutine_threadsafe(peer, self._loop).result()
+
+    def close(self) -> None:
+        """End the loop and whatever still runs in it."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._wait())
+
+    async def _wait(self) -> None:
+        await self._over.wait()
