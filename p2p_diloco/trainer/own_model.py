@@ -253,8 +253,11 @@ class OwnModel:
         self.state.stepped(self._waiting_tokens, loss)
         self._waiting_tokens = self._steps = 0
 
-    def _count(self, *_: object) -> None:
-        self._steps += 1
+    def _count(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        # A GradScaler calls a fused optimiser also where gradients are infinite; its kernel then changes nothing.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is None or not bool(found_inf):
+            self._steps += 1
 
 
 def _num_ranks() -> int:

@@ -234,6 +234,31 @@ def test_steps_of_the_optimiser_are_counted_and_not_calls(hold: Callable[..., No
     assert (progress.steps, progress.tokens) == (2, 50)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_step_that_a_grad_scaler_skips_counts_nothing(fused: bool, hold: Callable[..., None]) -> None:
+    """A fused optimiser is called all the same: it is its kernel that changes nothing."""
+    model, plan = small(), plan_run(manifest_for(small()))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.1, fused=fused)
+    own = opened(model, plan, optimizer)
+    hold(own, plan, model)
+    assert own.state is not None
+    scaler = torch.amp.GradScaler("cpu")
+    moved = []
+    for gradient in (1.0, float("inf"), 1.0):
+        before = model.hidden.weight.detach().clone()
+        for parameter in trained:
+            parameter.grad = torch.full_like(parameter, gradient)
+        scaler.scale(torch.zeros(()))
+        scaler.step(optimizer)
+        scaler.update()
+        own.stepped(10, None)
+        moved.append(not torch.equal(before, model.hidden.weight))
+    progress = own.state.progress()
+    assert moved == [True, False, True]
+    assert (progress.steps, progress.tokens) == (2, 30)
+
+
 def test_without_an_optimiser_every_call_is_a_step(hold: Callable[..., None]) -> None:
     model, plan = small(), plan_run(manifest_for(small()))
     own = opened(model, plan)
