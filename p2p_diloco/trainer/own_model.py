@@ -26,6 +26,8 @@ OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
 
 SAMPLED, PROBED_MERGES, LOST_SHARE = 4096, 4, 0.25
 """Elements of the first tensor that are looked at around so many merges; a merge of which less is left was undone."""
+CLEAR_STEPS = 4.0
+"""A merge is looked at if it is so many times as long as a step: a step as long may by itself lead back."""
 
 _taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -162,6 +164,8 @@ class OwnModel:
         self._waiting_tokens = 0
         self._probe: _Probe | None = None
         self._probes_left = PROBED_MERGES
+        self._last: Tensor | None = None
+        self._step: Tensor | None = None
 
     def open(
         self,
@@ -206,14 +210,16 @@ class OwnModel:
             ConfigError: the optimiser undid a merge.
         """
         assert self.state is not None, "open it first"
-        if self._probes_left and self._probe is None and self.state.has_work:
-            before = self._sample()
+        if not self._probes_left:
             self.state.border()
-            after = self._sample()
-            if not torch.equal(before, after):
-                self._probe = _Probe(before=before, after=after)
-        else:
-            self.state.border()
+            return
+        before = self._sample()
+        had_work = self.state.has_work
+        self.state.border()
+        self._last = self._sample() if had_work else before
+        if had_work and not torch.equal(before, self._last):
+            first = self._probe.before if self._probe is not None else before
+            self._probe = _Probe(before=first, after=self._last)
 
     def _sample(self) -> Tensor:
         tensor = next(iter(trained(self.model).values()))
@@ -222,13 +228,17 @@ class OwnModel:
     def _check_probe(self) -> None:
         """See that the step after a merge began where the merge ended, not where it began."""
         probe, self._probe = self._probe, None
+        if self._last is None or not self._probes_left:
+            return
+        now = self._sample()
         if probe is None:
+            self._step = now - self._last
+            return
+        moved = _length(probe.after - probe.before)
+        if self._step is None or moved < CLEAR_STEPS * _length(self._step):
             return
         self._probes_left -= 1
-        now = self._sample()
-        moved = float(torch.linalg.vector_norm(probe.after - probe.before))
-        to_before, to_after = (float(torch.linalg.vector_norm(now - then)) for then in (probe.before, probe.after))
-        if to_before < LOST_SHARE * moved and to_after > (1 - LOST_SHARE) * moved:
+        if _length(now - probe.before) < LOST_SHARE * moved and _length(now - probe.after) > (1 - LOST_SHARE) * moved:
             raise ConfigError(
                 "the optimiser wrote its own copy of the parameters over a merge, so nothing of the others would reach "
                 "this model; use one that works on the model's own tensors, such as torch.optim.AdamW"
@@ -258,6 +268,10 @@ class OwnModel:
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is None or not bool(found_inf):
             self._steps += 1
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
 
 
 def _num_ranks() -> int:

@@ -285,26 +285,55 @@ class Stubborn(torch.optim.Optimizer):
                 parameter.copy_(master)
 
 
+def step_by(optimizer: torch.optim.Optimizer, gradient: float) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.full_like(parameter, gradient)
+    optimizer.step()
+
+
+def merge(own: OwnModel, plan: RunPlan) -> float:
+    """Let all parameters follow an entry; return by how much the first has moved."""
+    assert own.state is not None
+    first = next(own.model.parameters())
+    before = first.detach().clone()
+    for span in plan.places:
+        halves_N = np.full(plan.rules.span_elements[span], 0.5, np.float32)
+        own.state.apply(update_of(span, span.fragment, plan.codecs.entry.encode(halves_N)))
+    own.state.wait_until_idle()
+    own.border()
+    return float((first.detach() - before).mean())
+
+
 @pytest.mark.parametrize("kind", [Stubborn, lambda parameters: torch.optim.SGD(parameters, lr=1e-3)])
 def test_an_optimiser_that_undoes_merges_is_found_out(kind: Any, hold: Callable[..., None]) -> None:
     model, plan = small(), plan_run(manifest_for(small()))
     optimizer = kind([p for p in model.parameters() if p.requires_grad])
     own = opened(model, plan, optimizer)
     hold(own, plan, model)
-    assert own.state is not None
-    for span in plan.places:
-        halves_N = np.full(plan.rules.span_elements[span], 0.5, np.float32)
-        own.state.apply(update_of(span, span.fragment, plan.codecs.entry.encode(halves_N)))
-    own.state.wait_until_idle()
     own.border()
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
-    optimizer.step()
+    step_by(optimizer, 1.0)
+    own.stepped(1, None)
+    merge(own, plan)
+    step_by(optimizer, 1.0)
     if kind is Stubborn:
         with pytest.raises(ConfigError, match="the optimiser wrote its own copy of the parameters over a merge"):
             own.stepped(1, None)
     else:
         own.stepped(1, None)
+
+
+def test_a_step_that_leads_back_over_a_merge_undoes_nothing(hold: Callable[..., None]) -> None:
+    """In a round of few steps a merge takes them back, and the next step may make them again."""
+    model, plan = small(), plan_run(manifest_for(small()))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    own = opened(model, plan, optimizer)
+    hold(own, plan, model)
+    own.border()
+    step_by(optimizer, 0.2)
+    own.stepped(1, None)
+    step_by(optimizer, merge(own, plan))
+    own.stepped(1, None)
 
 
 def test_the_start_is_what_the_founder_s_model_holds() -> None:
