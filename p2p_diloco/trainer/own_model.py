@@ -63,14 +63,10 @@ def checked(model: nn.Module) -> dict[str, nn.Parameter]:
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
         raise ConfigError(f"parameters lie on {' and '.join(devices)}; put all that are trained on one device")
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    if (ranks := _num_ranks()) > 1:
         raise ConfigError(
-            f"this is one of {torch.distributed.get_world_size()} ranks of torch.distributed; islands of several "
-            "processes cannot join yet, join from a program of one process"
+            f"this is one of {ranks} ranks of torch.distributed; islands of several processes cannot join yet, join "
+            "from a program of one process"
         )
     for name, tensor in tensors.items():
         wrong = _what_is_wrong(tensor)

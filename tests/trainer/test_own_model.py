@@ -13,8 +13,9 @@ import torch
 from small_run import ORGANISER, start_states, update_of
 from torch import nn
 
+from p2p_diloco.api import found, join, new_run
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import SpanId
+from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.trainer.founding import make_start
@@ -199,6 +200,17 @@ def transposed() -> nn.Module:
 def test_a_model_that_cannot_take_part_is_refused_by_name(model: Callable[[], nn.Module], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         OwnModel(model(), ())
+
+
+def test_ranks_of_torch_distributed_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    new_run(tmp_path / "run.toml", small())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    refused = "this is one of 2 ranks of torch.distributed; .* join from a program of one process"
+    with pytest.raises(ConfigError, match=refused):
+        found(tmp_path / "run.toml", small())
+    with pytest.raises(ConfigError, match=refused):
+        join(f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(ORGANISER.peer)}", small())
 
 
 def test_a_model_takes_part_once_at_a_time() -> None:
