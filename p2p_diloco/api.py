@@ -22,13 +22,16 @@ from typing import Any, Self
 
 import torch
 import uvloop
-from torch import nn
+from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import parse_peer_id, sha256
 from p2p_diloco.invite import parse_invite
+from p2p_diloco.island.own_files import own_files, own_tensors
+from p2p_diloco.island.provenance import Provenance
 from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import RunManifest
+from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.run_file import KEY_FILE, draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.trainer.inner_state import Stateful
@@ -202,6 +205,27 @@ class Swarm:
         finally:
             state.local.parameters.load_flat(before)
 
+    def save(self, path: str | Path) -> None:
+        """Write the shared model to a new file of safetensors, by the names of the model's `state_dict`.
+
+        Frozen tensors and buffers are in it, as this model holds them. So does `export`; both work after the end too.
+
+        Raises:
+            ConfigError: the file exists.
+            StateError: the model does not hold the run's state yet, or the disk is full.
+        """
+        write_new_file(Path(path), own_tensors(*self._shared()), mode=0o666)
+
+    def export(self, folder: str | Path) -> None:
+        """Write the shared model to a new folder: what `save` writes, and a model card that tells of the run.
+
+        Raises:
+            ConfigError: the folder is not new.
+            StateError: as for `save`.
+        """
+        check_new_folder(Path(folder))
+        write_new_folder(Path(folder), own_files(*self._shared(), is_whole=True))
+
     # -- what can be seen
 
     @property
@@ -280,9 +304,26 @@ class Swarm:
                     f"{self._plan.settings.state_directory / 'events.jsonl'} for what happened"
                 )
 
+    def _shared(self) -> tuple[dict[str, Tensor], Provenance]:
+        """Return all tensors with the shared state in them, and where that comes from."""
+        state, status = self._held(), self.status
+        with self.anchor():
+            tensors = self._own.tensors()
+        held, progress = state.states(), state.progress()
+        rounds = max(0, *(span.head.round + 1 for span in held.values()))
+        return tensors, Provenance(
+            run_name=status.run_name,
+            run=status.run,
+            text=None,
+            rounds=rounds,
+            cycles=rounds / len({span.fragment for span in held}),
+            tokens=progress.tokens or None,
+            training_loss=progress.loss if progress.steps else None,
+        )
+
     def _held(self) -> TrainedState:
         state = self._own.state
-        if state is None or not self.ready:
+        if state is None or not self.status.run or not state.begin():
             raise StateError("the model does not hold the run's state yet; wait until the swarm is ready")
         return state
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2p_diloco.cli.sample import warn_of_refused
-from p2p_diloco.island.llama import Provenance, llama_files
+from p2p_diloco.island.llama import llama_files
+from p2p_diloco.island.own_files import own_files
+from p2p_diloco.island.provenance import Provenance
 from p2p_diloco.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.new_file import check_new_folder, write_new_folder
 from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
@@ -22,7 +24,11 @@ def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int
     check_new_folder(folder)
     learnt = load_learnt_model(state_directory, run)
     warn_of_refused(learnt)
-    files = llama_files(learnt.shape, learnt.parameters, provenance_of(learnt, read_status(state_directory)))
+    provenance = provenance_of(learnt, read_status(state_directory))
+    if learnt.plan.built_in is None:
+        files = own_files(learnt.parameters, provenance, is_whole=False)
+    else:
+        files = llama_files(learnt.plan.built_in, learnt.parameters, provenance)
     write_new_folder(folder, files)
     print(f"wrote {folder}: {', '.join(files)}")
     print("README.md is the model card; it names no licence, so add yours before you publish")
@@ -33,13 +39,15 @@ def provenance_of(learnt: LearntModel, status: PeerStatus | None) -> Provenance:
     """Return what the model card tells; tokens and loss only from a status of the same run."""
     run = learnt.manifest.digest().hex()
     own = status if status is not None and status.run == run else None
+    is_own = learnt.plan.built_in is None
     return Provenance(
         run_name=learnt.manifest.name,
         run=run,
-        text=_describe(learnt.manifest.data),
+        text=None if is_own else _describe(learnt.manifest.data),
         rounds=learnt.rounds,
         cycles=learnt.cycles,
         tokens=own.tokens if own is not None and own.tokens else None,
+        training_loss=own.loss if own is not None and is_own else None,
         held_out_loss=own.anchor_loss if own is not None else None,
     )
 

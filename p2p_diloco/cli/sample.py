@@ -72,7 +72,7 @@ def print_sample(options: SampleOptions) -> int:
 
 def sample_text(learnt: LearntModel, prompt: bytes, *, num_bytes: int, temperature: float, seed: int) -> Iterator[str]:
     """Return the prompt and what the model writes after it, piece by piece, as people may see it."""
-    written = continue_text(model_of(learnt.shape, learnt.parameters), prompt, temperature=temperature, seed=seed)
+    written = continue_text(model_of(learnt.plan.shape, learnt.parameters), prompt, temperature=temperature, seed=seed)
     return filter(None, readable_text(chain(prompt, islice(written, num_bytes))))
 
 

@@ -7,9 +7,7 @@ its own. Only two stacked matrices are cut apart (query, key, value; gate, up). 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from safetensors.torch import save
@@ -17,32 +15,9 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.model import NORM_EPSILON, ROTARY_BASE, ModelShape
+from p2p_diloco.island.provenance import Provenance, as_markdown, card_table
 
 NUM_BYTES = 256
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>&#|~])")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """Where parameters come from, for the model card; None where nobody knows.
-
-    Attributes:
-        run_name: the run's name for people.
-        run: run id in hexadecimal digits.
-        text: what it was trained on, in words.
-        rounds: of exchange, up to the latest whose update is included; 0: it is the start.
-        cycles: the same in cycles.
-        tokens: trained by the peer that exports, since it was started last.
-        held_out_loss: nats per byte, as this peer measured it last.
-    """
-
-    run_name: str
-    run: str
-    text: str
-    rounds: int
-    cycles: float
-    tokens: int | None = None
-    held_out_loss: float | None = None
 
 
 def llama_files(shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance) -> dict[str, bytes]:
@@ -167,20 +142,7 @@ def _byte_characters() -> list[str]:
 
 def model_card(shape: ModelShape, provenance: Provenance) -> str:
     """Return `README.md`; no licence is named, for that is whoever's who publishes it."""
-    facts = [
-        ("run id", f"`{provenance.run}`"),
-        ("parameters", f"{shape.num_parameters:,}, float32"),
-        ("context", f"{shape.context} bytes"),
-        ("trained on", _plain(provenance.text)),
-        ("rounds, cycles", f"{provenance.rounds:,}, {provenance.cycles:,.1f}"),
-    ]
-    if provenance.tokens is not None:
-        facts.append(("tokens", f"{provenance.tokens:,} by the peer that exported this, since its last start"))
-    if provenance.held_out_loss is not None:
-        facts.append(
-            ("held-out loss", f"{provenance.held_out_loss:.4f} nats per byte, when that peer measured it last")
-        )
-    rows = "\n".join(f"| {what} | {fact} |" for what, fact in facts)
+    size = [("parameters", f"{shape.num_parameters:,}, float32"), ("context", f"{shape.context} bytes")]
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -188,14 +150,12 @@ tags:
 - p2p-diloco
 ---
 
-# {_plain(provenance.run_name)}
+# {as_markdown(provenance.run_name)}
 
 A language model of bytes, trained by the peers of a p2p_diloco run. It has the architecture of Llama, and each token is
 one byte of UTF-8.
 
-| | |
-|---|---|
-{rows}
+{card_table(provenance, size)}
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -209,11 +169,6 @@ print(tokenizer.decode(text[0]))
 No licence is named here. Before you publish this model, choose one that the text it was trained on allows, and add
 `license: …` to the lines at the top.
 """
-
-
-def _plain(text: str) -> str:
-    """Return somebody's words as Markdown that shows them and does nothing else."""
-    return _MARKDOWN.sub(r"\\\1", text)
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

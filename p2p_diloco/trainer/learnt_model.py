@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.island.evaluation import Slice
-from p2p_diloco.island.model import DecoderModel, ModelShape
+from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.manifest import RunManifest, decode_signed_manifest
 from p2p_diloco.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.trainer.evaluation import anchor_slice
@@ -30,18 +30,21 @@ class LearntModel:
     """The anchor φ of a run.
 
     Attributes:
-        manifest: of the run.
-        shape: of the model.
-        parameters: φ by the names of the built-in model, float32.
+        plan: of the run.
+        parameters: φ by the names of the model's tensors, float32.
         rounds: of exchange, up to the latest whose update is included; 0: it is the start.
         refused: a sentence for each newer checkpoint that could not be believed.
     """
 
-    manifest: RunManifest
-    shape: ModelShape
+    plan: RunPlan
     parameters: dict[str, Tensor]
     rounds: int
     refused: tuple[str, ...] = ()
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The manifest of the run."""
+        return self.plan.manifest
 
     @property
     def cycles(self) -> float:
@@ -69,23 +72,28 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
     states, refused = checkpoints.read_newest()
     if states is None:
         raise StateError(refused[0]) if refused else _no_checkpoint(state_directory)
-    with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in DecoderModel(plan.shape).named_parameters()}
     places = {
         slot.name: Slice(fragment.index, slot.start, slot.stop)
         for fragment in plan.fragments
         for slot in fragment.tensors
     }
     return LearntModel(
-        manifest=plan.manifest,
-        shape=plan.shape,
+        plan=plan,
         parameters={
             name: torch.from_numpy(anchor_slice(plan, states, places[name])).view(shape)
-            for name, shape in shapes.items()
+            for name, shape in _shapes(plan).items()
         },
         rounds=max(0, *(state.head.round + 1 for state in states.values())),
         refused=refused,
     )
+
+
+def _shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors in the order of the model."""
+    if plan.built_in is None:
+        return {name: tuple(shape) for name, shape, _ in plan.manifest.model.tensors}
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in DecoderModel(plan.built_in).named_parameters()}
 
 
 def _no_checkpoint(state_directory: Path) -> StateError:

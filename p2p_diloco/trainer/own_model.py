@@ -249,6 +249,15 @@ class OwnModel:
             hook.remove()
         self._hooks = []
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return a copy of all tensors of the model's `state_dict` as they are now, no two in one piece of memory."""
+        named = self.model.state_dict().items()
+        return {
+            plain_name(name): tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in named
+            if isinstance(tensor, Tensor)
+        }
+
     def stepped(self, tokens: int, loss: float | None) -> None:
         """Count tokens, and a step if the optimiser made one since the last call."""
         assert self.state is not None, "open it first"

@@ -8,16 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from p2p_diloco.cli.app import main
 from p2p_diloco.errors import has_unseen
 from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.checkpoint import CheckpointFolder
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.own_model import describe_model
 from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.watch.status_file import PeerStatus, write_status
@@ -108,6 +111,30 @@ def test_an_export_is_a_folder_that_tells_where_it_comes_from(run: Digest, tmp_p
     assert "| tokens | 4,096 by" in card
     assert "| held-out loss | 1.2500" in card
     assert "secret" not in card, "where the organiser has the text is nobody's business"
+
+
+def test_an_export_of_a_model_of_somebody_s_own_has_the_names_of_its_tensors(tmp_path: Path, capsys: Captured) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    values = {"model": describe_model(model), "rounds": {"fragments": 2}}
+    manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="night", values=values)
+    plan = plan_run(manifest)
+    folder = RunFolder(tmp_path / "state", plan.rules.run)
+    folder.write(MANIFEST_FILE, manifest.sign(ORGANISER).encode())
+    start = make_start(plan, LocalParameters(model, plan.fragments))
+    states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in start.items()}
+    CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=1).save(states)
+    write_status(tmp_path / "state", PeerStatus(run=plan.rules.run.hex(), tokens=4_096, loss=0.5))
+    assert main(["export", "out"]) == 0
+    assert "wrote out: model.safetensors, README.md" in capsys.readouterr().out
+    held, own = load_file(tmp_path / "out" / "model.safetensors"), dict(model.named_parameters())
+    assert held.keys() == own.keys(), "what the run trains, and no buffer"
+    assert all((held[name] == own[name].detach().numpy()).all() for name in own)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "strict=False" in card
+    assert "| training loss | 0.5, of" in card
+    assert "| trained on" not in card, "peers bring their own data"
+    assert main(["sample", "def main"]) == 2
+    assert '"night" trains a model of its own, which this command cannot build' in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("run")

@@ -13,8 +13,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.llama import Provenance, llama_files
+from p2p_diloco.island.llama import llama_files
 from p2p_diloco.island.model import DecoderModel, ModelShape, build_model
+from p2p_diloco.island.provenance import Provenance
 
 PROVENANCE = Provenance(run_name="night", run="ab" * 32, text="a text", rounds=12, cycles=6.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import p2p_diloco
@@ -100,6 +102,54 @@ def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_
         swarm.leave()
     assert time.monotonic() - began < 25.0, "a round of a minute is not waited for"
     assert not loop.step(swarm), "and the loop is told"
+
+
+class Reader(nn.Module):
+    """An embedding tied to the head, a frozen layer and buffers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding, self.hidden, self.frozen = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+
+    def loss(self, words: torch.Tensor) -> torch.Tensor:
+        found = self.head(self.norm(self.frozen(self.hidden(self.embedding(words)))))
+        return nn.functional.cross_entropy(found, words.roll(1))
+
+
+def test_an_export_and_a_saved_file_hold_the_whole_shared_model(tmp_path: Path) -> None:
+    model, words = Reader(0), torch.randint(20, (64,), generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    with local_swarm() as local, local.found(model, optimizer) as swarm:
+        while swarm.status.entries_absorbed < 4 and time.monotonic() < give_up:
+            optimizer.zero_grad()
+            loss = model.loss(words)
+            loss.backward()
+            optimizer.step()
+            swarm.step(tokens=64, loss=loss.item())
+        swarm.leave()
+        model.eval()
+        with swarm.anchor():
+            shared = model.loss(words).item()
+        own = model.loss(words).item()
+        swarm.export(tmp_path / "model")
+        swarm.save(tmp_path / "shared.safetensors")
+        with pytest.raises(p2p_diloco.ConfigError, match="is not empty, and nothing in it is overwritten"):
+            swarm.export(tmp_path / "model")
+        assert model.loss(words).item() == own != shared, "the model holds its own parameters again"
+    for path in (tmp_path / "model" / "model.safetensors", tmp_path / "shared.safetensors"):
+        other = Reader(1).eval()
+        other.load_state_dict(load_file(path))
+        assert other.loss(words).item() == shared
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"| run id | `{swarm.status.run}` |" in card
+    assert re.search(r"\| rounds, cycles \| [1-9][0-9]*, [0-9.]+ \|", card)
+    assert re.search(r"\| tokens \| [0-9,]+ by the peer", card)
+    assert re.search(r"\| training loss \| [0-9.]+, of", card)
 
 
 def test_nobody_who_answers_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_parameters_of_the_anchor_come_back_by_name(tmp_path: Path) -> None:
     assert learnt.parameters.keys() == expected.keys()
     for name, tensor in learnt.parameters.items():
         assert torch.equal(tensor, expected[name]), name
-    assert (learnt.manifest, learnt.shape) == (PLAN.manifest, PLAN.shape)
+    assert (learnt.manifest, learnt.plan.shape) == (PLAN.manifest, PLAN.shape)
     assert (learnt.rounds, learnt.cycles, learnt.refused) == (10, 5.0, ())
 
 

@@ -1,0 +1,60 @@
+"""Where parameters come from: what a model card tells of the run that trained them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>&#|~])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where parameters come from; None where nobody knows.
+
+    Attributes:
+        run_name: the run's name for people.
+        run: run id in hexadecimal digits.
+        text: what it was trained on, in words.
+        rounds: of exchange, up to the latest whose update is included; 0: it is the start.
+        cycles: the same in cycles.
+        tokens: trained by the peer that exports, since it was started last.
+        training_loss: of that peer's latest steps.
+        held_out_loss: nats per byte, as this peer measured it last.
+    """
+
+    run_name: str
+    run: str
+    text: str | None
+    rounds: int
+    cycles: float
+    tokens: int | None = None
+    training_loss: float | None = None
+    held_out_loss: float | None = None
+
+
+def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
+    """Return the facts of a model card as rows of a Markdown table.
+
+    Args:
+        size: what and how much, as rows.
+    """
+    facts = [("run id", f"`{provenance.run}`"), *size]
+    if provenance.text is not None:
+        facts.append(("trained on", as_markdown(provenance.text)))
+    facts.append(("rounds, cycles", f"{provenance.rounds:,}, {provenance.cycles:,.1f}"))
+    if provenance.tokens is not None:
+        facts.append(("tokens", f"{provenance.tokens:,} by the peer that exported this, since its last start"))
+    if provenance.training_loss is not None:
+        facts.append(("training loss", f"{provenance.training_loss:.6g}, of that peer's latest steps"))
+    if provenance.held_out_loss is not None:
+        facts.append(
+            ("held-out loss", f"{provenance.held_out_loss:.4f} nats per byte, when that peer measured it last")
+        )
+    return "\n".join(["| | |", "|---|---|", *(f"| {what} | {fact} |" for what, fact in facts)])
+
+
+def as_markdown(text: str) -> str:
+    """Return somebody's words as Markdown that shows them and does nothing else."""
+    return _MARKDOWN.sub(r"\\\1", text)
