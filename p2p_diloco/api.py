@@ -481,7 +481,9 @@ _ANYBODY = parse_peer_id("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN")
 
 
 def _settings_of(settings: AnySettings) -> PeerSettings:
-    return settings if isinstance(settings, PeerSettings) else load_settings(flags=settings, flags_source="settings")
+    """Return the settings; the program may change its working directory later, and the peer stays where it is."""
+    own = settings if isinstance(settings, PeerSettings) else load_settings(flags=settings, flags_source="settings")
+    return own.model_copy(update={"state_directory": own.state_directory.absolute()})
 
 
 def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
