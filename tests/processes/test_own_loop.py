@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -176,3 +177,52 @@ def test_what_ends_a_loop_is_said_in_its_own_thread(loops: Loops, tmp_path: Path
     assert code == 1
     assert "RuntimeError: the caller's own error" in said
     assert time.monotonic() - began < 20.0, "it leaves within ten seconds"
+
+
+EXAMPLES = HERE.parents[1] / "examples" / "own_loop"
+
+
+def test_the_notebook_goes_on_from_cell_to_cell_and_while_none_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each cell runs in one namespace while an event loop runs in its thread, as in Jupyter's kernel."""
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
+    cells = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    names: dict[str, Any] = {}
+
+    async def run(*names_of_cells: str) -> None:
+        for name in names_of_cells:
+            exec(compile(cells[name], f"cell {name}", "exec"), names)
+            await asyncio.sleep(0)
+
+    async def wait_for_phase(phase: str) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while names["swarm"].status.phase != phase:
+            assert time.monotonic() < until, names["swarm"].status
+            await asyncio.sleep(0.1)
+
+    async def read() -> None:
+        await run("settings")
+        names["settings"] |= {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
+        await run("found", "step")
+        os.chdir(tmp_path.parent)  # as a later cell may
+        await wait_for_phase("not stepping")
+        swarm, until = names["swarm"], time.monotonic() + PATIENCE_SECONDS
+        before = swarm.status.entries_absorbed
+        while swarm.status.entries_absorbed == before and time.monotonic() < until:
+            await run("step")
+            await asyncio.sleep(1.0)
+        assert (swarm.status.phase, swarm.status.entries_absorbed > before) == ("training", True)
+        await run("idle", "leave")
+
+    asyncio.run(read())
+    status = names["swarm"].status
+    assert (status.phase, len(status.state_digest)) == ("finished", 64)
+    assert list((tmp_path / "state-notebook").glob("*/checkpoint-*.safetensors"))
+    said = capsys.readouterr().out
+    assert f"others join with: p2pdiloco://{status.run}?" in said
+    assert f"finished with state {status.state_digest[:16]}" in said
+    assert list(cells) == ["settings", "found", "step", "idle", "leave"], "all of them ran"
