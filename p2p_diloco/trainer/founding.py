@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
-from p2p_diloco.island.model import DecoderModel, build_model
+from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
@@ -39,7 +39,7 @@ def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
     Raises:
         ConfigError: the file cannot be read, or lacks a tensor, or holds one of another shape or of no finite numbers.
     """
-    shapes = _shapes(plan)
+    shapes = plan.shapes
     fragments = [np.empty(fragment.elements, np.float32) for fragment in plan.fragments]
     try:
         with path.open("rb"), safe_open(path, framework="pt") as file:
@@ -58,13 +58,6 @@ def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
 
 
 _EXPORT = "write it with safetensors.torch.save_model, from the model that `new_run` described"
-
-
-def _shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
-    if plan.manifest.model.tensors:
-        return {name: tuple(shape) for name, shape, _ in plan.manifest.model.tensors}
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in DecoderModel(plan.shape).named_parameters()}
 
 
 def _checked(tensor: Any, name: str, shape: tuple[int, ...], path: Path) -> Vector:

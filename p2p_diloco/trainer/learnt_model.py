@@ -15,7 +15,6 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.island.evaluation import Slice
-from p2p_diloco.island.model import DecoderModel
 from p2p_diloco.manifest import RunManifest, decode_signed_manifest
 from p2p_diloco.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.trainer.evaluation import anchor_slice
@@ -81,19 +80,11 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
         plan=plan,
         parameters={
             name: torch.from_numpy(anchor_slice(plan, states, places[name])).view(shape)
-            for name, shape in _shapes(plan).items()
+            for name, shape in plan.shapes.items()
         },
         rounds=max(0, *(state.head.round + 1 for state in states.values())),
         refused=refused,
     )
-
-
-def _shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors in the order of the model."""
-    if plan.built_in is None:
-        return {name: tuple(shape) for name, shape, _ in plan.manifest.model.tensors}
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in DecoderModel(plan.built_in).named_parameters()}
 
 
 def _no_checkpoint(state_directory: Path) -> StateError:

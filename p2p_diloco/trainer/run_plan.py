@@ -65,6 +65,14 @@ class RunPlan:
         return self.built_in
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the run trains, in model order."""
+        if self.built_in is None:
+            return {name: tuple(shape) for name, shape, _ in self.manifest.model.tensors}
+        with torch.device("meta"):
+            return {name: tuple(parameter.shape) for name, parameter in DecoderModel(self.built_in).named_parameters()}
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the model."""
         return sum(fragment.elements for fragment in self.fragments)
