@@ -241,6 +241,9 @@ class RoundsSection(Section):
         16, description="slices of a fragment; one for each peer in a group"
     )
     planned_cycles: Count = Field(1000, description="length of the run; schedules follow it, nothing ends with it")
+    planned_steps: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
+        None, description="inner steps in a cycle that this run was planned for"
+    )
 
 
 class MembershipSection(Section):

@@ -80,6 +80,7 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"               round_seconds = {_round_seconds(plan.round_seconds)}",
         f"               fragments = {plan.fragments}",
         f"               spans_per_fragment = {plan.spans_per_fragment}",
+        f"               planned_steps = {plan.steps}",
     ]
 
 

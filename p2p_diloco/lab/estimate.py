@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.manifest import LONGEST_ROUND, SHORTEST_ROUND, MembershipSection
+from p2p_diloco.manifest import LONGEST_ROUND, MembershipSection
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.in_flight import InFlight
@@ -23,6 +25,7 @@ from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.protocol.demand import Encoded, exchange_flow
+from p2p_diloco.protocol.grid import num_rows
 from p2p_diloco.rate import format_rate
 from p2p_diloco.swarm.vector_work import encode_contribution
 
@@ -35,10 +38,16 @@ SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 SHARE_OF_CORES = 0.1
 """And so long that the outer work takes at most this share of it."""
-SHORTEST_CYCLE = MembershipSection().heartbeat_seconds
-"""Seconds: members of a shorter one would not be heard in it."""
+SAFE_ROUND_SECONDS, SAFE_GRID_ROUND_SECONDS = 1.0, 2.0
+"""Rounds this long have all contributions over the internet, in one row and in several; in half of that some are lost
+(docs/decisions/0033)."""
+LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
+"""Of four islands that exchange once in so many inner steps: `p2p-diloco experiment sync --size micro`."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
+
+Bound = Literal["steps", "line", "cores", "rounds", "heartbeat"]
+"""What a cycle's length follows from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,8 @@ class Question:
         core_nanoseconds: of one core for each parameter and cycle.
         fewest_steps: of a cycle, whatever the line would carry. The more often, the better it learns, down to here at
             least (`p2p-diloco experiment sync`, docs/lab-log.md).
+        heartbeat_seconds: of the manifest; members of a shorter cycle would not be heard in it.
+        fragments: where their number is settled; None: as suits.
     """
 
     parameters: int
@@ -69,9 +80,11 @@ class Question:
     cores: int = 1
     core_nanoseconds: float = 40.0
     fewest_steps: int = 8
+    heartbeat_seconds: float = MembershipSection().heartbeat_seconds
+    fragments: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("parameters", 1_000_000), ("islands", 1), ("group_size", 1), ("cores", 1)):
+        for name, least in (("parameters", 1), ("islands", 1), ("group_size", 1), ("cores", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
         for name in ("uplink_bits", "step_seconds"):
@@ -89,6 +102,7 @@ class Plan:
         transfer_seconds: of a cycle's bytes on an empty line.
         cycle_seconds: recommended.
         steps: inner steps in a cycle.
+        set_by: which of the bounds is the longest, and so the cycle's length.
         fragments, spans_per_fragment: of the manifest.
         round_seconds: a fragment's share of the cycle.
         utilisation: share of the time that goes into inner steps.
@@ -100,6 +114,7 @@ class Plan:
     transfer_seconds: float
     cycle_seconds: float
     steps: int
+    set_by: Bound
     fragments: int
     spans_per_fragment: int
     round_seconds: float
@@ -118,13 +133,20 @@ def make_plan(question: Question) -> Plan:
     per_parameter = bytes_per_parameter(question)
     transfer = 8.0 * size * per_parameter / question.uplink_bits
     border = size * question.core_nanoseconds * 1e-9 / question.cores
-    needed = min(math.ceil(size / LARGEST_FRAGMENT), MOST_FRAGMENTS)
-    fewest = max(question.fewest_steps, STEPS_OF_A_ROUND * needed) * question.step_seconds
-    shortest = max(SHORTEST_CYCLE, SHORTEST_ROUND * needed)
-    cycle = max(transfer / SHARE_OF_LINE, border / SHARE_OF_CORES, fewest, shortest)
-    steps = math.ceil(cycle / question.step_seconds)
+    needed = question.fragments or min(math.ceil(size / LARGEST_FRAGMENT), MOST_FRAGMENTS)
+    safe = safe_round_seconds(question.islands, question.group_size)
+    seconds: dict[Bound, float] = {
+        "steps": max(question.fewest_steps, STEPS_OF_A_ROUND * needed) * question.step_seconds,
+        "line": transfer / SHARE_OF_LINE,
+        "cores": border / SHARE_OF_CORES,
+        "rounds": safe * needed,
+        "heartbeat": question.heartbeat_seconds,
+    }
+    set_by = max(seconds, key=lambda bound: seconds[bound])
+    steps = math.ceil(seconds[set_by] / question.step_seconds - 1e-9)
     cycle = steps * question.step_seconds
-    fragments = max(needed, min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND))
+    suited = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND, math.floor(cycle / safe))
+    fragments = question.fragments or max(needed, suited)
     _check_round(cycle / fragments, question)
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
@@ -133,6 +155,7 @@ def make_plan(question: Question) -> Plan:
         transfer_seconds=transfer,
         cycle_seconds=cycle,
         steps=steps,
+        set_by=set_by,
         fragments=fragments,
         spans_per_fragment=spans,
         round_seconds=cycle / fragments,
@@ -142,6 +165,11 @@ def make_plan(question: Question) -> Plan:
     )
 
 
+def safe_round_seconds(islands: int, group_size: int) -> float:
+    """Return how long a round is at least, so that contributions come in time over the internet."""
+    return SAFE_ROUND_SECONDS if num_rows(islands, islands, group_size) == 1 else SAFE_GRID_ROUND_SECONDS
+
+
 def _check_round(seconds: float, question: Question) -> None:
     if seconds > LONGEST_ROUND:
         raise ConfigError(
@@ -149,6 +177,19 @@ def _check_round(seconds: float, question: Question) -> None:
             f"allows {LONGEST_ROUND / DAY_SECONDS:.0f}: name a faster line with its unit, such as --uplink 20mbit, "
             "fewer parameters or shorter steps"
         )
+
+
+def loss_cost(steps: float) -> float:
+    """Return by which share of the loss a cycle of so many steps ends above one of the fewest; at most what was tried.
+
+    Between two lengths that were tried, by the logarithm of the steps.
+    """
+    best = LOSS_BY_STEPS[min(LOSS_BY_STEPS)]
+    for (fewer, less), (more, loss) in pairwise(LOSS_BY_STEPS.items()):
+        if steps <= more:
+            share = max(math.log2(steps / fewer), 0.0) / math.log2(more / fewer)
+            return (less + share * (loss - less)) / best - 1.0
+    return LOSS_BY_STEPS[max(LOSS_BY_STEPS)] / best - 1.0
 
 
 def bytes_per_parameter(question: Question) -> float:

@@ -71,7 +71,7 @@ def test_a_rate_that_is_none_is_refused() -> None:
 def test_new_takes_what_is_recommended(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    wanted = tomllib.loads("\n".join(line[15:] for line in lines[-4:]))
+    wanted = tomllib.loads("\n".join(line[15:] for line in lines[-5:]))
     manifest = draft_manifest(organiser=SigningKey(bytes(32)).peer, now_seconds=0.0, values=wanted)
     assert manifest.rounds.fragments == wanted["rounds"]["fragments"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.estimate import Question, bytes_per_parameter, make_plan, measure_outer_work
+from p2p_diloco.lab.estimate import Question, bytes_per_parameter, loss_cost, make_plan, measure_outer_work
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 
@@ -58,7 +59,39 @@ def test_two_steps_end_in_the_half_of_a_round_in_which_islands_contribute(
     changes = {"parameters": parameters, "uplink_bits": uplink_bits, "step_seconds": step_seconds, "cores": 4096}
     plan = make_plan(dataclasses.replace(PAPER, **changes))  # type: ignore[arg-type]
     assert plan.round_seconds * CONTRIBUTE_SHARE >= 2.0 * step_seconds * (1.0 - 1e-9)
-    assert plan.fragments in (2, 3, 4) or plan.fragments == min(24, -(-parameters // 500_000_000))
+    assert plan.fragments in (1, 2, 3, 4) or plan.fragments == min(24, -(-parameters // 500_000_000))
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "fragments", "set_by"),
+    [
+        ({}, 8, 2, "steps"),
+        ({"step_seconds": 0.25}, 8, 2, "steps"),
+        ({"step_seconds": 0.045}, 23, 1, "rounds"),
+        ({"step_seconds": 0.1}, 10, 1, "rounds"),
+        ({"step_seconds": 0.1, "islands": 17}, 20, 1, "rounds"),
+        ({"step_seconds": 0.1, "fragments": 4}, 40, 4, "rounds"),
+        ({"fragments": 10}, 40, 10, "steps"),
+        ({"step_seconds": 0.1, "heartbeat_seconds": 3.0}, 30, 3, "heartbeat"),
+        ({"uplink_bits": 1e6}, 13, 3, "line"),
+        ({"uplink_bits": 1e6, "islands": 2}, 9, 2, "line"),
+        ({"uplink_bits": 1e6, "islands": 16}, 16, 4, "line"),
+        ({"core_nanoseconds": 1000.0}, 10, 2, "cores"),
+    ],
+)
+def test_a_cycle_is_as_short_as_line_cores_and_clock_allow(
+    changes: dict[str, Any], steps: int, fragments: int, set_by: str
+) -> None:
+    million = Question(parameters=1_000_000, islands=4, uplink_bits=1e9, step_seconds=1.0, core_nanoseconds=10.0)
+    plan = make_plan(dataclasses.replace(million, **changes))
+    assert (plan.steps, plan.fragments, plan.set_by) == (steps, fragments, set_by)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cost"), [(4, 0.0), (8, 0.0), (16, 0.0154), (32, 0.0425), (48, 0.0637), (256, 0.1834), (9999, 0.1834)]
+)
+def test_a_longer_cycle_costs_what_was_measured(steps: int, cost: float) -> None:
+    assert loss_cost(steps) == pytest.approx(cost, abs=1e-4)
 
 
 def test_speed_follows_from_the_outer_work_and_who_shares_it() -> None:
@@ -87,6 +120,6 @@ def test_the_outer_work_is_measured_here_and_now() -> None:
 
 
 def test_what_means_nothing_is_refused() -> None:
-    for changes in ({"parameters": 10}, {"islands": 0}, {"cores": 0}, {"uplink_bits": 0.0}, {"step_seconds": -1.0}):
+    for changes in ({"parameters": 0}, {"islands": 0}, {"cores": 0}, {"uplink_bits": 0.0}, {"step_seconds": -1.0}):
         with pytest.raises(ConfigError, match="expected"):
             dataclasses.replace(PAPER, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,191 @@
+"""The rounds of a new run: how long its cycle is, from an inner step, the slowest line and the number of islands."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.shape import MODEL_SIZES
+from p2p_diloco.lab.estimate import (
+    DAY_SECONDS,
+    LOSS_BY_STEPS,
+    SHARE_OF_CORES,
+    SHARE_OF_LINE,
+    STEPS_OF_A_ROUND,
+    Plan,
+    Question,
+    loss_cost,
+    make_plan,
+    safe_round_seconds,
+)
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.rate import counted, format_rate
+
+COMPILED_NANOSECONDS = 10.0
+"""Of a core for each parameter and cycle: the outer work with compiled loops (docs/performance.md)."""
+MOST_CYCLES = 2**20
+"""That a manifest plans."""
+_ROUND, _FRAGMENTS, _STEPS = "rounds.round_seconds", "rounds.fragments", "rounds.planned_steps"
+_FEWEST_STEPS = min(LOSS_BY_STEPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a run is to suit.
+
+    Attributes:
+        islands: that train at a time.
+        uplink_bits: per second, of the slowest island.
+        step_seconds: an inner step.
+    """
+
+    islands: int
+    uplink_bits: float
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRounds:
+    """What to write into a manifest, and what to say of it.
+
+    Attributes:
+        values: by dotted key.
+        notes: a line each; the first has the cycle.
+    """
+
+    values: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Conditions) -> ChosenRounds:
+    """Choose a cycle of as few inner steps as the line, the processor and the clock allow.
+
+    Args:
+        manifest: of the run, with what its organiser has settled.
+        given: dotted keys that the organiser settled; they stay.
+        conditions: what the run is to suit.
+    Raises:
+        ConfigError: a condition that means nothing, or rounds longer than a manifest allows.
+    """
+    question = Question(
+        parameters=_num_parameters(manifest),
+        islands=conditions.islands,
+        uplink_bits=conditions.uplink_bits,
+        step_seconds=conditions.step_seconds,
+        group_size=manifest.membership.group_size,
+        contribution=manifest.codec.contribution,
+        row_mean=manifest.codec.row_mean,
+        entry=manifest.codec.entry,
+        core_nanoseconds=COMPILED_NANOSECONDS,
+        heartbeat_seconds=manifest.membership.heartbeat_seconds,
+        fragments=manifest.rounds.fragments if _FRAGMENTS in given else None,
+    )
+    plan = make_plan(question)
+    tensors = manifest.model.tensors
+    if tensors and plan.fragments > len(tensors) and _FRAGMENTS not in given:  # a fragment is of whole tensors
+        question = dataclasses.replace(question, fragments=len(tensors))
+        plan = make_plan(question)
+    if _ROUND in given:
+        fragments = manifest.rounds.fragments
+        cycle = manifest.rounds.round_seconds * fragments
+        steps = max(1, round(cycle / question.step_seconds))
+        chosen: dict[str, Any] = {_STEPS: steps}
+        notes = [_cycle(question, plan, cycle, steps, fragments), *_warnings(question, plan, cycle, fragments)]
+    else:
+        # Up to the next millisecond, so that no bound is missed by rounding.
+        length = math.ceil(1000.0 * plan.round_seconds - 1e-6) / 1000.0
+        chosen = {_ROUND: length, _FRAGMENTS: plan.fragments, _STEPS: plan.steps}
+        notes = [_cycle(question, plan, plan.cycle_seconds, plan.steps, plan.fragments), *_reason(question, plan)]
+    return ChosenRounds(values={key: chosen[key] for key in chosen if key not in given}, notes=tuple(notes))
+
+
+def plan_end(manifest: RunManifest, hours: float) -> ChosenRounds:
+    """Choose the number of cycles of a run that is to be done after so many hours.
+
+    Raises:
+        ConfigError: it means nothing, or is more than a manifest plans.
+    """
+    cycle = manifest.rounds.round_seconds * manifest.rounds.fragments
+    cycles = round(hours * 3600.0 / cycle) if math.isfinite(hours) else 0
+    if not 1 <= cycles <= MOST_CYCLES:
+        raise ConfigError(
+            f"--hours is {hours:g}; expected {cycle / 3600:.3g} to {MOST_CYCLES * cycle / 3600:.0f}, from one cycle of "
+            f"{cycle:.3g} s to {MOST_CYCLES:,}; leave it out for a run without a planned end"
+        )
+    note = f"planned for {hours:g} h, {counted(cycles, 'cycle')}: the inner rate falls until then, and the run goes on"
+    return ChosenRounds(values={"rounds.planned_cycles": cycles, "inner.schedule": "cosine"}, notes=(note,))
+
+
+def _num_parameters(manifest: RunManifest) -> int:
+    if manifest.model.tensors:
+        return sum(math.prod(shape) for _, shape, _ in manifest.model.tensors)
+    return dataclasses.replace(MODEL_SIZES[manifest.model.size], **manifest.model.changes()).num_parameters
+
+
+def _cycle(question: Question, plan: Plan, cycle: float, steps: int, fragments: int) -> str:
+    rate = 8.0 * question.parameters * plan.bytes_per_parameter / cycle
+    return (
+        f"a cycle is {counted(steps, 'step')} of {format_step(question.step_seconds)}, "
+        f"{counted(fragments, 'round')} of {cycle / fragments:.3g} s; {format_rate(rate)} each way"
+    )
+
+
+def _reason(question: Question, plan: Plan) -> list[str]:
+    """Say what makes a cycle longer than learning wants it, and what that costs."""
+    if plan.steps <= _FEWEST_STEPS:
+        return []
+    busy, work = f"{100 * SHARE_OF_LINE:.0f} %", f"{100 * SHARE_OF_CORES:.0f} %"
+    reasons = {
+        "steps": f"its {counted(plan.fragments, 'fragment')} set that: {STEPS_OF_A_ROUND} steps in each round",
+        "line": f"the line sets that: {_exchange(question, plan)}, and is to fill at most {busy} of a cycle",
+        "cores": f"the processor sets that: the outer work is to take at most {work} of a cycle",
+        "rounds": f"the clock sets that: {_short_rounds(question)}",
+        "heartbeat": f"membership.heartbeat_seconds = {question.heartbeat_seconds:g} sets that: a cycle is no shorter",
+    }
+    return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"]
+
+
+def _warnings(question: Question, plan: Plan, cycle: float, fragments: int) -> list[str]:
+    """Say what is wrong with a cycle that the organiser chose."""
+    warnings = []
+    steps = cycle / question.step_seconds
+    if cycle / fragments < safe_round_seconds(question.islands, question.group_size):
+        warnings.append(f"rounds of {cycle / fragments:.3g} s are short: {_short_rounds(question)}")
+    if plan.transfer_seconds > SHARE_OF_LINE * cycle:
+        least = plan.transfer_seconds / SHARE_OF_LINE / fragments
+        warnings.append(
+            f"the line is thin for that: {_exchange(question, plan)}, more than {100 * SHARE_OF_LINE:.0f} % of the "
+            f"cycle, so contributions come late; rounds of {least:.3g} s have room"
+        )
+    if steps > 2 * plan.steps:
+        warnings.append(f"without {_ROUND} a cycle would be {counted(plan.steps, 'step')}; {_cost(steps)}")
+    return warnings
+
+
+def _exchange(question: Question, plan: Plan) -> str:
+    return f"an exchange takes {plan.transfer_seconds:.2g} s at {format_rate(question.uplink_bits)}"
+
+
+def _short_rounds(question: Question) -> str:
+    safe = safe_round_seconds(question.islands, question.group_size)
+    return f"rounds under {safe:g} s lose contributions over the internet"
+
+
+def _cost(steps: float) -> str:
+    most = max(LOSS_BY_STEPS)
+    words = "more than" if steps > most else "about"
+    return (
+        f"{counted(round(steps), 'step')} end {words} {100 * loss_cost(steps):.2g} % above {_FEWEST_STEPS} "
+        "(short trials, docs/results.md)"
+    )
+
+
+def format_step(seconds: float) -> str:
+    """Return `45 ms`, `1.2 s`, `2.5 h`."""
+    if seconds < 1.0:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < DAY_SECONDS / 24 else f"{seconds / 3600:.3g} h"
