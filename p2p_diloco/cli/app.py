@@ -126,9 +126,17 @@ def make_app(around: Surroundings) -> App:
         *,
         name: str | None = None,
         islands: int | None = None,
+        uplink: str | None = None,
+        step_seconds: float | None = None,
+        hours: float | None = None,
+        device: str | None = None,
+        threads: str | None = None,
         organiser_key: KeyFlag = None,
     ) -> int:
         """Write a new run, and make the key that signs it.
+
+        Makes some inner steps on this machine first, to choose how long a cycle is. At a terminal it asks for islands,
+        uplink and hours where they are not named.
 
         Parameters
         ----------
@@ -138,10 +146,30 @@ def make_app(around: Surroundings) -> App:
             of the run, for people
         islands
             tune the run for so many islands: a few exchange fewer, larger messages; more can join later
+        uplink
+            of the slowest island, like 20mbit or 2gbit; a thinner line makes cycles longer
+        step_seconds
+            that an inner step takes, instead of measuring it
+        hours
+            that the run is planned for: the inner rate falls along a cosine; without it there is no planned end
+        device
+            on which the step is measured: auto, cpu, cuda, cuda:<number> or mps
+        threads
+            CPU threads that training may use
         """
-        from p2p_diloco.cli.new import make_run
+        from p2p_diloco.cli.new import NewRunOptions, make_run
 
-        return make_run(path, name=name, islands=islands, key_path=organiser_key, around=around)
+        options = NewRunOptions(
+            name=name,
+            islands=islands,
+            uplink=uplink,
+            step_seconds=step_seconds,
+            hours=hours,
+            device=device,
+            threads=threads,
+            key_path=organiser_key,
+        )
+        return make_run(path, options, around)
 
     @app.command
     def bootstrap(

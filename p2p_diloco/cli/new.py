@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -17,7 +22,9 @@ from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import STANDARD_LIBRARY, RunManifest
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.own_command import own_command
+from p2p_diloco.rate import counted, format_rate, parse_rate
 from p2p_diloco.run_file import KEY_FILE, draft_manifest, values_by_key, write_run_toml
+from p2p_diloco.settings import load_settings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
 
@@ -25,17 +32,37 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Matches the id of a dataset on a model hub."""
 _OF_ONE_RUN = frozenset({"organiser", "created"})
 _CLOCK_START = "rounds.clock_start"
+_PLANNED_CYCLES = "rounds.planned_cycles"
+_ASSUMED_UPLINK = "20mbit"
 _NOT_CHOSEN = frozenset({"format", "name", "organiser", "created"})
 
 
-def make_run(
-    path: Path, *, name: str | None, islands: int | None = None, key_path: Path | None, around: Surroundings
-) -> int:
-    """Write a new run to `path`; an organiser's key that is there already signs this run too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRunOptions:
+    """As typed; None: not named.
 
-    Args:
-        name: for people; None: as the files say, or else that of `path`.
+    Attributes:
+        name: for people; None: as the files say, or else that of the path.
         islands: expected at a time; None: as many as average in one group.
+        uplink: of the slowest island, like `20mbit`.
+        step_seconds: an inner step; None: measured.
+        hours: that the run is planned for; None: no planned end.
+        device, threads: to measure the step with, as in the settings of a machine.
+        key_path: of the organiser; None: beside the run.
+    """
+
+    name: str | None = None
+    islands: int | None = None
+    uplink: str | None = None
+    step_seconds: float | None = None
+    hours: float | None = None
+    device: str | None = None
+    threads: str | None = None
+    key_path: Path | None = None
+
+
+def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
+    """Write a new run to `path`; an organiser's key that is there already signs this run too.
 
     Raises:
         ConfigError: there is a run at `path` or no folder for it, or a key or a value does not fit.
@@ -43,24 +70,136 @@ def make_run(
     """
     if path.exists():
         raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
-    key_path = key_path or path.with_name(KEY_FILE)
+    key_path = options.key_path or path.with_name(KEY_FILE)
     for file in (path, key_path):
         if not file.parent.is_dir():
             raise ConfigError(f"there is no folder {file.parent} for {file.name}; make it first, or name another place")
-    values = _values_of(around) | ({} if name is None else {"name": name})
+    given = _values_of(around) | ({} if options.name is None else {"name": options.name})
     is_new_key = not key_path.exists()
     # The values are checked before a key is made, so that a typo leaves nothing behind.
-    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=path.stem, values=values)
+    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
-    if islands is not None:
-        values = {"rounds.spans_per_fragment": _spans_for(draft, islands)} | values
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        options = _ask_for_more(options, given)
+    _check(options, given)
+    values, notes = _with_rounds(draft, given, options, around)
     key = create_key_file(key_path) if is_new_key else read_key_file(key_path)
     manifest = draft_manifest(organiser=key.peer, now_seconds=time.time(), name=path.stem, values=values)
     write_run_toml(path, manifest)
     print(f"wrote {path}; edit it before the first peer joins")
+    for note in notes:
+        print(note)
     print(f"{'wrote' if is_new_key else 'uses'} {key_path}; it signs the run, so keep it secret and keep a copy")
     print(f"next: {_next_command(path, key_path)}")
     return 0
+
+
+def _check(options: NewRunOptions, given: Document) -> None:
+    if options.islands is not None and options.islands < 1:
+        raise ConfigError(f"--islands is {options.islands}; expected at least 1")
+    if options.step_seconds is not None and not (math.isfinite(options.step_seconds) and options.step_seconds > 0.0):
+        raise ConfigError(f"--step-seconds is {options.step_seconds:g}; expected more than 0, such as 0.045")
+    if options.hours is not None and _PLANNED_CYCLES in given:
+        raise ConfigError(f"--hours and {_PLANNED_CYCLES} both say how long the run is; keep one of them")
+
+
+def _ask_for_more(options: NewRunOptions, given: Document) -> NewRunOptions:
+    """Ask whoever sits at a terminal for what was not named."""
+    answers: dict[str, Any] = {}
+    if options.islands is None:
+        answers["islands"] = _ask("how many islands train at a time?", "a group of 16", _read_islands)
+    if options.uplink is None:
+        answers["uplink"] = _ask("upload of the slowest island?", _ASSUMED_UPLINK, _read_uplink)
+    if options.hours is None and _PLANNED_CYCLES not in given:
+        answers["hours"] = _ask("hours that the run is planned for?", "no planned end", _read_hours)
+    return replace(options, **answers)
+
+
+def _ask(question: str, otherwise: str, read: Callable[[str], Any]) -> Any:
+    """Return an answer that can be read, or None where there is none."""
+    while True:
+        try:
+            text = input(f"{question} [{otherwise}] ").strip()
+        except EOFError:
+            text = ""
+            print()
+        try:
+            return read(text) if text else None
+        except ConfigError as error:
+            print(error)
+
+
+def _read_islands(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{text!r} is no number of islands; expected 1 or more")
+    return int(text)
+
+
+def _read_uplink(text: str) -> str:
+    parse_rate(text, "it")
+    return text
+
+
+def _read_hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not (math.isfinite(hours) and hours > 0.0):
+        raise ConfigError(f"{text!r} is no number of hours; expected more than 0, such as 12")
+    return hours
+
+
+def _with_rounds(
+    draft: RunManifest, given: Document, options: NewRunOptions, around: Surroundings
+) -> tuple[Document, tuple[str, ...]]:
+    """Return the values of the run, with rounds that suit it where they were not given, and what to say of them."""
+    from p2p_diloco.lab.rounds import Conditions, choose_rounds, plan_end  # only here, for it brings NumPy
+
+    values, notes = dict(given), []
+    step_seconds = options.step_seconds
+    if step_seconds is None:
+        step_seconds, note = _measure(draft, options, around)
+        notes += note
+    if step_seconds is not None:
+        conditions = Conditions(
+            islands=options.islands or draft.membership.group_size,
+            uplink_bits=parse_rate(options.uplink or _ASSUMED_UPLINK, "--uplink"),
+            step_seconds=step_seconds,
+        )
+        chosen = choose_rounds(draft, given.keys(), conditions)
+        values, notes = chosen.values | values, [*chosen.notes, *notes]
+        if options.uplink is None:
+            notes.append(f"no --uplink was named: {format_rate(conditions.uplink_bits)} is assumed")
+    if options.hours is not None:
+        end = plan_end(_draft(values), options.hours)
+        values, notes = end.values | values, [*notes, *end.notes]
+    if options.islands is not None:
+        values = {"rounds.spans_per_fragment": _spans_for(_draft(values), options.islands)} | values
+    return values, tuple(notes)
+
+
+def _measure(draft: RunManifest, options: NewRunOptions, around: Surroundings) -> tuple[float | None, list[str]]:
+    """Return how long an inner step takes here, and what is to be said of it."""
+    from p2p_diloco.lab import inner_step  # only here, for it brings PyTorch
+
+    flags = {"device": options.device, "threads": options.threads}
+    settings = load_settings(flags=flags, environment=around.environment)
+    try:
+        step = inner_step.measure_inner_step(draft, device=settings.device, threads=settings.threads)
+    except inner_step.Unmeasured as error:
+        rounds = f"{counted(draft.rounds.fragments, 'round')} of {draft.rounds.round_seconds:g} s"
+        return None, [f"the inner step is not measured ({error}), so a cycle is {rounds}; name it with --step-seconds"]
+    notes = []
+    if step.is_estimated:
+        notes.append("a step is so long that only a part of one was made; name it with --step-seconds if you know it")
+    if step.is_disturbed:
+        notes.append("other programs use this machine's processor; a step may be shorter or longer than that")
+    return step.seconds, notes
+
+
+def _draft(values: Document) -> RunManifest:
+    return draft_manifest(organiser=_anybody(), now_seconds=time.time(), values=values)
 
 
 def print_keys() -> None:
@@ -137,8 +276,6 @@ def _check_text(path: str) -> None:
 def _spans_for(manifest: RunManifest, islands: int) -> int:
     from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
 
-    if islands < 1:
-        raise ConfigError(f"--islands is {islands}; expected at least 1")
     longest = max(fragment.elements for fragment in plan_run(manifest).fragments)
     return suited_spans(longest, min(islands, manifest.membership.group_size))
 

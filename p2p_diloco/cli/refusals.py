@@ -31,7 +31,7 @@ class Refusals:
         if commands and commands[0] not in (*HEED_SURROUNDINGS, _OWN_WORDS):
             self._refuse_surroundings(" ".join(commands))
         for argument in arguments:
-            if commands == ("plan",) and argument.name == "--uplink":
+            if commands in (("plan",), ("new",)) and argument.name == "--uplink":
                 for token in argument.tokens:
                     parse_rate(token.value, "--uplink")  # before the parser asks for what is missing
             if int in _kinds(argument.hint):

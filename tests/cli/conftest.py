@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli.flags import Surroundings
-from p2p_diloco.cli.new import make_run
+from p2p_diloco.cli.new import NewRunOptions, make_run
+from p2p_diloco.lab import inner_step
+from p2p_diloco.lab.inner_step import MeasuredStep
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +22,17 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inner steps take 45 ms; `tests/lab/test_inner_step.py` makes real ones."""
+    step = MeasuredStep(seconds=0.045, is_estimated=False, is_disturbed=False)
+    monkeypatch.setattr(inner_step, "measure_inner_step", lambda manifest, **_: step)
+
+
 @pytest.fixture
 def run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A run and its key, as `new` writes them."""
     path = tmp_path / "run.toml"
-    make_run(path, name="night", key_path=None, around=Surroundings(overrides={}, environment={}))
+    make_run(path, NewRunOptions(name="night", step_seconds=0.045), Surroundings(overrides={}, environment={}))
     capsys.readouterr()
     return path

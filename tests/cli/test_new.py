@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from p2p_diloco.cli.app import main
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.key_file import read_key_file
+from p2p_diloco.lab import inner_step
+from p2p_diloco.lab.inner_step import MeasuredStep, Unmeasured
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import read_run_toml
 from p2p_diloco.toml_document import known_keys
@@ -226,3 +231,168 @@ def test_a_model_beyond_all_machines_is_refused_with_its_number(command: list[st
     assert command == ["new"] or main(["new"]) == 0
     assert main([*command, *HUGE]) == 2
     assert "the model has 2,748,850,380,800 parameters; expected at most 100,000,000,000" in capsys.readouterr().err
+
+
+TOLD = ["--step-seconds", "0.045", "--uplink", "20mbit", "--islands", "4"]
+
+
+def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", *TOLD]) == 0
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps, rounds.spans_per_fragment) == (
+        1.035,
+        1,
+        23,
+        4,
+    )
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "a cycle is 23 steps of 45 ms, 1 round of 1.03 s; 6.24 Mbit/s each way",
+        "the clock sets that: rounds under 1 s lose contributions over the internet; 23 steps end about 3 % above 8 "
+        "(short trials, docs/results.md)",
+    ]
+
+
+def test_a_line_that_is_not_named_is_assumed_and_said(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "--step-seconds", "0.5"]) == 0
+    assert read_run_toml(tmp_path / "run.toml").rounds.planned_steps == 8
+    assert "no --uplink was named: 20 Mbit/s is assumed\n" in capsys.readouterr().out
+
+
+def test_the_step_is_measured_where_it_is_not_named(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def measured(manifest: RunManifest, **machine: object) -> MeasuredStep:
+        asked.append({"size": manifest.model.size, **machine})
+        return MeasuredStep(seconds=2.0, is_estimated=True, is_disturbed=True)
+
+    monkeypatch.setattr(inner_step, "measure_inner_step", measured)
+    monkeypatch.setenv("P2P_DILOCO_THREADS", "3")
+    assert main(["new", "--model.size", "small", "--device", "cpu"]) == 0
+    assert asked == [{"size": "small", "device": "cpu", "threads": 3}]
+    printed = capsys.readouterr().out
+    for note in (
+        "a cycle is 8 steps of 2 s, 2 rounds of 8 s; ",
+        "a step is so long that only a part of one was made; name it with --step-seconds if you know it",
+        "other programs use this machine's processor; a step may be shorter or longer than that",
+    ):
+        assert note in printed
+
+
+def test_a_step_that_cannot_be_measured_leaves_the_rounds_as_they_are(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unmeasured(*_: object, **__: object) -> MeasuredStep:
+        raise Unmeasured("the run trains a model of its own")
+
+    monkeypatch.setattr(inner_step, "measure_inner_step", unmeasured)
+    assert main(["new", "--islands", "2"]) == 0
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (5.0, 4, None)
+    assert (
+        "the inner step is not measured (the run trains a model of its own), so a cycle is 4 rounds of 5 s; name it "
+        "with --step-seconds\n" in capsys.readouterr().out
+    )
+
+
+def test_rounds_that_were_given_stay(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("[rounds]\nround_seconds = 9.0\n")
+    assert main(["new", "@base.toml", "--rounds.fragments", "2", *TOLD]) == 0
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (9.0, 2, 400)
+
+
+def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "--hours", "2", "--step-seconds", "0.5"]) == 0
+    manifest = read_run_toml(tmp_path / "run.toml")
+    assert (manifest.rounds.planned_cycles, manifest.inner.schedule) == (1800, "cosine")
+    assert "planned for 2 h, 1800 cycles: the inner rate falls until then, and the run goes on\n" in (
+        capsys.readouterr().out
+    )
+    assert main(["new", "other.toml", "--hours", "2", "--inner.schedule", "constant", *TOLD]) == 0
+    assert read_run_toml(tmp_path / "other.toml").inner.schedule == "constant"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--step-seconds", "0"], "--step-seconds is 0; expected more than 0, such as 0.045"),
+        (
+            ["--uplink", "20"],
+            "--uplink is '20'; expected a rate with its unit, kbit, mbit or gbit per second, such as 20mbit",
+        ),
+        (
+            ["--hours", "2", "--rounds.planned_cycles", "9"],
+            "--hours and rounds.planned_cycles both say how long the run is; keep one of them",
+        ),
+        (
+            ["--hours", "-1", "--step-seconds", "0.5"],
+            "--hours is -1; expected 0.00111 to 1165, from one cycle of 4 s to 1,048,576; leave it out for a run "
+            "without a planned end",
+        ),
+        (
+            ["--device", "tpu"],
+            "device in the command line: 'tpu' is no device; expected auto, cpu, cuda, cuda:<number> or mps",
+        ),
+    ],
+)
+def test_conditions_that_mean_nothing_leave_nothing_behind(
+    tmp_path: Path, words: list[str], answer: str, capsys: Captured
+) -> None:
+    assert main(["new", *words]) == 2
+    assert capsys.readouterr().err == f"p2p-diloco: error: {answer}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+class Terminal:
+    """A pseudo-terminal in place of standard input and output; whoever sits at it typed everything beforehand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+        self._near, far = pty.openpty()
+        os.write(self._near, typed.encode())
+        monkeypatch.setattr(sys, "stdin", os.fdopen(far, "r"))
+        monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(far), "w"))
+
+    def shown(self) -> str:
+        """Return what stands on it, and close it."""
+        sys.stdout.flush()
+        text = os.read(self._near, 1 << 16).decode().replace("\r\n", "\n")
+        for stream in (sys.stdin, sys.stdout):
+            stream.close()
+        os.close(self._near)
+        return text
+
+
+def test_at_a_terminal_it_asks_for_what_was_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        terminal = Terminal(patch, "none\n2\n5\n5mbit\n\n")
+        code, shown = main(["new", "--step-seconds", "0.5"]), terminal.shown()
+    assert code == 0
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (8, 2, 1000)
+    for part in (
+        "how many islands train at a time? [a group of 16] ",
+        "'none' is no number of islands; expected 1 or more",
+        "upload of the slowest island? [20mbit] ",
+        "it is '5'; expected a rate with its unit",
+        "hours that the run is planned for? [no planned end] ",
+    ):
+        assert part in shown
+    assert "is assumed" not in shown
+
+
+def test_at_a_terminal_it_asks_for_nothing_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        terminal = Terminal(patch, "")
+        code, shown = main(["new", *TOLD, "--hours", "3"]), terminal.shown()
+    assert code == 0
+    assert "?" not in shown
+
+
+def test_no_more_input_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        terminal = Terminal(patch, "\x04\x04\x04")
+        code, _ = main(["new", "--step-seconds", "0.5"]), terminal.shown()
+    assert code == 0
+    assert read_run_toml(tmp_path / "run.toml").rounds.planned_cycles == 1000

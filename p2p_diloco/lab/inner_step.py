@@ -1,0 +1,127 @@
+"""How long an inner step of a run's built-in model takes on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.island.data import BatchStream, open_corpus
+from p2p_diloco.island.inner_loop import InnerLoop, InnerRule, choose_device
+from p2p_diloco.island.model import build_model
+from p2p_diloco.island.shape import MODEL_SIZES, ModelShape
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.signing import SigningKey
+
+BUDGET_SECONDS, PART_SECONDS = 3.0, 1.0
+"""For steps of the whole model, and for those of a part."""
+MOST_STEPS = 20
+SMALL_STEP = 1e10
+"""Operations of a step that is played whole at once: any core makes them within a second."""
+BUSY_SHARE = 0.7
+"""Of a core: what steps get less of, other programs take."""
+BYTES_OF_A_PARAMETER = 20
+"""At least, of one that is trained: θ, its gradient, two moments, and φ."""
+
+
+class Unmeasured(Exception):
+    """Why a step cannot be measured here, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """An inner step.
+
+    Attributes:
+        seconds: that it takes.
+        is_estimated: whether only a part was played, a block of the model and a window or two of the batch.
+        is_disturbed: whether other programs took the processor meanwhile.
+    """
+
+    seconds: float
+    is_estimated: bool
+    is_disturbed: bool
+
+
+def measure_inner_step(manifest: RunManifest, *, device: str = "auto", threads: int | None = None) -> MeasuredStep:
+    """Make some inner steps and return how long one takes; in a few seconds of an idle machine, whatever the model.
+
+    Where some steps would take longer than that, one block of the model makes steps of one window and of two, from
+    which follows what all blocks and windows take. The text does not matter: it is the standard library's.
+
+    Args:
+        manifest: of the run.
+        device: as in the settings of a machine.
+        threads: the same; None: as many as PyTorch takes.
+    Raises:
+        ConfigError: no such device.
+        Unmeasured: the model is not the built-in one, or cannot be trained here.
+    """
+    if manifest.model.tensors:
+        raise Unmeasured("the run trains a model of its own")
+    shape = dataclasses.replace(MODEL_SIZES[manifest.model.size], **manifest.model.changes())
+    place = choose_device(device)
+    needed, free = BYTES_OF_A_PARAMETER * shape.num_parameters, psutil.virtual_memory().available
+    if place.type == "cpu" and needed > free:
+        raise Unmeasured(
+            f"training {shape.num_parameters:,} parameters takes at least {needed / 1e9:.3g} GB of memory, and "
+            f"{free / 1e9:.3g} GB are free"
+        )
+    own_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or own_threads)
+        step = _play(manifest, shape, place, time.perf_counter)
+        if step.is_disturbed:
+            # Threads that wait for each other lose most. The processor time of a single one tells more.
+            torch.set_num_threads(1)
+            alone = _play(manifest, shape, place, time.process_time)
+            fastest = min(step, alone, key=lambda played: played.seconds)
+            step = dataclasses.replace(fastest, is_disturbed=True)
+        return step
+    except (RuntimeError, ValueError) as error:  # PyTorch's: no memory on the device, a kernel that is not there
+        raise Unmeasured(f"training fails on {place} ({str(error).partition(chr(10))[0]})") from error
+    finally:
+        torch.set_num_threads(own_threads)
+
+
+def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock: Callable[[], float]) -> MeasuredStep:
+    rule, corpus = InnerRule(**manifest.inner.model_dump()), open_corpus()
+
+    def loop(layers: int, batch: int, of: ModelShape = shape) -> InnerLoop:
+        played = dataclasses.replace(of, layers=layers)
+        run, peer = Digest(ZERO_DIGEST), SigningKey(bytes(32)).peer
+        stream = BatchStream(corpus, run, peer, batch=batch, context=played.context)
+        return InnerLoop(build_model(played, 0), stream, dataclasses.replace(rule, batch=batch), device)
+
+    _fastest_step(loop(1, 1, MODEL_SIZES["tiny"]), 0.0, clock)  # whatever PyTorch does once
+    began, worked = time.perf_counter(), time.process_time()
+
+    def played(seconds: float, *, is_estimated: bool) -> MeasuredStep:
+        share = (time.process_time() - worked) / (time.perf_counter() - began)
+        is_disturbed = device.type == "cpu" and share < BUSY_SHARE
+        return MeasuredStep(seconds=seconds, is_estimated=is_estimated, is_disturbed=is_disturbed)
+
+    if 6.0 * shape.num_parameters * rule.batch * shape.context > SMALL_STEP:
+        one = _fastest_step(loop(1, 1), PART_SECONDS, clock)
+        two = _fastest_step(loop(1, 2), PART_SECONDS, clock) if rule.batch > 1 else one
+        estimate = shape.layers * (one + (rule.batch - 1) * max(two - one, 0.0))
+        if 2.0 * estimate > BUDGET_SECONDS:
+            return played(estimate, is_estimated=True)
+    whole = loop(shape.layers, rule.batch)
+    _fastest_step(whole, 0.0, clock)  # the first makes the moments of its optimisers
+    return played(_fastest_step(whole, BUDGET_SECONDS, clock), is_estimated=False)
+
+
+def _fastest_step(loop: InnerLoop, budget_seconds: float, clock: Callable[[], float]) -> float:
+    """Make steps until the time is used up, at least one; return the shortest, which other programs disturbed least."""
+    end, steps = time.perf_counter() + budget_seconds, list[float]()
+    while not steps or (time.perf_counter() < end and len(steps) < MOST_STEPS):
+        began = clock()
+        loop.step()  # waits for the device, since it reads loss and norm
+        steps.append(clock() - began)
+    return min(steps)
