@@ -32,6 +32,12 @@ SHOWN_A_MINUTE = 4
 """Of each of those topics; the others are counted."""
 
 
+PACE_SECONDS = 10.0
+"""Inner steps are counted for so long, and for a cycle at least, before it is said how many a cycle has."""
+MOST_OF_PLAN = 2.0
+"""Times the planned inner steps of a cycle; a peer with more says so."""
+
+
 class PeerObserver(Protocol):
     """Who watches this peer: the command line, a test, the demo."""
 
@@ -76,6 +82,9 @@ class Tally:
         self._entries_at: int | None = None
         self._said_of_reach: tuple[object, ...] = ()
         self._minutes: dict[str, tuple[float, int]] = {}
+        self._counted: tuple[float, int] | None = None
+        self._cycle_steps: float | None = None
+        self._pace = ""
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
         """Pass an event on, unless too many of its kind have come up in the last minute."""
@@ -127,6 +136,7 @@ class Tally:
             for notice in self.line.notices(engine, now):
                 self.report(notice.topic, notice.text, **notice.figures)
         self._look_for_trouble(engine, now)
+        self._look_at_pace(engine, manifest.rounds.planned_steps, now)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
 
     def hear_of_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
@@ -155,6 +165,27 @@ class Tally:
                 self.report("trouble", self.trouble)
         elif had_trouble:
             self.report("trouble", "its contributions are in entries again")
+
+    def _look_at_pace(self, engine: PeerEngine, planned_steps: int | None, now: float) -> None:
+        """Count the inner steps of a cycle; it is reported when they begin to be far more than planned."""
+        steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
+        if self._counted is None or not engine.ready or not steps:
+            self._counted = (now, steps)
+            return
+        since, before = self._counted
+        if now - since < max(PACE_SECONDS, cycle_seconds):
+            return
+        self._counted = (now, steps)
+        self._cycle_steps = (steps - before) * cycle_seconds / (now - since)
+        had_pace, self._pace = bool(self._pace), ""
+        if planned_steps is not None and self._cycle_steps > MOST_OF_PLAN * planned_steps:
+            step_seconds = cycle_seconds / self._cycle_steps
+            self._pace = (
+                f"a cycle has {self._cycle_steps:.0f} inner steps here, planned were {planned_steps}, and long cycles "
+                f"learn less; if most islands are as fast, make the next run with new --step-seconds {step_seconds:.2g}"
+            )
+            if not had_pace:
+                self.report("pace", self._pace, cycle_steps=self._cycle_steps, planned_steps=planned_steps)
 
     def _hear_of_line(self, engine: PeerEngine, line: LineWatch) -> None:
         """Let what is contributed follow the line: what would come late is not sent, and other spans have its time."""
@@ -213,6 +244,8 @@ class Tally:
             leaving=engine.membership.leaving,
             phase=self.phase,
             inner_steps=progress.steps,
+            cycle_steps=self._cycle_steps,
+            planned_steps=manifest.rounds.planned_steps,
             tokens=progress.tokens,
             tokens_per_second=progress.tokens_per_second,
             loss=progress.loss if progress.steps else None,
@@ -239,6 +272,7 @@ class Tally:
             proved_by=self.standing.num_proved,
             reach=clean_text(reach_sentence(self.standing, self.ports, trains=engine.me.trains)),
             trouble=clean_text(self.trouble),
+            pace=self._pace,
             invite=self.invite,
         )
 

@@ -78,6 +78,8 @@ class PeerStatus:
         leaving: whether it has been told to go.
         phase: "connecting", "fetching manifest", "catching up", "training", "leaving" or "finished".
         inner_steps: own optimiser steps.
+        cycle_steps: own optimiser steps in a cycle, lately; None until known.
+        planned_steps: the same as the manifest plans it; None: it does not.
         tokens: tokens of these steps.
         tokens_per_second: lately.
         loss: last training loss in nats per token.
@@ -104,6 +106,7 @@ class PeerStatus:
         proved_by: how many peers did.
         reach: the same in one sentence, with what to do about it.
         trouble: why this peer is in no entry for some cycles; empty while all is well.
+        pace: that its cycles have far more inner steps than planned, and what to do; empty while they have not.
         invite: the line that joins this run; empty until known.
     """
 
@@ -127,6 +130,8 @@ class PeerStatus:
     leaving: bool = False
     phase: str = "connecting"
     inner_steps: int = 0
+    cycle_steps: float | None = None
+    planned_steps: int | None = None
     tokens: int = 0
     tokens_per_second: float = 0.0
     loss: float | None = None
@@ -153,6 +158,7 @@ class PeerStatus:
     proved_by: int = 0
     reach: str = ""
     trouble: str = ""
+    pace: str = ""
     invite: str = ""
 
 

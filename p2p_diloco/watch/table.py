@@ -42,7 +42,7 @@ def status_line(status: PeerStatus) -> str:
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(_total_sent(status))}",
         f"received {format_bytes(_total_received(status))}",
-        *([status.trouble] if status.trouble else []),
+        *filter(None, (status.trouble, status.pace)),
     ]
     return ", ".join(parts)
 
@@ -65,7 +65,7 @@ def _heading(status: PeerStatus) -> Text:
 def _notes(status: PeerStatus) -> list[Text]:
     """Return whether others can dial this peer, and what is wrong, if anything is."""
     notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
-    return notes + ([Text(status.trouble, style="bold yellow")] if status.trouble else [])
+    return notes + [Text(note, style="bold yellow") for note in (status.trouble, status.pace) if note]
 
 
 def _figures(status: PeerStatus) -> Table:
@@ -75,6 +75,7 @@ def _figures(status: PeerStatus) -> Table:
         ("shared", format_loss(status.anchor_loss)),
         ("own", format_loss(status.local_loss)),
         ("steps", format_count(status.inner_steps)),
+        ("a cycle", format_count(status.cycle_steps)),
         ("tokens/s", format_count(status.tokens_per_second)),
         ("participation", format_share(status.participation)),
         ("sent", format_bytes(_total_sent(status))),

@@ -293,3 +293,45 @@ def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_tha
     told = [event.text for event in watcher.events if event.topic == "trouble"]
     assert len(told) == 2
     assert told[1] == "its contributions are in entries again"
+
+
+def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan_says_so_once() -> None:
+    count, watcher = tally()
+    peer = engine()
+    peer.membership.ready = True
+    node: Any = SimpleNamespace(traffic=Traffic())
+    manifest = small_manifest({"rounds.planned_steps": 10})
+    cycle = PLAN.rules.cycle_seconds
+
+    def say(cycles: float, steps: int) -> PeerStatus:
+        peer.progress = Progress(tokens=steps, steps=steps, tokens_per_second=1.0, loss=1.0)
+        count.say(peer, node, manifest, 1000, NOW + 10.0 * cycles * cycle)
+        return watcher.last
+
+    first = say(0.0, 5)
+    assert (first.cycle_steps, first.planned_steps, first.pace) == (None, 10, "")
+    assert say(0.01, 50).cycle_steps is None, "too soon to tell"
+    even = say(1.0, 205)
+    assert (even.cycle_steps, even.pace) == (pytest.approx(20.0), "")
+    for cycles, steps in ((2.0, 415), (3.0, 625)):
+        status = say(cycles, steps)
+        assert status.cycle_steps == pytest.approx(21.0)
+        assert status.pace == (
+            "a cycle has 21 inner steps here, planned were 10, and long cycles learn less; if most islands are as fast"
+            f", make the next run with new --step-seconds {cycle / 21:.2g}"
+        )
+    assert say(4.0, 725).pace == ""
+    (event,) = (event for event in watcher.events if event.topic == "pace")
+    assert event.figures == {"cycle_steps": pytest.approx(21.0), "planned_steps": 10}
+
+
+def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
+    count, watcher = tally()
+    peer = engine()
+    peer.membership.ready = True
+    node: Any = SimpleNamespace(traffic=Traffic())
+    for index in (1, 2):
+        peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
+        count.say(peer, node, small_manifest(), 1000, NOW + 100.0 * index * PLAN.rules.cycle_seconds)
+    assert (watcher.last.planned_steps, watcher.last.pace) == (None, "")
+    assert watcher.last.cycle_steps == pytest.approx(100.0)

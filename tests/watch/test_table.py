@@ -73,6 +73,13 @@ def test_a_large_swarm_is_cut() -> None:
     assert "leaving" in text
 
 
+def test_steps_of_a_cycle_are_shown_and_far_more_than_planned_are_a_note() -> None:
+    status = replace(STATUS, cycle_steps=23.4, pace="a cycle has 50 inner steps here, planned were 23")
+    assert "23.4" in shown(status)
+    assert "planned were 23\n" in shown(status)
+    assert status_line(status).endswith(", a cycle has 50 inner steps here, planned were 23")
+
+
 def test_a_line_says_what_every_number_is() -> None:
     assert status_line(STATUS) == (
         "round 117, training, 3 of 4 members ready, loss 2.500, shared model 2.400, 12.3k tokens/s, participation "
