@@ -30,9 +30,11 @@ from p2p_diloco.invite import parse_invite
 from p2p_diloco.island.own_files import own_files, own_tensors
 from p2p_diloco.island.provenance import Provenance
 from p2p_diloco.key_file import create_key_file, read_key_file
+from p2p_diloco.lab.rounds import Conditions, choose_rounds
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
-from p2p_diloco.run_file import KEY_FILE, draft_manifest, read_run_toml, write_run_toml
+from p2p_diloco.rate import parse_rate
+from p2p_diloco.run_file import KEY_FILE, draft_manifest, read_run_toml, values_by_key, write_run_toml
 from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.trainer.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
@@ -54,7 +56,16 @@ RunToEnd = Callable[[Coroutine[Any, Any, None]], None]
 AnySettings = PeerSettings | Mapping[str, object] | None
 
 
-def new_run(path: str | Path, model: nn.Module, *, ignore: Sequence[str] = (), **values: object) -> RunManifest:
+def new_run(
+    path: str | Path,
+    model: nn.Module,
+    *,
+    ignore: Sequence[str] = (),
+    step_seconds: float | None = None,
+    islands: int | None = None,
+    uplink: str | None = None,
+    **values: object,
+) -> RunManifest:
     """Write the run file of a run that trains `model`, and the key that signs it beside it.
 
     Edit the file before the first peer joins; every change makes another run.
@@ -62,6 +73,10 @@ def new_run(path: str | Path, model: nn.Module, *, ignore: Sequence[str] = (), *
     Args:
         path: of the new file, such as "run.toml".
         ignore: names of frozen tensors or buffers that may differ between peers; all others must be equal.
+        step_seconds: that a step of the optimizer takes. Rounds are then as long as suits it; else they keep their
+            defaults.
+        islands: that train at a time; as many as average in one group if not named.
+        uplink: of the slowest island; 20mbit if not named.
         values: what differs from the defaults, by section, such as rounds={"round_seconds": 10.0}.
     Raises:
         ConfigError: the file exists, a value does not fit, or a tensor of the model cannot take part.
@@ -69,9 +84,25 @@ def new_run(path: str | Path, model: nn.Module, *, ignore: Sequence[str] = (), *
     path = Path(path)
     if path.exists():
         raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
-    sections = {**values, "model": describe_model(model, ignore)}
+    sections: Mapping[str, object] = {**values, "model": describe_model(model, ignore)}
     key_path, now = path.with_name(KEY_FILE), time.time()
-    draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections)  # before a key is made
+    # Before a key is made.
+    draft = draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections)
+    if step_seconds is not None:
+        conditions = Conditions(
+            islands=draft.membership.group_size if islands is None else islands,
+            uplink_bits=parse_rate(uplink or "20mbit", "uplink"),
+            step_seconds=step_seconds,
+        )
+        given = values_by_key(sections, "the new run")
+        chosen = choose_rounds(draft, given.keys(), conditions)
+        sections = given | chosen.values
+        for note in chosen.notes:
+            logger.info(note)
+    elif islands is not None or uplink is not None:
+        raise ConfigError(
+            "islands and uplink say nothing without step_seconds; name how long a step takes, such as 0.3"
+        )
     key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
     manifest = draft_manifest(organiser=key.peer, now_seconds=now, name=path.stem, values=sections)
     write_run_toml(path, manifest)

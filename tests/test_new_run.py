@@ -1,0 +1,44 @@
+"""`new_run` writes the run of a model of one's own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import p2p_diloco
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.run_file import read_run_toml
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1))
+
+
+def test_without_the_time_of_a_step_rounds_keep_their_defaults(tmp_path: Path) -> None:
+    p2p_diloco.new_run(tmp_path / "run.toml", model())
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (5.0, 4, None)
+
+
+def test_with_the_time_of_a_step_a_cycle_suits_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "p2p_diloco")
+    p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, islands=2, uplink="20mbit")
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (2.0, 2, 8)
+    assert caplog.messages == ["a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.341 kbit/s each way"]
+
+
+def test_what_is_given_stays(tmp_path: Path) -> None:
+    given = {"round_seconds": 4.0, "fragments": 1}
+    p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, rounds=given)
+    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (4.0, 1, 8)
+
+
+def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="islands and uplink say nothing without step_seconds"):
+        p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")
+    assert list(tmp_path.iterdir()) == []
