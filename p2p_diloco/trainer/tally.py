@@ -10,6 +10,7 @@ from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.protocol.reach import Standing
@@ -34,8 +35,8 @@ SHOWN_A_MINUTE = 4
 
 PACE_SECONDS = 10.0
 """Inner steps are counted for so long, and for a cycle at least, before it is said how many a cycle has."""
-MOST_OF_PLAN = 2.0
-"""Times the planned inner steps of a cycle; a peer with more says so."""
+MOST_OF_PLAN, FEWEST_IN_ROUND = 2.0, 2.0
+"""Times the planned inner steps of a cycle, and steps in a round; a peer with more, or with fewer, says so."""
 
 
 class PeerObserver(Protocol):
@@ -167,7 +168,7 @@ class Tally:
             self.report("trouble", "its contributions are in entries again")
 
     def _look_at_pace(self, engine: PeerEngine, planned_steps: int | None, now: float) -> None:
-        """Count the inner steps of a cycle; it is reported when they begin to be far more than planned."""
+        """Count the inner steps of a cycle; it is reported when they begin to be too many or too few."""
         steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
         if self._counted is None or not engine.ready or not steps:
             self._counted = (now, steps)
@@ -178,14 +179,10 @@ class Tally:
         self._counted = (now, steps)
         self._cycle_steps = (steps - before) * cycle_seconds / (now - since)
         had_pace, self._pace = bool(self._pace), ""
-        if planned_steps is not None and self._cycle_steps > MOST_OF_PLAN * planned_steps:
-            step_seconds = cycle_seconds / self._cycle_steps
-            self._pace = (
-                f"a cycle has {self._cycle_steps:.0f} inner steps here, planned were {planned_steps}, and long cycles "
-                f"learn less; if most islands are as fast, make the next run with new --step-seconds {step_seconds:.2g}"
-            )
-            if not had_pace:
-                self.report("pace", self._pace, cycle_steps=self._cycle_steps, planned_steps=planned_steps)
+        if planned_steps is not None:
+            self._pace = _explain_pace(self._cycle_steps, planned_steps, engine.rules.clock)
+        if self._pace and not had_pace:
+            self.report("pace", self._pace, cycle_steps=self._cycle_steps)
 
     def _hear_of_line(self, engine: PeerEngine, line: LineWatch) -> None:
         """Let what is contributed follow the line: what would come late is not sent, and other spans have its time."""
@@ -275,6 +272,18 @@ class Tally:
             pace=self._pace,
             invite=self.invite,
         )
+
+
+def _explain_pace(cycle_steps: float, planned_steps: int, clock: RoundClock) -> str:
+    """Say what is wrong with a peer's steps in a cycle, and what to do; empty where nothing is."""
+    found = f"a cycle has {cycle_steps:.2g} inner steps here, planned were {planned_steps}"
+    step_seconds = clock.round_seconds * clock.num_fragments / max(cycle_steps, 0.1)
+    remedy = f"if most islands are like this one, make the next run with new --step-seconds {step_seconds:.2g}"
+    if cycle_steps > MOST_OF_PLAN * planned_steps:
+        return f"{found}, and long cycles learn less; {remedy}"
+    if cycle_steps < FEWEST_IN_ROUND * clock.num_fragments:
+        return f"{found}: contributions are due in the first half of a round, so many are missed; {remedy}"
+    return ""
 
 
 def _bits(bytes_per_second: float | None) -> float | None:

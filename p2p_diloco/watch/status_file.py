@@ -106,7 +106,7 @@ class PeerStatus:
         proved_by: how many peers did.
         reach: the same in one sentence, with what to do about it.
         trouble: why this peer is in no entry for some cycles; empty while all is well.
-        pace: that its cycles have far more inner steps than planned, and what to do; empty while they have not.
+        pace: that its cycles have too many or too few inner steps, and what to do; empty while all is well.
         invite: the line that joins this run; empty until known.
     """
 
