@@ -497,8 +497,8 @@ class Membership(Attendance):
         return self.is_stalled() if degraded else self.me.peer in parent.voters
 
     def _rule(self, parent: Roster, *, degraded: bool) -> Rule:
-        founder = self.book.founder
-        return lambda promises: next_roster(parent, promises, self.rules, founder, degraded=degraded)
+        founder, before = self.book.founder, self.book.parent_of(parent)
+        return lambda promises: next_roster(parent, promises, self.rules, founder, before=before, degraded=degraded)
 
     def _quorum(self, parent: Roster, *, degraded: bool) -> Quorum:
         """Return whom a child of `parent` takes; who has been stalled for long goes on with whoever is there."""

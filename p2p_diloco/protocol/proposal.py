@@ -48,12 +48,22 @@ class _Tally:
 
 
 def next_roster(
-    parent: Roster, promises: tuple[Promise, ...], rules: RunRules, founder: PeerId, *, degraded: bool
+    parent: Roster,
+    promises: tuple[Promise, ...],
+    rules: RunRules,
+    founder: PeerId,
+    *,
+    before: Roster | None,
+    degraded: bool,
 ) -> Roster | None:
     """Return the child of `parent` that follows from promises for one ballot; None where nothing changes.
 
+    The first entries since `before` are a change too: a line of rosters that tells of none is worth nothing beside
+    another one (`histories.py`), while those who make the entries never leave it.
+
     Args:
         founder: the only peer that may be on a roster without training.
+        before: the parent of `parent`, None of the founding roster.
     """
     if not promises:
         return None
@@ -71,7 +81,9 @@ def next_roster(
         return None  # a bootstrap that is cut off from all who train drops nobody
     members = _reducing(members, able, lost, parent, cycle)
     ordered = _in_order(members, parent, cycle)
-    if not degraded and ordered == parent.members and cycle // REFRESH_CYCLES == parent.cycle // REFRESH_CYCLES:
+    is_due = cycle // REFRESH_CYCLES != parent.cycle // REFRESH_CYCLES
+    has_first_entries = before is not None and before.height == parent.height < tally.height
+    if not (degraded or ordered != parent.members or is_due or has_first_entries):
         return None
     possible = parent.height + (cycle - parent.cycle + 2) * rules.num_all_spans
     return Roster(

@@ -516,6 +516,31 @@ def test_who_joins_and_hears_a_liar_first_goes_by_what_the_others_go_by_in_the_e
     assert num_degraded(swarm, ["p4"]) == {0}
 
 
+def test_a_line_whose_first_entries_came_after_its_last_change_takes_back_who_was_cut_off() -> None:
+    """The only voter drops its only reducer, and then makes entries alone: nothing else would change its roster."""
+    swarm = founded(1, "none")
+    swarm.run(10 * CYCLE_SECONDS)
+    swarm.kill("boot")
+    swarm.run_until(lambda: swarm.members("p0") == {"p0"}, 2 * MINUTE)
+    swarm.add("p1")
+    listing = swarm.machines["p1"].rules_engine.book
+    swarm.run_until(lambda: listing.in_force is not None and swarm.members("p1") == {"p0", "p1"}, 3 * MINUTE, 0.05)
+    (before,) = num_degraded(swarm, ["p0"])
+    swarm.partition(["p0"], ["p1"])
+    swarm.pause("p0")  # it is late for the round that goes on, so that no entry comes before p1 is dropped
+    swarm.run(ROUND_SECONDS)
+    swarm.resume("p0")
+    swarm.run_until(lambda: swarm.members("p0") == {"p0"}, 3 * MINUTE)
+    with_both, alone = swarm.machines["p0"].rules_engine.book.chain()[-2:]
+    assert alone.roster.height == with_both.roster.height
+    swarm.run_until(lambda: swarm.members("p1") == {"p1"}, 3 * MINUTE)
+    assert num_degraded(swarm, ["p1"]) == {before + 1}
+    goes_on(swarm, "p1")
+    swarm.heal()
+    recovers(swarm, 4 * MINUTE)
+    assert num_degraded(swarm, ["p0", "p1"]) == {before}, "the line that a majority certified is gone by"
+
+
 def test_one_of_two_that_slept_through_it_follows_the_other() -> None:
     swarm = founded(2, bootstrap=False)
     swarm.run(8 * CYCLE_SECONDS)

@@ -303,7 +303,7 @@ def test_a_leader_learns_declarations_from_promises() -> None:
 def proposal(*promises: Promise, **changes: object) -> Proposal:
     """What follows from the promises of all, of which one shows an application; what they say, changed or not."""
     promises = promises or (promise_of(LEAD, applicant()), promise_of(OTHER))
-    roster = next_roster(ROSTER, promises, run_rules(), BOOT, degraded=False)
+    roster = next_roster(ROSTER, promises, run_rules(), BOOT, before=None, degraded=False)
     assert roster is not None
     return replace(
         Proposal(ballot=promises[0].ballot, roster=roster, promises=promises, origin=()),

@@ -88,16 +88,27 @@ def said(
 
 
 def child(
-    parent: Roster, *promises: Promise, degraded: bool = False, rules: RunRules = RULES, founder: PeerId = BOOT
+    parent: Roster,
+    *promises: Promise,
+    before: Roster | None = None,
+    degraded: bool = False,
+    rules: RunRules = RULES,
+    founder: PeerId = BOOT,
 ) -> Roster:
-    found = next_roster(parent, promises, rules, founder, degraded=degraded)
+    found = next_roster(parent, promises, rules, founder, before=before, degraded=degraded)
     assert found is not None
     check_child(found, parent, promises[0].ballot, rules)
     return found
 
 
-def nothing_follows(parent: Roster, *promises: Promise, rules: RunRules = RULES, degraded: bool = False) -> bool:
-    return next_roster(parent, promises, rules, BOOT, degraded=degraded) is None
+def nothing_follows(
+    parent: Roster,
+    *promises: Promise,
+    before: Roster | None = None,
+    rules: RunRules = RULES,
+    degraded: bool = False,
+) -> bool:
+    return next_roster(parent, promises, rules, BOOT, before=before, degraded=degraded) is None
 
 
 def applies(peer: PeerId, **changes: object) -> Declaration:
@@ -127,6 +138,37 @@ def test_once_in_sixty_four_cycles_the_grid_is_drawn_anew() -> None:
     assert nothing_follows(FOUR, *(said(peer, cycle=REFRESH_CYCLES - 1) for peer in (A, B, C)))
     later = [said(peer, refreshed, cycle=2 * REFRESH_CYCLES - 1) for peer in (A, B, C)]
     assert nothing_follows(refreshed, *later), "not before the next sixty-four"
+
+
+@pytest.mark.parametrize(
+    ("before", "said_by_each", "is_told"),
+    [
+        (6, (9, 9, 9), True),
+        (6, (9, 9, 6), True),  # the lower median
+        (6, (9, 6, 6), False),
+        (6, (6, 6, 6), False),
+        (5, (9, 9, 9), False),  # the roster in force tells of some already
+    ],
+)
+def test_the_first_entries_since_the_roster_before_make_one(
+    before: int, said_by_each: tuple[int, int, int], is_told: bool
+) -> None:
+    """Else a line that goes on would be worth nothing beside another one until the grid is drawn anew."""
+    parent = replace(FOUR, height=6)
+    words = [said(peer, parent, height=height) for peer, height in zip((A, B, C), said_by_each, strict=True)]
+    earlier = replace(FOUR, k=FOUR.k - 1, height=before)
+    if not is_told:
+        assert nothing_follows(parent, *words, before=earlier)
+        return
+    found = child(parent, *words, before=earlier)
+    assert (found.members, found.height) == (parent.members, 9)
+    later = [said(peer, found, height=12) for peer in (A, B, C)]
+    assert nothing_follows(found, *later, before=parent), "once"
+
+
+def test_the_first_entries_after_the_founding_make_none() -> None:
+    start = founding().roster
+    assert nothing_follows(start, said(start.members[0].peer, start, height=9))
 
 
 def test_each_drawing_of_the_grid_is_another_one() -> None:
@@ -632,9 +674,9 @@ def test_what_follows_is_valid_and_does_not_depend_on_the_order_of_the_promises(
 ) -> None:
     parent = data.draw(parents())
     words = data.draw(words_on(parent))
-    found = next_roster(parent, words, RULES, BOOT, degraded=degraded)
+    found = next_roster(parent, words, RULES, BOOT, before=None, degraded=degraded)
     for order in itertools.islice(itertools.permutations(words), 6):
-        assert next_roster(parent, order, RULES, BOOT, degraded=degraded) == found
+        assert next_roster(parent, order, RULES, BOOT, before=None, degraded=degraded) == found
     if found is not None and (not degraded or found.cycle >= parent.cycle + RULES.stalled_cycles):
         check_child(found, parent, words[0].ballot, RULES)
 
@@ -644,7 +686,7 @@ def test_what_follows_is_valid_and_does_not_depend_on_the_order_of_the_promises(
 def test_nobody_is_dropped_or_listed_on_the_word_of_a_few(data: st.DataObject) -> None:
     parent = data.draw(parents())
     words = data.draw(words_on(parent))
-    found = next_roster(parent, words, RULES, BOOT, degraded=False)
+    found = next_roster(parent, words, RULES, BOOT, before=None, degraded=False)
     if found is None:
         return
 
@@ -680,7 +722,7 @@ def test_the_bootstrap_is_on_the_roster_while_it_is_needed_and_no_longer(data: s
         replace(word, view=replace(word.view, absent=bytes(len(word.view.absent)), idle=bytes(len(word.view.idle))))
         for word in data.draw(words_on(parent))
     )
-    found = next_roster(parent, words, RULES, BOOT, degraded=False)
+    found = next_roster(parent, words, RULES, BOOT, before=None, degraded=False)
     if found is None:
         return
     is_needed = is_bootstrap_needed(m for m in found.members if m.trains)
