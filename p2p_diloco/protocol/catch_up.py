@@ -505,8 +505,22 @@ class CatchUp:
         return [Report(topic="adoption", text=text), replaced]
 
     def _is_with_most(self, span: SpanId, mine: SpanHead) -> bool:
+        """Return whether more than half of those that this peer hears stand where it stands.
+
+        Not where half of the electorate is known to stand elsewhere: those that are heard may be the few that can be
+        dialled, and the bootstrap does not vote.
+        """
         num_with_us = len(self.voices.heard & self._with_us(span, mine))
-        return 2 * (num_with_us + 1) > len(self.voices.near) + 1
+        has_most = 2 * (num_with_us + 1) > len(self.voices.near) + 1
+        return has_most and len(self._voters_on_another_line(span, mine)) < self.namers.half
+
+    def _voters_on_another_line(self, span: SpanId, mine: SpanHead) -> set[PeerId]:
+        """Return which of those who vote have said, or signed, that they stand at a tip that did not lead to ours."""
+        tips = {voice: head.digest for head, group in self._voters(span).items() for voice in group & self.namers.heard}
+        tips |= {voter: chain for voter, (chain, _) in self._contents.of(span).items() if voter in self.namers.told}
+        return {
+            voter for voter, tip in tips.items() if tip != mine.digest and self._chains.entry_after(span, tip) is None
+        }
 
     def _follow_most(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
         """Fetch a span where no tip has a majority, and none comes about for two cycles: all take the same one.

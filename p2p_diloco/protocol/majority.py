@@ -45,6 +45,7 @@ class Voices:
         told: voices that are not linked, and have signed what they hold.
         far: voices that are not linked; they are asked through others.
         carriers: linked peers that may be linked with those.
+        half: of all who count, this peer with them where it does.
         is_strict: whether nobody but more than half of the electorate is believed.
         is_few: whether less than that is, because most of the electorate could not be asked.
     """
@@ -58,6 +59,7 @@ class Voices:
     told: frozenset[PeerId] = frozenset()
     far: frozenset[PeerId] = frozenset()
     carriers: tuple[PeerId, ...] = ()
+    half: float = math.inf
     is_strict: bool = False
     is_few: bool = False
 
@@ -187,7 +189,8 @@ def namers_for(
         return voices
     heard, told = voters.intersection(holders), far.intersection(told)
     carriers = tuple(sorted(linked, key=lambda peer: (peer not in voters, peer)))
-    found = replace(voices, told=told, far=far, carriers=carriers)
+    half = (len(voters) + (me in roster.voters)) / 2
+    found = replace(voices, told=told, far=far, carriers=carriers, half=half)
     needed = (len(voters) + 1 if is_ready and is_member else len(voters) - len(empty)) // 2 + 1
     if not has_waited or is_ready or len(heard | told) >= needed:
         return replace(found, near=voters, heard=heard, empty=empty, needed=needed, is_strict=not is_member)

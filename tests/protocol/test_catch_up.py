@@ -591,6 +591,19 @@ def test_a_tie_is_looked_up_on_the_own_disk_once() -> None:
     assert fetch.note_differences(A, reply, 0.1) == []
 
 
+def test_half_of_the_electorate_on_another_child_is_a_tie_though_those_that_can_be_dialled_stand_with_us() -> None:
+    """A peer behind a router dials the bootstrap alone, which does not vote."""
+    fetch, chains = catch_up()
+    electorate = replace(voices(A, B, C, needed=3), half=2.0)  # this peer is the fourth
+    bootstrap = ids(4)[3]
+    fetch.listen_to(voices(bootstrap, needed=2), electorate)
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, bootstrap, head_of())
+    reply = HeadsReply(fragment=0, heads=(head_of(digest=b"later", round_index=7),))
+    assert fetch.note_differences(A, reply, 0.0, is_donor=False) == [], "one of four is no half"
+    assert fetch.note_differences(B, reply, 0.1, is_donor=False) == [RebuildParent(span=SPAN, tip=head_of().digest)]
+
+
 def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:
     fetch, chains = catch_up()
     third = head_of(height=3, digest=b"3")
