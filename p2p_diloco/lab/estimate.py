@@ -25,7 +25,6 @@ from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.protocol.demand import Encoded, exchange_flow
-from p2p_diloco.protocol.grid import num_rows
 from p2p_diloco.rate import format_rate
 from p2p_diloco.swarm.vector_work import encode_contribution
 
@@ -38,9 +37,9 @@ SHARE_OF_LINE = 0.5
 """A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
 SHARE_OF_CORES = 0.1
 """And so long that the outer work takes at most this share of it."""
-SAFE_ROUND_SECONDS, SAFE_GRID_ROUND_SECONDS = 1.0, 2.0
-"""Rounds this long have all contributions over the internet, in one row and in several; in half of that some are lost
-(docs/decisions/0033)."""
+SAFE_ROUND_SECONDS = 2.0
+"""Rounds this long have all contributions over the internet, in one row and in several; in half of that some are lost,
+and busy machines miss more (docs/decisions/0033)."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
 """Of four islands that exchange once in so many inner steps: `p2p-diloco experiment sync --size micro`."""
 BFLOAT16_BYTES = 2
@@ -134,18 +133,17 @@ def make_plan(question: Question) -> Plan:
     transfer = 8.0 * size * per_parameter / question.uplink_bits
     border = size * question.core_nanoseconds * 1e-9 / question.cores
     needed = question.fragments or min(math.ceil(size / LARGEST_FRAGMENT), MOST_FRAGMENTS)
-    safe = safe_round_seconds(question.islands, question.group_size)
     seconds: dict[Bound, float] = {
         "steps": max(question.fewest_steps, STEPS_OF_A_ROUND * needed) * question.step_seconds,
         "line": transfer / SHARE_OF_LINE,
         "cores": border / SHARE_OF_CORES,
-        "rounds": safe * needed,
+        "rounds": SAFE_ROUND_SECONDS * needed,
         "heartbeat": question.heartbeat_seconds,
     }
     set_by = max(seconds, key=lambda bound: seconds[bound])
     steps = math.ceil(seconds[set_by] / question.step_seconds - 1e-9)
     cycle = steps * question.step_seconds
-    suited = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND, math.floor(cycle / safe))
+    suited = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND, math.floor(cycle / SAFE_ROUND_SECONDS))
     fragments = question.fragments or max(needed, suited)
     _check_round(cycle / fragments, question)
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
@@ -163,11 +161,6 @@ def make_plan(question: Question) -> Plan:
         data_parallel_step_seconds=question.step_seconds + ring,
         host_bytes=8 * size + math.ceil(size / fragments) * 8,
     )
-
-
-def safe_round_seconds(islands: int, group_size: int) -> float:
-    """Return how long a round is at least, so that contributions come in time over the internet."""
-    return SAFE_ROUND_SECONDS if num_rows(islands, islands, group_size) == 1 else SAFE_GRID_ROUND_SECONDS
 
 
 def _check_round(seconds: float, question: Question) -> None:

@@ -13,6 +13,7 @@ from p2p_diloco.island.shape import MODEL_SIZES
 from p2p_diloco.lab.estimate import (
     DAY_SECONDS,
     LOSS_BY_STEPS,
+    SAFE_ROUND_SECONDS,
     SHARE_OF_CORES,
     SHARE_OF_LINE,
     STEPS_OF_A_ROUND,
@@ -20,7 +21,6 @@ from p2p_diloco.lab.estimate import (
     Question,
     loss_cost,
     make_plan,
-    safe_round_seconds,
 )
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.rate import counted, format_rate
@@ -29,7 +29,11 @@ COMPILED_NANOSECONDS = 10.0
 """Of a core for each parameter and cycle: the outer work with compiled loops (docs/performance.md)."""
 MOST_CYCLES = 2**20
 """That a manifest plans."""
+RETAINED_SECONDS = 320.0
+"""Entries are retained for so long at least, however short cycles are: checkpoints are a quarter of that apart, and
+each is as large as the whole state."""
 _ROUND, _FRAGMENTS, _STEPS = "rounds.round_seconds", "rounds.fragments", "rounds.planned_steps"
+_RETAINED = "limits.retained_cycles"
 _FEWEST_STEPS = min(LOSS_BY_STEPS)
 
 
@@ -97,9 +101,13 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         notes = [_cycle(question, plan, cycle, steps, fragments), *_warnings(question, plan, cycle, fragments)]
     else:
         # Up to the next millisecond, so that no bound is missed by rounding.
-        length = math.ceil(1000.0 * plan.round_seconds - 1e-6) / 1000.0
-        chosen = {_ROUND: length, _FRAGMENTS: plan.fragments, _STEPS: plan.steps}
+        round_seconds = math.ceil(1000.0 * plan.round_seconds - 1e-6) / 1000.0
+        chosen = {_ROUND: round_seconds, _FRAGMENTS: plan.fragments, _STEPS: plan.steps}
         notes = [_cycle(question, plan, plan.cycle_seconds, plan.steps, plan.fragments), *_reason(question, plan)]
+    cycle = chosen.get(_ROUND, manifest.rounds.round_seconds) * chosen.get(_FRAGMENTS, manifest.rounds.fragments)
+    retained = math.ceil(RETAINED_SECONDS / cycle)
+    if retained > manifest.limits.retained_cycles:
+        chosen[_RETAINED] = retained
     return ChosenRounds(values={key: chosen[key] for key in chosen if key not in given}, notes=tuple(notes))
 
 
@@ -143,7 +151,7 @@ def _reason(question: Question, plan: Plan) -> list[str]:
         "steps": f"its {counted(plan.fragments, 'fragment')} set that: {STEPS_OF_A_ROUND} steps in each round",
         "line": f"the line sets that: {_exchange(question, plan)}, and is to fill at most {busy} of a cycle",
         "cores": f"the processor sets that: the outer work is to take at most {work} of a cycle",
-        "rounds": f"the clock sets that: {_short_rounds(question)}",
+        "rounds": f"the clock sets that: {_short_rounds()}",
         "heartbeat": f"membership.heartbeat_seconds = {question.heartbeat_seconds:g} sets that: a cycle is no shorter",
     }
     return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"]
@@ -153,8 +161,8 @@ def _warnings(question: Question, plan: Plan, cycle: float, fragments: int) -> l
     """Say what is wrong with a cycle that the organiser chose."""
     warnings = []
     steps = cycle / question.step_seconds
-    if cycle / fragments < safe_round_seconds(question.islands, question.group_size):
-        warnings.append(f"rounds of {cycle / fragments:.3g} s are short: {_short_rounds(question)}")
+    if cycle / fragments < SAFE_ROUND_SECONDS:
+        warnings.append(f"rounds of {cycle / fragments:.3g} s are short: {_short_rounds()}")
     if plan.transfer_seconds > SHARE_OF_LINE * cycle:
         least = plan.transfer_seconds / SHARE_OF_LINE / fragments
         warnings.append(
@@ -170,9 +178,8 @@ def _exchange(question: Question, plan: Plan) -> str:
     return f"an exchange takes {plan.transfer_seconds:.2g} s at {format_rate(question.uplink_bits)}"
 
 
-def _short_rounds(question: Question) -> str:
-    safe = safe_round_seconds(question.islands, question.group_size)
-    return f"rounds under {safe:g} s lose contributions over the internet"
+def _short_rounds() -> str:
+    return f"rounds under {SAFE_ROUND_SECONDS:g} s lose contributions over the internet"
 
 
 def _cost(steps: float) -> str:

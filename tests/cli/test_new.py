@@ -240,14 +240,14 @@ def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys:
     assert main(["new", *TOLD]) == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps, rounds.spans_per_fragment) == (
-        1.035,
+        2.025,
         1,
-        23,
+        45,
         4,
     )
     assert capsys.readouterr().out.splitlines()[1:3] == [
-        "a cycle is 23 steps of 45 ms, 1 round of 1.03 s; 6.24 Mbit/s each way",
-        "the clock sets that: rounds under 1 s lose contributions over the internet; 23 steps end about 3 % above 8 "
+        "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
+        "the clock sets that: rounds under 2 s lose contributions over the internet; 45 steps end about 6 % above 8 "
         "(short trials, docs/results.md)",
     ]
 
