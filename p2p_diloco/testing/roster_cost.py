@@ -144,7 +144,7 @@ def _play(plan: RosterPlan, rules: RunRules, book: RosterBook) -> Iterator[Certi
         leaving = [peer for place, peer in enumerate(keys) if (place + cycle) % plan.every == 0 and peer not in away]
         coming = sorted(away, key=lambda peer: sha256(parent.digest(), peer))[:MOST_APPLICATIONS]
         words = [_declaration(keys[peer], starts[peer], cycle, leaving=peer in leaving) for peer in (*leaving, *coming)]
-        child = _certified(parent, cycle, tuple(words), keys, rules, book.founder)
+        child = _certified(parent, cycle, tuple(words), keys, rules, book)
         if child is not None:
             book.add(child)
             yield child
@@ -185,12 +185,13 @@ def _certified(
     words: tuple[Declaration, ...],
     keys: dict[PeerId, SigningKey],
     rules: RunRules,
-    founder: PeerId,
+    book: RosterBook,
 ) -> CertifiedRoster | None:
     """Return the child of `parent` that its electorate agrees on in a cycle; None where nothing changes."""
     clock = rules.clock
     ballot = ballot_number((cycle + 1) * clock.num_fragments - 1, 0)
-    rule = partial(next_roster, parent, rules=rules, founder=founder, degraded=False)
+    before = book.parent_of(parent)
+    rule = partial(next_roster, parent, rules=rules, founder=book.founder, before=before, degraded=False)
     quorum = partial(is_majority, parent)
     view = _view(parent, cycle, words, rules)
     candidacy = Candidacy(parent=parent, degraded=False, ballot=ballot)

@@ -41,8 +41,9 @@ def test_a_grid_sends_a_little_more_and_has_few_streams() -> None:
 def test_rosters_are_certified_only_when_something_changes() -> None:
     async def scene() -> None:
         async with scale_swarm(18) as swarm:
-            await swarm.run_to(8 * ROUND_SECONDS)
-            assert {machine.roster.k for machine in swarm.running()} == {1}
+            for num_rounds in (8, 12):
+                await swarm.run_to(num_rounds * ROUND_SECONDS)
+                assert {machine.roster.k for machine in swarm.running()} == {2}, "all are listed, and make entries"
 
     play(scene)
 
