@@ -96,9 +96,7 @@ def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> Run
     Raises:
         ConfigError: the file or a key or a value is wrong.
     """
-    document = read_toml(path)
-    _check_format(document, str(path))
-    document = _with_canonical_names(document, str(path))
+    document = _with_canonical_names(read_toml(path), str(path))
     return manifest_of(_overridden(document, values_by_key(overrides or {}, "the command line")), str(path))
 
 

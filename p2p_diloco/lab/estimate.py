@@ -41,12 +41,12 @@ SAFE_ROUND_SECONDS = 2.0
 """Rounds this long have all contributions over the internet, in one row and in several; in half of that some are lost,
 and busy machines miss more (docs/decisions/0033)."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
-"""Of four islands that exchange once in so many inner steps: `p2p-diloco experiment sync --size micro`."""
+"""Final loss by inner steps per cycle, four islands: `p2p-diloco experiment sync --size micro`."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 
 Bound = Literal["steps", "line", "cores", "rounds", "heartbeat"]
-"""What a cycle's length follows from."""
+"""The constraint that sets the length of a cycle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How long an inner step of a run's built-in model takes on this machine."""
+"""Measures an inner step of a run's built-in model on this machine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BUDGET_SECONDS, PART_SECONDS = 3.0, 1.0
 MOST_STEPS = 20
 SMALL_STEP = 1e10
 """Operations of a step that is played whole at once: any core makes them within a second."""
-BUSY_SHARE = 0.7
-"""Of a core: what steps get less of, other programs take."""
+MISSING_CORES = 0.3
+"""If the cores that other programs leave idle are this much fewer than the training threads, the measurement is off."""
 BYTES_OF_A_PARAMETER = 20
 """At least, of one that is trained: θ, its gradient, two moments, and φ."""
 
@@ -99,11 +99,12 @@ def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock:
         return InnerLoop(build_model(played, 0), stream, dataclasses.replace(rule, batch=batch), device)
 
     _fastest_step(loop(1, 1, MODEL_SIZES["tiny"]), 0.0, clock)  # whatever PyTorch does once
-    began, worked = time.perf_counter(), time.process_time()
+    began, by_others = time.perf_counter(), _processor_seconds_of_others()
 
     def played(seconds: float, *, is_estimated: bool) -> MeasuredStep:
-        share = (time.process_time() - worked) / (time.perf_counter() - began)
-        is_disturbed = device.type == "cpu" and share < BUSY_SHARE
+        taken = (_processor_seconds_of_others() - by_others) / (time.perf_counter() - began)
+        missing = torch.get_num_threads() + taken - (psutil.cpu_count() or 1)
+        is_disturbed = device.type == "cpu" and missing > MISSING_CORES
         return MeasuredStep(seconds=seconds, is_estimated=is_estimated, is_disturbed=is_disturbed)
 
     if 6.0 * shape.num_parameters * rule.batch * shape.context > SMALL_STEP:
@@ -115,6 +116,12 @@ def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock:
     whole = loop(shape.layers, rule.batch)
     _fastest_step(whole, 0.0, clock)  # the first makes the moments of its optimisers
     return played(_fastest_step(whole, BUDGET_SECONDS, clock), is_estimated=False)
+
+
+def _processor_seconds_of_others() -> float:
+    """Return the processor time that this machine has spent on other processes since it was started."""
+    times = psutil.cpu_times()
+    return float(times.user + getattr(times, "nice", 0.0) + times.system) - time.process_time()
 
 
 def _fastest_step(loop: InnerLoop, budget_seconds: float, clock: Callable[[], float]) -> float:

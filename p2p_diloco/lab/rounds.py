@@ -26,7 +26,7 @@ from p2p_diloco.manifest import RunManifest
 from p2p_diloco.rate import counted, format_rate
 
 COMPILED_NANOSECONDS = 10.0
-"""Of a core for each parameter and cycle: the outer work with compiled loops (docs/performance.md)."""
+"""Processor time of the outer step per parameter and cycle, with compiled loops (docs/performance.md)."""
 MOST_CYCLES = 2**20
 """That a manifest plans."""
 RETAINED_SECONDS = 320.0
@@ -39,7 +39,7 @@ _FEWEST_STEPS = min(LOSS_BY_STEPS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a run is to suit.
+    """The islands and the network that a run is planned for.
 
     Attributes:
         islands: that train at a time.
@@ -54,7 +54,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRounds:
-    """What to write into a manifest, and what to say of it.
+    """Values for a manifest, and notes on them for the person who makes the run.
 
     Attributes:
         values: by dotted key.

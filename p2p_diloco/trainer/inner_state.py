@@ -1,6 +1,6 @@
-"""What an island keeps for itself beside its checkpoints: optimisers, and whatever else a loop hands in.
+"""State that an island keeps for itself beside its checkpoints: its optimisers, and anything else that a loop hands in.
 
-Nobody else knows of it. A peer that starts again begins at the shared model and goes on with what it kept last.
+It is private and never sent. After a restart, a peer begins at the shared model and restores the state saved last.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class InnerState:
         try:
             torch.save({"label": label, "parts": {name: _taken(part) for name, part in self._parts.items()}}, draft)
             if not self._is_proved:
-                torch.load(draft, map_location="cpu", weights_only=True)
+                torch.load(draft, map_location="cpu", weights_only=True, mmap=True)  # no second copy in memory
                 self._is_proved = True
             os.replace(draft, self._path)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,7 @@ class OwnModel:
         )
         self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
         self._waiting_tokens = 0
+        self._thread: int | None = None
         self._probe: _Probe | None = None
         self._probes_left = PROBED_MERGES
         self._last: Tensor | None = None
@@ -241,8 +243,12 @@ class OwnModel:
             )
 
     def close(self) -> None:
-        """Keep the optimisers' state, and leave them and the model alone."""
-        if self.model in _taking_part and self.state is not None:
+        """Keep the optimisers' state, and leave them and the model alone.
+
+        Another thread than the one that steps saves nothing: the optimisers may be in the middle of a step.
+        """
+        if self.state is not None and self._thread == threading.get_ident():
+            self._thread = None
             self.state.save_inner()
         _taking_part.discard(self.model)
         for hook in self._hooks:
@@ -264,6 +270,7 @@ class OwnModel:
         self._waiting_tokens += tokens
         if self._counts and not self._steps:
             return  # gradients are accumulated, or a GradScaler left the step out
+        self._thread = threading.get_ident()
         self._check_probe()
         self.state.stepped(self._waiting_tokens, loss)
         self._waiting_tokens = self._steps = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psutil
@@ -31,6 +32,21 @@ def test_whole_steps_of_a_small_model_are_made_and_the_threads_stay_as_they_were
     assert not step.is_estimated
     assert 0.0 < step.seconds < 60.0
     assert torch.get_num_threads() == threads
+
+
+def test_a_machine_that_others_use_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps took seven times as long beside a demo, and had more than a core."""
+    monkeypatch.setattr(inner_step, "BUDGET_SECONDS", 0.1)
+    cores = psutil.cpu_count() or 1
+    for by_others, is_noticed in ((cores - 1.0, False), (cores - 0.5, True)):
+        begin = time.perf_counter()
+        monkeypatch.setattr(
+            inner_step,
+            "_processor_seconds_of_others",
+            lambda begin=begin, cores=by_others: cores * (time.perf_counter() - begin),
+        )
+        step = measure_inner_step(manifest(**SMALLEST), device="cpu", threads=1)
+        assert step.is_disturbed == is_noticed
 
 
 def test_of_a_large_model_only_a_part_is_made_and_tells_of_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

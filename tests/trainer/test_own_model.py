@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.trainer.founding import make_start
+from p2p_diloco.trainer.inner_state import INNER_FILE
 from p2p_diloco.trainer.own_model import OwnModel, check_model, describe_model
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
@@ -391,6 +393,24 @@ def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
     assert not _moments(other)
     assert [topic for topic, _ in heard] == ["inner"]
     assert "does not fit, and these begin anew: optimizer 0 (it was a torch.optim.adamw.AdamW)" in heard[0][1]
+
+
+def test_another_thread_than_the_one_that_steps_saves_nothing_when_it_leaves(
+    tmp_path: Path, hold: Callable[..., None]
+) -> None:
+    """The optimiser may be in the middle of a step."""
+    model, plan = small(), plan_run(manifest_for(small()))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    own = opened(model, plan, optimizer, folder=tmp_path)
+    hold(own, plan, model)
+    optimizer.step()
+    own.stepped(1, None)
+    other = threading.Thread(target=own.close)
+    other.start()
+    other.join()
+    assert not list(tmp_path.iterdir())
+    own.close()
+    assert [path.name for path in tmp_path.iterdir()] == [INNER_FILE]
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
