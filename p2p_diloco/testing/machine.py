@@ -276,7 +276,7 @@ class Machine:
             transport=transport,
             replica=island,
             codecs=around.maths.codecs,
-            memory=_KeptMemory(self, WatchedMemory(folder, self._fail), process),
+            memory=_KeptMemory(self, folder, process, died=self._fail),
             clock=clock,
             observer=self,
             manifest=MANIFEST,
@@ -486,9 +486,11 @@ class _Watch:
 class _KeptMemory:
     """A `PeerMemory` on the machine's disk; what a process wants to keep after its end is lost."""
 
-    def __init__(self, machine: Machine, memory: WatchedMemory, process: Process) -> None:
+    def __init__(
+        self, machine: Machine, folder: RunFolder, process: Process, *, died: Callable[[StateError], None]
+    ) -> None:
         self._machine = machine
-        self._memory = memory
+        self._memory = WatchedMemory(folder, died, soon=self._write_soon)
         self._process = process
 
     def keep_ballots(self, ballots: Ballots) -> None:
@@ -501,8 +503,10 @@ class _KeptMemory:
             self._machine.around.inspector.roster_kept(self._machine, certified)
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        if not self._process.is_dying:
-            self._memory.keep_liveliness(liveliness)
+        self._memory.keep_liveliness(liveliness)
+
+    def _write_soon(self, write: Callable[[], None]) -> None:
+        asyncio.get_running_loop().run_in_executor(None, lambda: None if self._process.is_dying else write())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,11 +156,14 @@ class PeerSession:
             self._parts.folder.path,
             plan=self._plan,
             keep=self._parts.settings.keep_checkpoints,
-            soon=lambda write: asyncio.get_running_loop().run_in_executor(self._writer, write),
+            soon=self._write_soon,
             hear=lambda topic, text: self._in_loop(lambda: self._tally.report(topic, text)),
         )
         self._parts.folder.make_room = archive.make_room
         return archive
+
+    def _write_soon(self, write: Callable[[], None]) -> object:
+        return asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def _make_engine(self) -> PeerEngine:
         folder, key = self._parts.folder, self._parts.key
@@ -283,7 +286,7 @@ class PeerSession:
             transport=self._parts.transport,
             replica=self._state,
             codecs=self._plan.codecs,
-            memory=WatchedMemory(self._parts.folder, self._fail),
+            memory=WatchedMemory(self._parts.folder, self._fail, soon=self._write_soon),
             clock=self._clock,
             observer=self._tally,
             manifest=self._parts.signed.encode(),

@@ -20,11 +20,15 @@ class WatchedMemory:
     Args:
         memory: what keeps.
         died: told once for each refusal.
+        soon: runs a function on the thread that writes, one after the other.
     """
 
-    def __init__(self, memory: PeerMemory, died: Callable[[StateError], None]) -> None:
+    def __init__(
+        self, memory: PeerMemory, died: Callable[[StateError], None], *, soon: Callable[[Callable[[], None]], object]
+    ) -> None:
         self._memory = memory
         self._died = died
+        self._soon = soon
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Keep what this peer is bound to."""
@@ -35,8 +39,8 @@ class WatchedMemory:
         self._watch(lambda: self._memory.keep_roster(certified))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep the record of this peer's line of rosters. No promise depends on it, so a failure is not reported."""
-        self._memory.keep_liveliness(liveliness)
+        """Keep the record of this peer's line of rosters, soon: it changes each round, and no promise depends on it."""
+        self._soon(lambda: self._memory.keep_liveliness(liveliness))
 
     def _watch(self, keep: Callable[[], None]) -> None:
         try:

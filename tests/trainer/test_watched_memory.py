@@ -34,15 +34,24 @@ KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
 
 @pytest.mark.parametrize("what", KEEP)
 def test_what_is_kept_is_kept(what: str) -> None:
-    memory, deaths = FakeMemory(), []
-    KEEP[what](WatchedMemory(memory, deaths.append), what)
-    assert (memory.kept, deaths) == ([what], [])
+    memory, deaths, writes = FakeMemory(), [], []
+    KEEP[what](WatchedMemory(memory, deaths.append, soon=writes.append), what)
+    assert (memory.kept, deaths, writes) == ([what], [], [])
+
+
+def test_the_record_of_a_line_is_written_by_the_thread_that_writes() -> None:
+    memory, deaths, writes = FakeMemory(), [], []
+    WatchedMemory(memory, deaths.append, soon=writes.append).keep_liveliness("record")
+    assert not memory.kept
+    for write in writes:
+        write()
+    assert memory.kept == ["record"]
 
 
 @pytest.mark.parametrize("what", KEEP)
 def test_a_refusal_is_told_and_raised(what: str) -> None:
-    memory, deaths = FakeMemory(), []
+    memory, deaths, writes = FakeMemory(), [], []
     memory.is_full = True
     with pytest.raises(StateError, match="No space left"):
-        KEEP[what](WatchedMemory(memory, deaths.append), what)
+        KEEP[what](WatchedMemory(memory, deaths.append, soon=writes.append), what)
     assert [str(error) for error in deaths] == ["cannot write: No space left on device"]
