@@ -171,9 +171,9 @@ class Swarm:
     """
 
     def __init__(self, plan: PeerPlan, on_event: OnEvent | None, run_to_end: RunToEnd) -> None:
-        assert plan.own is not None
+        assert isinstance(plan.training, OwnModel)
         self._plan = plan
-        self._own = plan.own
+        self._own = plan.training
         self._observer = _Observer(plan.settings.state_directory, on_event)
         self._run_to_end = run_to_end
         self._failure: BaseException | None = None
@@ -405,9 +405,8 @@ def joiner_plan(
     return PeerPlan(
         settings=own_settings,
         invite=parsed,
-        own=OwnModel(model, _listed(optimizer), state),
+        training=OwnModel(model, _listed(optimizer), state),
         until_round=until_round,
-        evaluate_seconds=0.0,
     )
 
 
@@ -429,9 +428,8 @@ def founder_plan(
         signed_manifest=signed,
         organiser_key=key,
         founds_alone=True,
-        own=OwnModel(model, _listed(optimizer), state),
+        training=OwnModel(model, _listed(optimizer), state),
         until_round=until_round,
-        evaluate_seconds=0.0,
     )
 
 

@@ -75,18 +75,19 @@ def run_requested_peer(request: PeerRequest) -> int:
     wake_politely()
     import uvloop
 
+    from p2p_diloco.trainer.built_in import BuiltInTraining
     from p2p_diloco.trainer.peer import PeerPlan
 
+    training = BuiltInTraining(evaluate_seconds=request.flags.evaluate_seconds) if request.trains else None
     plan = PeerPlan(
         settings=request.settings,
         invite=request.invite,
         signed_manifest=request.signed_manifest,
         organiser_key=request.organiser_key,
         founds_alone=request.organiser_key is not None,
-        trains=request.trains,
+        training=training,
         start=request.start,
         until_round=request.flags.until_round,
-        evaluate_seconds=request.flags.evaluate_seconds,
     )
     output = PeerOutput(request.settings.state_directory, announces_invite=plan.organiser_key is not None)
     with output:

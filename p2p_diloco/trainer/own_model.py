@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
 from p2p_diloco.manifest import ModelSection
-from p2p_diloco.swarm.replica import SpanDamaged
 from p2p_diloco.trainer.inner_state import InnerState, Stateful
 from p2p_diloco.trainer.local_spans import spans_for
-from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.trainer.training import Training, TrainingHost
 
 OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
 """Modules of optimisers that keep θ a second time and write it over the model's, so that a merge would be lost."""
@@ -29,6 +27,9 @@ SAMPLED, PROBED_MERGES, LOST_SHARE = 4096, 4, 0.25
 """Elements of the first tensor that are looked at around so many merges; a merge of which less is left was undone."""
 CLEAR_STEPS = 4.0
 """A merge is looked at if it is so many times as long as a step: a step as long may by itself lead back."""
+
+LONGEST_STEP_SECONDS = 30.0
+"""After it the peer counts as not stepping: it follows and serves, and contributes nothing."""
 
 _taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -127,7 +128,7 @@ class _Probe:
     after: Tensor
 
 
-class OwnModel:
+class OwnModel(Training):
     """A model whose owner steps it.
 
     Args:
@@ -150,8 +151,7 @@ class OwnModel:
                 "this model takes part in a run already; leave that one first, or join with another model"
             )
         _taking_part.add(model)
-        self.model = model
-        self.state: TrainedState | None = None
+        self.model: nn.Module = model
         self._counts = bool(optimizers)
         self._steps = 0
         self._kept = {f"optimizer {number}": optimizer for number, optimizer in enumerate(optimizers)} | dict(
@@ -165,22 +165,13 @@ class OwnModel:
         self._last: Tensor | None = None
         self._step: Tensor | None = None
 
-    def open(
-        self,
-        plan: RunPlan,
-        *,
-        now: Callable[[], float],
-        in_loop: Callable[[Callable[[], None]], None],
-        died: Callable[[BaseException], None],
-        damaged: SpanDamaged,
-        folder: Path,
-        hear: Callable[[str, str], None],
-    ) -> TrainedState:
+    def open(self, host: TrainingHost) -> TrainedState:
         """Make the state of this model in a run.
 
         Raises:
             ConfigError: the run trains another model.
         """
+        plan = host.plan
         if not plan.manifest.model.tensors:
             if sorted(trained(self.model)) != sorted(slot.name for part in plan.fragments for slot in part.tensors):
                 raise ConfigError(f'"{plan.manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
@@ -192,14 +183,18 @@ class OwnModel:
         self.state = TrainedState(
             plan,
             local,
-            now=now,
-            in_loop=in_loop,
-            died=died,
-            damaged=damaged,
-            inner=InnerState(folder, self._kept),
-            hear=hear,
+            now=host.now,
+            in_loop=host.in_loop,
+            died=host.died,
+            damaged=host.damaged,
+            inner=InnerState(host.folder, self._kept),
+            hear=host.hear,
         )
         return self.state
+
+    def is_stepping(self) -> bool:
+        """Return whether the last step is not long ago; a loop may stop at any time."""
+        return self.state is None or self.state.seconds_since_step() <= LONGEST_STEP_SECONDS
 
     def border(self) -> None:
         """Let the model follow the run and contribute what is due.

@@ -15,8 +15,6 @@ from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
-from p2p_diloco.island.corpus_files import list_corpus_files
-from p2p_diloco.island.inner_loop import choose_device
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
@@ -25,13 +23,12 @@ from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.founding import read_start
 from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.own_model import OwnModel
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import plan_run
-from p2p_diloco.trainer.run_text import open_run_text
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import PeerObserver, Tally
+from p2p_diloco.trainer.training import Training
 from p2p_diloco.trainer.waiting import result_before
 from p2p_diloco.transport.directory import Directory
 from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
@@ -68,11 +65,9 @@ class PeerPlan:
         organiser_key: lets this peer found the run.
         founds_alone: write this peer into the manifest as the only founder: a second bootstrap that is started with the
             same run file founds another run then, with another id, and never a second history of this one.
-        trains: False for a bootstrap peer.
+        training: who steps a model here; None: nobody, as at a bootstrap peer.
         start: a file of tensors to found the run from; None: the model that trains here, or the built-in one's seed.
-        own: the model of a loop of somebody's own; None: the built-in trainer's.
         until_round: stop after this round, with all others; None: go on.
-        evaluate_seconds: between two measurements of the held-out loss; 0: none.
         network: None: libp2p.
     """
 
@@ -81,12 +76,15 @@ class PeerPlan:
     signed_manifest: SignedManifest | None = None
     organiser_key: SigningKey | None = None
     founds_alone: bool = False
-    trains: bool = True
+    training: Training | None = None
     start: Path | None = None
-    own: OwnModel | None = None
     until_round: int | None = None
-    evaluate_seconds: float = 30.0
     network: Network | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained here."""
+        return self.training is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +106,8 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     settings = plan.settings
     _run_of(plan)
     _check_founder(plan)
-    if plan.trains:
-        await asyncio.to_thread(_check_training, plan)
+    if plan.training is not None:
+        await asyncio.to_thread(plan.training.check, settings, plan.signed_manifest)
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -155,9 +153,8 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     settings=settings,
                     key=key,
                     organiser_key=plan.organiser_key,
-                    trains=plan.trains,
+                    training=plan.training,
                     until_round=plan.until_round,
-                    evaluate_seconds=plan.evaluate_seconds,
                     signed=signed,
                     run=run,
                     folder=folder,
@@ -165,7 +162,6 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     directory=directory,
                     known=known,
                     start=plan.start,
-                    own=plan.own,
                     records=tuple(records),
                     has_met_somebody=bool(answered),
                 )
@@ -180,7 +176,7 @@ def _check_founder(plan: PeerPlan) -> None:
         run = plan_run(plan.signed_manifest.manifest)
         if plan.start is not None:
             read_start(run, plan.start)
-        elif run.built_in is None and plan.own is None:
+        elif run.built_in is None and (plan.training is None or plan.training.model is None):
             raise ConfigError(
                 f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
                 "(p2p_diloco.found), or give its first tensors: bootstrap run.toml --start model.safetensors"
@@ -190,15 +186,6 @@ def _check_founder(plan: PeerPlan) -> None:
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
         )
-
-
-def _check_training(plan: PeerPlan) -> None:
-    """Refuse a device or a text that is not here before anybody is asked or invited."""
-    choose_device(plan.settings.device)
-    if plan.signed_manifest is not None:
-        open_run_text(plan.signed_manifest.manifest.data, plan.settings.data)
-    elif plan.settings.data is not None:
-        list_corpus_files(plan.settings.data)
 
 
 def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tally) -> None:

@@ -15,10 +15,6 @@ import torch
 
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
-from p2p_diloco.island.data import Corpus
-from p2p_diloco.island.inner_loop import InnerLoop, choose_device
-from p2p_diloco.island.model import build_model
-from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.manifest import RunManifest, SignedManifest
 from p2p_diloco.outer.state import SpanState
@@ -37,22 +33,16 @@ from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.allocator import trim_now_and_then
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.contact import Contact
-from p2p_diloco.trainer.diary import Diary
-from p2p_diloco.trainer.evaluation import HeldOutWatch
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.trainer.held_state import HeldState
-from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
-from p2p_diloco.trainer.local_spans import spans_for
-from p2p_diloco.trainer.own_model import OwnModel
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
-from p2p_diloco.trainer.run_text import open_run_text, open_stream
 from p2p_diloco.trainer.saving import Saver, pause_between_checkpoints
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.trained_state import TrainedState
-from p2p_diloco.trainer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.trainer.training import Training, TrainingHost
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
 from p2p_diloco.trainer.watched_memory import WatchedMemory
 from p2p_diloco.transport.addresses import without_loopback
@@ -64,9 +54,6 @@ LEAVE_PAUSE_SECONDS = 0.05
 STATUS_SECONDS = 1.0
 KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
 """The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
-LONGEST_STEP_SECONDS = 30.0
-"""Of a loop of one's own; after it the peer counts as not stepping: it follows and serves, and contributes nothing."""
-LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +63,8 @@ class SessionParts:
     settings: PeerSettings
     key: SigningKey
     organiser_key: SigningKey | None
-    trains: bool
+    training: Training | None
     until_round: int | None
-    evaluate_seconds: float
     signed: SignedManifest
     run: Digest
     folder: RunFolder
@@ -86,9 +72,13 @@ class SessionParts:
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
     start: Path | None = None
-    own: OwnModel | None = None
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained here."""
+        return self.training is not None
 
 
 class PeerSession:
@@ -129,10 +119,10 @@ class PeerSession:
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
         self._state = HeldState(self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged)
-        self._training: TrainingThread | None = None
+        self._training = parts.training
+        self._trained: TrainedState | None = None
         self._node: SwarmNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watch: HeldOutWatch | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
         self._archive = self._make_archive()
         self._saver = Saver(
@@ -145,8 +135,8 @@ class PeerSession:
         )
 
     def _keep_inner(self) -> None:
-        if isinstance(self._state, TrainedState):
-            self._state.keep_inner()
+        if self._trained is not None:
+            self._trained.keep_inner()
 
     def _is_needed(self, peer: PeerId) -> bool:
         return self._engine.book.in_force is not None and not self._engine.is_stranger(peer)
@@ -190,17 +180,9 @@ class PeerSession:
         self._worker.submit(self._check_answer, check_known_answer)
         if self._parts.until_round is not None:
             self._stop.end_after(self._parts.until_round)
-        corpus = None
-        if self._parts.own is not None:
-            self._state = await asyncio.to_thread(self._open, self._parts.own)
-        elif self._parts.trains:
-            corpus = await asyncio.to_thread(open_run_text, self._manifest.data, self._parts.settings.data)
         try:
-            if corpus is not None:
-                self._training = await asyncio.to_thread(self._make_training, corpus)
-                self._state = self._training.state
-                if self._parts.evaluate_seconds > 0:
-                    self._watch = await asyncio.to_thread(HeldOutWatch, self._plan, corpus)
+            if self._training is not None:
+                self._state = self._trained = await asyncio.to_thread(self._training.open, self._host())
             node = self._node = self._make_node()
             await self._take_up_state(node)
             if self._training is not None:
@@ -210,47 +192,25 @@ class PeerSession:
             self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
             self._worker.close()
             self._writer.shutdown(wait=False)
-            if self._watch is not None:
-                self._watch.close()
             if self._training is not None:
-                self._training.stop()
-                # A thread that is in torch when the interpreter ends aborts the process.
-                await asyncio.to_thread(self._training.join, LAST_STEP_SECONDS)
+                await self._training.end()
             self._state.close()
 
-    def _open(self, own: OwnModel) -> TrainedState:
-        return own.open(
-            self._plan,
+    def _host(self) -> TrainingHost:
+        parts = self._parts
+        return TrainingHost(
+            plan=self._plan,
+            run=parts.run,
+            peer=parts.key.peer,
+            incarnation=self._engine.me.incarnation,
+            settings=parts.settings,
+            folder=parts.folder.path,
             now=self._clock.now,
             in_loop=self._in_loop,
             died=self._fail,
             damaged=self._span_damaged,
-            folder=self._parts.folder.path,
             hear=self._tally.report,
         )
-
-    def _make_training(self, corpus: Corpus) -> TrainingThread:
-        plan, parts = self._plan, self._parts
-        stream = open_stream(corpus, plan, parts.run, parts.key.peer, self._engine.me.incarnation)
-        model = build_model(plan.shape, plan.manifest.model.seed)
-        loop = InnerLoop(model, stream, plan.inner, choose_device(parts.settings.device))
-        lay_end_to_end(model, plan.fragments)
-        diary = Diary(parts.folder.path) if parts.settings.keep_diary else None
-        if diary is not None:
-            diary.began(stream.position)
-        state = TrainedState(
-            plan,
-            spans_for(plan, LocalParameters(model, plan.fragments), loop.device),
-            now=self._clock.now,
-            in_loop=self._in_loop,
-            died=self._fail,
-            damaged=self._span_damaged,
-            diary=diary,
-            inner=InnerState(parts.folder.path, {"the optimiser": loop}),
-            hear=self._tally.report,
-        )
-        steps = InnerSteps(loop, state)
-        return TrainingThread(state=state, step=steps.step, in_loop=self._in_loop, died=self._fail)
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
@@ -310,7 +270,7 @@ class PeerSession:
 
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
-        untrained = self._state.local.parameters if isinstance(self._state, TrainedState) else None
+        untrained = self._trained.local.parameters if self._trained is not None else None
         if self._parts.start is not None:
             start = await asyncio.to_thread(read_start, self._plan, self._parts.start)
         else:
@@ -371,10 +331,10 @@ class PeerSession:
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._reach.run(), name="reach")
             tasks.create_task(self._say_status(node), name="status")
-            if self._parts.own is None:  # else the allocator is somebody else's
+            if self._training is None or self._training.owns_process:
                 tasks.create_task(trim_now_and_then(), name="memory")
-            if self._watch is not None and isinstance(self._state, TrainedState):
-                tasks.create_task(self._evaluate(self._watch, self._state), name="evaluation")
+            if self._training is not None and self._training.evaluate_seconds > 0:
+                tasks.create_task(self._evaluate(self._training), name="evaluation")
             tasks.create_task(self._saver.run(), name="checkpoints")
 
     def _addresses(self) -> tuple[str, ...]:
@@ -401,7 +361,8 @@ class PeerSession:
         while True:
             now = self._clock.now()
             if self._engine.ready and self._tally.phase in ("catching up", "training", "not stepping"):
-                self._tally.phase = "training" if self._is_stepping() else "not stepping"
+                is_stepping = self._training is None or self._training.is_stepping()
+                self._tally.phase = "training" if is_stepping else "not stepping"
             self._drop_start_once_others_hold_it(now)
             self._contact.watch()
             self._tally.addresses, self._tally.ports = self._addresses(), self._parts.transport.listen_ports()
@@ -412,11 +373,6 @@ class PeerSession:
                 remembered = kept
                 self._keep_addresses(kept)
             await asyncio.sleep(STATUS_SECONDS)
-
-    def _is_stepping(self) -> bool:
-        """Return whether this peer trains, or is not meant to; a loop of somebody else's may stop at any time."""
-        own = self._parts.own
-        return own is None or own.state is None or own.state.seconds_since_step() <= LONGEST_STEP_SECONDS
 
     def _keep_clock(self) -> None:
         """Keep by how much swarm time is off this machine's clock, for a start at which nobody answers."""
@@ -439,15 +395,15 @@ class PeerSession:
             self._tally.phase = "training"
             self._tally.report("start", "others hold the state now, and give it to whoever comes")
 
-    async def _evaluate(self, watch: HeldOutWatch, state: TrainedState) -> None:
+    async def _evaluate(self, training: Training) -> None:
         while True:
-            has_measured = await self._evaluate_once(watch, state)
-            await asyncio.sleep(self._parts.evaluate_seconds if has_measured else STATUS_SECONDS)
+            has_measured = await self._evaluate_once(training)
+            await asyncio.sleep(training.evaluate_seconds if has_measured else STATUS_SECONDS)
 
-    async def _evaluate_once(self, watch: HeldOutWatch, state: TrainedState) -> bool:
-        if not self._engine.serves_state or len(state.states()) != len(self._plan.places):
+    async def _evaluate_once(self, training: Training) -> bool:
+        if not self._engine.serves_state or len(self._state.states()) != len(self._plan.places):
             return False
-        measured = await watch.measure(state)
+        measured = await training.measure()
         self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
         self._tally.report(
             "evaluation",
@@ -471,7 +427,7 @@ class PeerSession:
         last_round = await self._stop.wait_for_last_round()
         await wait_until_over(self._engine, self._clock.now, last_round)
         if self._training is not None:
-            self._training.stop_training()
+            self._training.stop_stepping()
         if not await wait_for_agreement(self._engine, self._clock.now):
             self._tally.report("branch", f"some peers heard do not stand where this one stood after round {last_round}")
 
@@ -499,17 +455,14 @@ class PeerSession:
             await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
             while not node.may_go():  # noqa: ASYNC110  # what the others vote has no event of its own
                 await asyncio.sleep(LEAVE_PAUSE_SECONDS)
-        if self._parts.trains:
-            if self._training is not None:
-                self._training.stop_training()
-                await asyncio.to_thread(self._training.wait_until_idle)
-                if self._watch is not None:
-                    await self._evaluate_once(self._watch, self._training.state)
-            else:
-                await asyncio.to_thread(self._state.wait_until_idle)
+        if self._training is not None:
+            self._training.stop_stepping()
+            await asyncio.to_thread(self._training.wait_until_idle)
+            if self._training.evaluate_seconds > 0:
+                await self._evaluate_once(self._training)
             self._tally.state_digest = await asyncio.to_thread(state_digest, self._state.states())
             await self._saver.save()
-        if not told and self._parts.trains:
+        if not told and self._training is not None:
             node.leave()
         self._tally.phase = "finished"
         self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())

@@ -15,7 +15,8 @@ from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_te
 from p2p_diloco.ids import PeerId
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.swarm.vector_worker import AtOnce
-from p2p_diloco.trainer import held_state, session
+from p2p_diloco.trainer import built_in, held_state, session
+from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
@@ -164,9 +165,8 @@ class SessionStage:
                 ),
                 key=peer_key(name),
                 organiser_key=ORGANISER if founds else None,
-                trains=trains,
+                training=BuiltInTraining(evaluate_seconds=evaluate_seconds) if trains else None,
                 until_round=until_round,
-                evaluate_seconds=evaluate_seconds,
                 signed=self.manifest.sign(ORGANISER),
                 run=run,
                 folder=self.run_folder(name),
@@ -183,7 +183,7 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any
         clock = SimpleNamespace(time=runner.get_loop().time)
         monkeypatch.setattr(session, "time", clock)
         monkeypatch.setattr(session, "steady_unix_seconds", lambda: clock.time)
-        monkeypatch.setattr(session, "TrainingThread", LoopTraining)
+        monkeypatch.setattr(built_in, "TrainingThread", LoopTraining)
         monkeypatch.setattr(session, "VectorWorker", LoopWorker)
         monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)
         return runner.run(scene())

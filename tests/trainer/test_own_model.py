@@ -19,10 +19,12 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
+from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer.founding import make_start
 from p2p_diloco.trainer.inner_state import INNER_FILE
 from p2p_diloco.trainer.own_model import OwnModel, check_model, describe_model
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
+from p2p_diloco.trainer.training import TrainingHost
 
 
 class Small(nn.Module):
@@ -63,13 +65,19 @@ def opened(
 ) -> OwnModel:
     own = OwnModel(model, optimizers)
     own.open(
-        plan,
-        now=lambda: 0.0,
-        in_loop=lambda call: call(),
-        died=_refuse,
-        damaged=_refuse,
-        folder=folder,
-        hear=hear,
+        TrainingHost(
+            plan=plan,
+            run=plan.rules.run,
+            peer=ORGANISER.peer,
+            incarnation=1,
+            settings=PeerSettings(),
+            folder=folder,
+            now=lambda: 0.0,
+            in_loop=lambda call: call(),
+            died=_refuse,
+            damaged=_refuse,
+            hear=hear,
+        )
     )
     return own
 

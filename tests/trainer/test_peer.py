@@ -23,6 +23,7 @@ from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer import peer
+from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
@@ -65,12 +66,11 @@ class PeerStage:
         return PeerSettings(state_directory=self._folder / name, data=str(self._text), device="cpu", **choices)
 
     def founder(self, **choices: Any) -> PeerPlan:
-        return PeerPlan(
-            settings=self.settings("boot"), signed_manifest=SIGNED, organiser_key=ORGANISER, trains=False, **choices
-        )
+        return PeerPlan(settings=self.settings("boot"), signed_manifest=SIGNED, organiser_key=ORGANISER, **choices)
 
     def joiner(self, name: str, invite: Invite, until_round: int | None = 3) -> PeerPlan:
-        return PeerPlan(settings=self.settings(name), invite=invite, until_round=until_round, evaluate_seconds=0.0)
+        training = BuiltInTraining(evaluate_seconds=0.0)
+        return PeerPlan(settings=self.settings(name), invite=invite, training=training, until_round=until_round)
 
     async def invite(self, watcher: Watcher) -> Invite:
         while not watcher.invites:
@@ -138,7 +138,7 @@ def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
             assert str(refused.value) == explain_unlisted(own)
         assert boot.texts("trust") == [], "its founder is a bootstrap peer, and need not be listed"
         introducer, end = Watcher(), StopRequest()
-        plan = replace(stage.joiner("second", invite, None), trains=False)
+        plan = replace(stage.joiner("second", invite, None), training=None)
         second = asyncio.ensure_future(run_peer(plan, introducer, end))
         await asyncio.sleep(5.0)
         (text,) = introducer.texts("trust")
@@ -153,7 +153,9 @@ def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
 def test_a_trainer_that_founds_a_run_must_be_on_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
-        plan = replace(stage.founder(), signed_manifest=small_manifest(listed).sign(ORGANISER), trains=True)
+        plan = replace(
+            stage.founder(), signed_manifest=small_manifest(listed).sign(ORGANISER), training=BuiltInTraining()
+        )
         with pytest.raises(ConfigError, match=r"\(this peer\) is not on the list of its own run; add it to \[trust\]"):
             await run_peer(plan, Watcher(), StopRequest())
 
@@ -417,7 +419,7 @@ def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkey
         invite = await stage.invite(lives.start("boot", stage.founder()))
         lives.start("ada", stage.joiner("ada", invite, until_round=None))
         await lives.ready("ada")
-        plan = PeerPlan(settings=stage.settings("second"), invite=invite, trains=False, evaluate_seconds=0.0)
+        plan = PeerPlan(settings=stage.settings("second"), invite=invite)
         second = lives.start("second", plan)
         printed = await stage.invite(second)
         assert printed.bootstraps[0] == second.last.addresses[0]
@@ -500,7 +502,7 @@ def test_a_trainer_without_its_device_or_text_is_refused_before_anybody_is_asked
     watcher = Watcher()
 
     async def scene(stage: PeerStage) -> None:
-        plan = replace(stage.founder(), trains=True) if founds else stage.joiner("ada", INVITE)
+        plan = replace(stage.founder(), training=BuiltInTraining()) if founds else stage.joiner("ada", INVITE)
         with pytest.raises(ConfigError, match=text):
             await run_peer(replace(plan, settings=plan.settings.model_copy(update=choice)), watcher, StopRequest())
         assert not stage.asked
@@ -553,6 +555,7 @@ def test_addresses_of_earlier_starts_settings_and_invite_are_all_asked(
         plan = PeerPlan(
             settings=stage.settings("ada", initial_peers=(address(b"c", 3),)),
             invite=Invite(run=RUN, bootstraps=(address(b"a", 2),)),
+            training=BuiltInTraining(),
         )
         stop = StopRequest()
         stop.stop_now()

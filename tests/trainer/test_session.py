@@ -19,10 +19,10 @@ from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.data import BatchStream
 from p2p_diloco.swarm import known_answer
-from p2p_diloco.trainer import checkpoint, session
+from p2p_diloco.trainer import built_in, checkpoint, session
+from p2p_diloco.trainer.built_in import LAST_STEP_SECONDS
 from p2p_diloco.trainer.inner_state import INNER_FILE
 from p2p_diloco.trainer.peer_memory import RunFolder
-from p2p_diloco.trainer.session import LAST_STEP_SECONDS
 from p2p_diloco.trainer.stop import StopRequest
 
 Patch = pytest.MonkeyPatch
@@ -443,7 +443,7 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     async def scene() -> None:
-        monkeypatch.setattr(session, "TrainingThread", ForgetfulTraining)
+        monkeypatch.setattr(built_in, "TrainingThread", ForgetfulTraining)
         monkeypatch.setattr(ForgetfulTraining, "broken", False)
         watchers = {name: Watcher() for name in names}
         stage = SessionStage(tmp_path)

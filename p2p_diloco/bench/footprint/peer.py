@@ -18,6 +18,7 @@ from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.allocator import share_one_arena
+from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.peer import PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.stop import StopRequest
@@ -58,7 +59,9 @@ class SwarmPeer:
             case "found" if self._order["place"] == 0:
                 return self._found(word)
             case "join" if self._order["place"] > 0:
-                self._start(PeerPlan(settings=self._settings(), invite=parse_invite(word["invite"]), **_EVALUATED))
+                self._start(
+                    PeerPlan(settings=self._settings(), invite=parse_invite(word["invite"]), training=_training())
+                )
             case "exchange":
                 self._wait_until(lambda: len(self._rounds) >= word["rounds"], word["seconds"], "an exchange")
                 return {"round": self._status.round}
@@ -73,7 +76,9 @@ class SwarmPeer:
     def _found(self, word: Mapping[str, Any]) -> dict[str, Any]:
         organiser = SigningKey(bytes.fromhex(self._order["organiser"]))
         signed = decode_signed_manifest(bytes.fromhex(self._order["manifest"]))
-        self._start(PeerPlan(settings=self._settings(), signed_manifest=signed, organiser_key=organiser, **_EVALUATED))
+        self._start(
+            PeerPlan(settings=self._settings(), signed_manifest=signed, organiser_key=organiser, training=_training())
+        )
         self._wait_until(lambda: bool(self._invite), word["seconds"], "the founding")
         return {"invite": self._invite}
 
@@ -153,4 +158,5 @@ class SwarmPeer:
             self._changed.notify_all()
 
 
-_EVALUATED: dict[str, Any] = {"evaluate_seconds": EVALUATE_SECONDS}
+def _training() -> BuiltInTraining:
+    return BuiltInTraining(evaluate_seconds=EVALUATE_SECONDS)
