@@ -33,7 +33,7 @@ def next_line(typed: str, folder: Path, *path: Path) -> str:
     there = [*map(str, path), os.environ["PATH"]]
     environment = os.environ | {"PATH": os.pathsep.join(there), "PYTHONPATH": str(PROJECT), "PYTHONWARNINGS": "ignore"}
     run = subprocess.run(
-        ["/bin/sh", "-c", f"{typed} new && {typed} --version"],
+        ["/bin/sh", "-c", f"{typed} new --step-seconds 0.1"],
         cwd=folder,
         env=environment,
         capture_output=True,
