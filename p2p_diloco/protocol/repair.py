@@ -547,14 +547,25 @@ class Repair:
             if self.serves_state and self._holds(question.fragment):
                 return [ServeContent(to=sender, fragment=question.fragment, question=question)]
             return [self._send(sender, self.sign_content(question, ()), now)]
-        if question.voter in self._linked and self._carrier.carry(sender, question, now):
-            return [self._send(question.voter, question, now)]
-        return []
+        to = self._carrier.carry(sender, question, self._ways(sender, question), now)
+        return [self._send(to, question, now)] if to is not None else []
+
+    def _ways(self, sender: PeerId, question: SignedContentRequest) -> list[PeerId]:
+        """Return who may bring a question to its voter: the voter, or for who asks for itself one near the voter."""
+        roster, grid = self._membership.book.in_force, self._membership.book.grid()
+        if sender != question.asker and (roster is None or roster.member(sender) is None):
+            return []
+        if question.voter in self._linked:
+            return [question.voter]
+        if sender != question.asker or grid is None:
+            return []
+        return sorted(self._linked & grid.neighbours(question.voter) - {sender})
 
     def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
         if answer.asker != self._membership.me.peer:
-            is_carried = answer.asker in self._linked and self._carrier.bring(sender, answer, now)
-            return [self._send(answer.asker, answer, now)] if is_carried else []
+            return [
+                self._send(to, answer, now) for to in self._carrier.bring(sender, answer, now) if to in self._linked
+            ]
         if not self.catch_up.far.expects(answer) or not self._membership.book.is_on_chain(answer.roster):
             return []
         if not self._verify(answer.voter, answer.statement(self._rules.run), answer.signature):

@@ -2,6 +2,8 @@
 
 Who joins may be linked with a few members only. It takes a state that more than half of the electorate named, so it
 asks voters that it has no link to through the peers that it has links to. Those can withhold an answer, not change it.
+Nobody is linked with all voters of a large grid, so who carries a question and has no link to its voter passes it to a
+member that should have one; from there it goes to the voter or nowhere.
 """
 
 from __future__ import annotations
@@ -115,31 +117,58 @@ class FarVoters:
         return [voter for voter, (does, at) in self._signed.items() if does == holds and at >= since]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Carried:
+    """A question under way: its number, when it was passed on, to whom, and how many were before it."""
+
+    nonce: int
+    at: float
+    to: PeerId
+    times: int
+
+
 class Carrier:
-    """Questions that this peer carries for others, one at a time for each asker, voter and fragment. No I/O."""
+    """Questions that this peer carries for others, one at a time for each sender, asker, voter and fragment. No I/O."""
 
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
-        self._asked: dict[tuple[PeerId, PeerId, int], tuple[int, float]] = {}
+        self._carried: dict[tuple[PeerId, PeerId, int], dict[PeerId, _Carried]] = {}
         self._most = 64
 
-    def carry(self, sender: PeerId, question: SignedContentRequest, now: float) -> bool:
-        """Tell whether to pass a question on to its voter: for who asks for itself, and not too often."""
-        key = (question.voter, sender, question.fragment)
-        if sender != question.asker or now < self._asked.get(key, (0, -math.inf))[1] + self._seconds:
-            return False
-        if len(self._asked) >= self._most:
-            late = now - LATE_ANSWERS * self._seconds
-            self._asked = {one: asked for one, asked in self._asked.items() if asked[1] > late}
-            self._most = max(64, 2 * len(self._asked))
-        self._asked[key] = (question.nonce, now)
-        return True
+    def carry(
+        self, sender: PeerId, question: SignedContentRequest, ways: Sequence[PeerId], now: float
+    ) -> PeerId | None:
+        """Return whom to pass a question on to, each time the next of `ways`; None: nobody, or it comes too often."""
+        key = (question.voter, question.asker, question.fragment)
+        before = self._carried.get(key, {}).get(sender)
+        if not ways or (before is not None and now < before.at + self._seconds):
+            return None
+        self._forget_old(now)
+        times = before.times + 1 if before is not None else 0
+        to = ways[(question.nonce + times) % len(ways)]
+        self._carried.setdefault(key, {})[sender] = _Carried(nonce=question.nonce, at=now, to=to, times=times)
+        return to
 
-    def bring(self, sender: PeerId, answer: SignedContent, now: float) -> bool:
-        """Tell whether to pass an answer on to its asker: once, and only of the voter that was asked."""
-        key = (sender, answer.asker, answer.fragment)
-        nonce, asked_at = self._asked.get(key, (-1, -math.inf))
-        if answer.voter != sender or answer.nonce != nonce or now >= asked_at + LATE_ANSWERS * self._seconds:
-            return False
-        self._asked[key] = (-1, asked_at)
-        return True
+    def bring(self, sender: PeerId, answer: SignedContent, now: float) -> list[PeerId]:
+        """Return whom to pass an answer on to: once, and only where it comes from whom the question went to."""
+        senders = self._carried.get((answer.voter, answer.asker, answer.fragment), {})
+        waiting = [
+            peer
+            for peer, carried in senders.items()
+            if carried.to == sender
+            and carried.nonce == answer.nonce
+            and now < carried.at + LATE_ANSWERS * self._seconds
+        ]
+        for peer in waiting:
+            senders[peer].nonce = -1
+        return waiting
+
+    def _forget_old(self, now: float) -> None:
+        if len(self._carried) < self._most:
+            return
+        late = now - LATE_ANSWERS * self._seconds
+        for key, senders in list(self._carried.items()):
+            self._carried[key] = {peer: carried for peer, carried in senders.items() if carried.at > late}
+            if not self._carried[key]:
+                del self._carried[key]
+        self._most = max(64, 2 * len(self._carried))

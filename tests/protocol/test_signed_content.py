@@ -64,33 +64,46 @@ def signed(unsigned: SignedContent) -> SignedContent:
 # -- who carries
 
 
-def test_a_question_is_carried_for_who_asks_and_its_answer_once() -> None:
+def test_a_question_is_carried_and_its_answer_brought_back_once() -> None:
     carrier = Carrier(seconds=2.0)
-    assert not carrier.carry(ANN, question(), 0.0), "nobody asks for others"
+
+    def carry(asked: SignedContentRequest, now: float) -> PeerId | None:
+        return carrier.carry(JOINER, asked, [asked.voter], now)
+
     assert not carrier.bring(BOB, answer(question()), 0.0), "nobody asked"
-    assert carrier.carry(JOINER, question(), 0.0)
-    assert not carrier.carry(JOINER, question(nonce=8), 1.9), "one at a time"
-    assert carrier.carry(JOINER, question(fragment=1), 1.9)
-    assert carrier.carry(JOINER, question(CAT), 1.9)
-    assert not carrier.bring(CAT, answer(question()), 1.9), "another voter answers"
+    assert carry(question(), 0.0) == BOB
+    assert carry(question(nonce=8), 1.9) is None, "one at a time"
+    assert carry(question(fragment=1), 1.9) == BOB
+    assert carry(question(CAT), 1.9) == CAT
+    assert not carrier.bring(CAT, answer(question()), 1.9), "it does not come from whom it went to"
     assert not carrier.bring(BOB, answer(question(nonce=8)), 1.9), "to another question"
-    assert carrier.bring(BOB, answer(question()), 1.9)
+    assert carrier.bring(BOB, answer(question()), 1.9) == [JOINER]
     assert not carrier.bring(BOB, answer(question()), 1.9)
-    assert not carrier.carry(JOINER, question(nonce=9), 1.9), "nor too often"
-    assert carrier.carry(JOINER, question(nonce=9), 2.0)
-    assert carrier.bring(BOB, answer(question(nonce=9)), 9.9), "it had much to do"
-    assert carrier.carry(JOINER, question(nonce=10), 10.0)
+    assert carry(question(nonce=9), 1.9) is None, "nor too often"
+    assert carry(question(nonce=9), 2.0) == BOB
+    assert carrier.bring(BOB, answer(question(nonce=9)), 9.9) == [JOINER], "it had much to do"
+    assert carry(question(nonce=10), 10.0) == BOB
     assert not carrier.bring(BOB, answer(question(nonce=10)), 18.0), "it is too late"
+
+
+def test_a_question_that_is_asked_again_goes_another_way() -> None:
+    carrier = Carrier(seconds=2.0)
+    assert carrier.carry(JOINER, question(), [], 0.0) is None
+    ways = [carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now) for now in (0.0, 2.0, 4.0)]
+    assert ways == [ANN, CAT, ANN]
+    assert carrier.bring(CAT, answer(question(nonce=6)), 4.0) == [], "it was asked last through another one"
+    assert carrier.carry(DAN, question(nonce=6), [ANN], 4.0) == ANN
+    assert carrier.bring(ANN, answer(question(nonce=6)), 4.1) == [JOINER, DAN], "whom it was carried for"
 
 
 def test_what_is_carried_is_forgotten_when_it_is_old() -> None:
     carrier = Carrier(seconds=2.0)
     for fragment in range(200):
-        assert carrier.carry(JOINER, question(fragment=fragment), 0.0)
+        carrier.carry(JOINER, question(fragment=fragment), [BOB], 0.0)
     for fragment in range(200, 1000):
-        assert carrier.carry(JOINER, question(fragment=fragment), 8.0)
+        carrier.carry(JOINER, question(fragment=fragment), [BOB], 8.0)
     assert not carrier.bring(BOB, answer(question(fragment=0)), 8.0)
-    assert len(carrier._asked) <= 801
+    assert len(carrier._carried) <= 801
 
 
 # -- who asks
@@ -319,13 +332,26 @@ def test_a_voter_signs_what_it_holds_or_that_it_holds_nothing() -> None:
 
 def test_who_is_linked_with_both_carries_question_and_answer() -> None:
     page = page_of(ANN, holds=True, linked={BOB, JOINER})
-    assert sent(page.take(JOINER, question(CAT), 0.0)) == [], "it has no link to that voter"
+    assert sent(page.take(EVE, question(CAT), 0.0)) == [], "it has no link to that voter, and another one asks"
     assert sent(page.take(JOINER, question(), 0.0)) == [(BOB, question())]
     assert sent(page.take(BOB, answer(question()), 0.1)) == [(JOINER, answer(question()))]
     assert sent(page.take(BOB, answer(question()), 0.1)) == []
     page.take(JOINER, question(), 0.0)
     page._linked.discard(JOINER)
     assert sent(page.take(BOB, answer(question()), 0.1)) == []
+
+
+def test_who_is_not_linked_with_the_voter_asks_one_that_should_be() -> None:
+    page, mate = page_of(ANN, holds=True, linked={CAT, JOINER}), page_of(CAT, holds=True, linked={ANN, BOB, JOINER})
+    assert sent(page.take(JOINER, question(), 0.0)) == [(CAT, question())]
+    assert sent(mate.take(JOINER, question(asker=ANN), 0.0)) == [], "a stranger asks for itself alone"
+    assert sent(mate.take(ANN, question(), 0.0)) == [(BOB, question())]
+    assert sent(mate.take(BOB, answer(question()), 0.1)) == [(ANN, answer(question()))]
+    assert sent(page.take(CAT, answer(question()), 0.2)) == [(JOINER, answer(question()))]
+    mate._linked.discard(BOB)
+    assert sent(mate.take(ANN, question(), 9.0)) == [], "two steps are enough"
+    alone = page_of(ANN, holds=False, linked={CAT, JOINER}, knows_roster=False)
+    assert sent(alone.take(JOINER, question(), 0.0)) == []
 
 
 def test_an_answer_that_its_voter_has_not_signed_or_of_another_line_counts_for_nothing() -> None:

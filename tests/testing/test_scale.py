@@ -62,6 +62,15 @@ def test_a_newcomer_that_reaches_nobody_of_its_row_becomes_one(monkeypatch: pyte
     assert row.newcomer_cycles is not None
 
 
+def test_a_newcomer_that_reaches_one_member_hears_the_voters_that_it_is_not_linked_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That one was linked with fewer than half of them; the newcomer waited for as long as a stall takes."""
+    monkeypatch.setattr(scale, "GROUP_SIZE", 4)
+    row = measure(ScalePlan(peers=24, cycles=3, newcomer_reaches=1, seed=2))
+    assert row.newcomer_cycles is not None
+
+
 def test_a_share_of_the_peers_cannot_be_dialled() -> None:
     async def scene() -> None:
         async with scale_swarm(10, dial_out_only=0.3) as swarm:
