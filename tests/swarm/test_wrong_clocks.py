@@ -351,8 +351,12 @@ async def comes_back(swarm: Simulation) -> None:
 @pytest.mark.parametrize("name", ["p0", "p1"])
 @pytest.mark.parametrize(
     ("num_peers", "has_bootstrap"),
-    [(2, False), (3, False), (2, True), (3, True)],
-    ids=["2", "3", "bootstrap and 1", "bootstrap and 2"],
+    [
+        pytest.param(2, False, id="2"),
+        pytest.param(3, False, id="3", marks=pytest.mark.long),
+        pytest.param(2, True, id="bootstrap and 1", marks=pytest.mark.long),
+        pytest.param(3, True, id="bootstrap and 2"),
+    ],
 )
 def test_one_machine_is_away_for_ten_minutes_and_takes_the_others_time(
     num_peers: int, has_bootstrap: bool, how: str, name: str
@@ -367,7 +371,7 @@ def test_one_machine_is_away_for_ten_minutes_and_takes_the_others_time(
 
 
 @AWAY
-@pytest.mark.parametrize("num_peers", [2, 3, 4])
+@pytest.mark.parametrize("num_peers", [2, 3, pytest.param(4, marks=pytest.mark.long)])
 def test_a_laptop_that_was_away_while_the_others_went_on_is_one_of_them_again(num_peers: int, how: str) -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
