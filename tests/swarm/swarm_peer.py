@@ -24,6 +24,7 @@ from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm import pieces
+from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.trained_state import TrainedState
@@ -73,8 +74,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
         invite=None if founding else parse_invite(order["invite"]),
         signed_manifest=decode_signed_manifest(bytes.fromhex(order["manifest"])) if founding else None,
         organiser_key=SigningKey(bytes.fromhex(order["organiser"])) if founding else None,
-        trains=order["trains"],
-        evaluate_seconds=0.0,
+        training=BuiltInTraining(evaluate_seconds=0.0) if order["trains"] else None,
     )
 
 
