@@ -71,6 +71,8 @@ MOST_APPLICATIONS = MOST_DECLARATIONS // 2
 """In one promise; applicants keep out no member that leaves or has changed."""
 MOST_REFUSED = 16
 """Rosters that were refused and reported, so as not to report them again."""
+MOST_NAMED = 16
+"""Members that a sentence names."""
 LEAVE_SECONDS = 5.0
 """So long a peer that leaves stays to vote for the roster without it."""
 
@@ -342,10 +344,7 @@ class Membership(Attendance):
         self._candidacies = {}
         self.in_force_since = self.rules.clock.round_at(now)
         self._forget_strangers(after, now)
-        names = ", ".join(short_peer_id(member.peer) for member in after.members)
-        degraded = "; degraded, certified by fewer than a majority" if after.degraded else ""
-        text = f"roster {after.k}: {counted(len(after.members), 'member')} ({names}){degraded}"
-        actions.append(Report(topic="roster", text=text))
+        actions.append(Report(topic="roster", text=_roster_sentence(before, after)))
         if before is not None and not self.book.is_on_chain(before.digest()):
             self._lively = None
             text = f"roster {after.k} of another branch wins over roster {before.k} here; adopting its state"
@@ -739,6 +738,22 @@ class Membership(Attendance):
 
     def _soon(self, now: float) -> float:
         return now + self.rules.clock.round_seconds
+
+
+def _roster_sentence(before: Roster | None, after: Roster) -> str:
+    """Say who is on a roster; of a long one who is new and who is gone."""
+    told = {"": [member.peer for member in after.members]}
+    if before is not None and len(after.members) > MOST_NAMED:
+        told = {"new: ": sorted(after.peers() - before.peers()), "gone: ": sorted(before.peers() - after.peers())}
+    named = "; ".join(word + _some(peers) for word, peers in told.items() if peers)
+    names = f" ({named})" if named else ""
+    degraded = "; degraded, certified by fewer than a majority" if after.degraded else ""
+    return f"roster {after.k}: {counted(len(after.members), 'member')}{names}{degraded}"
+
+
+def _some(peers: Sequence[PeerId]) -> str:
+    more = [f"{len(peers) - MOST_NAMED} more"] if len(peers) > MOST_NAMED else []
+    return ", ".join([*map(short_peer_id, peers[:MOST_NAMED]), *more])
 
 
 def _as_many_as_fit(words: Sequence[Declaration], most: int, most_bytes: int) -> tuple[Declaration, ...]:

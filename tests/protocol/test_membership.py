@@ -1036,6 +1036,24 @@ def test_a_better_branch_is_announced() -> None:
     assert here.is_better(certify(child_of(child_of(ROSTER, ()), ()), [A]), 4) is None, "nobody knows from where"
 
 
+def test_of_a_long_roster_it_is_said_who_is_new_and_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_NAMED", 2)
+    members = roster_of(4).members
+    here = membership_of(A, founding())
+    others = certify(child_of(roster_of(4), members[1:]), ids(4))
+    said = [
+        action.text
+        for certified in (roster_1(4), others)
+        for action in here.take_rosters((certified,), 0.0)
+        if isinstance(action, Report) and action.topic == "roster"
+    ]
+    one, two = map(short_peer_id, sorted(ids(4))[:2])
+    assert said == [
+        f"roster 1: 4 members (new: {one}, {two}, 2 more; gone: {short_peer_id(BOOT)})",
+        f"roster 2: 3 members (gone: {short_peer_id(members[0].peer)})",
+    ]
+
+
 def test_a_degraded_roster_is_named_as_such() -> None:
     here = member_of_three(A)
     here.void_cycles = 3
