@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench.training.figures import BLOCKING, OURS, Window, steps_per_second
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, OWN_LOOP, Window, steps_per_second
 from p2p_diloco.bench.training.our_run import RunShape
 from p2p_diloco.bench.training.play import TrainingPlan, ready_islands
 from p2p_diloco.bench.training.uplinks import Uplink
@@ -41,8 +41,9 @@ def windows_of(system: str, bits_per_second: float | None) -> tuple[Window, Wind
     return exchanging, alone, taken
 
 
-def test_islands_train_on_while_they_exchange() -> None:
-    exchanging, alone, taken = windows_of(OURS, None)
+@pytest.mark.parametrize("system", [OURS, OWN_LOOP])
+def test_islands_train_on_while_they_exchange(system: str) -> None:
+    exchanging, alone, taken = windows_of(system, None)
     assert taken is not None
     assert 0.0 < taken < CYCLE_SECONDS
     assert [island.due for island in exchanging] == [2.0, 2.0]

@@ -12,7 +12,7 @@ import numpy as np
 
 from p2p_diloco.bench.interleaved import Spread, spread_of
 
-OURS, BLOCKING, TORCHFT = "p2p_diloco", "blocking", "torchft"
+OURS, OWN_LOOP, BLOCKING, TORCHFT = "p2p_diloco", "own-loop", "blocking", "torchft"
 
 
 def steps_within(borders: Sequence[float], begin: float, end: float) -> float:

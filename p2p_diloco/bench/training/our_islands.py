@@ -15,8 +15,8 @@ import torch
 
 from p2p_diloco.bench.meters import cpu_seconds
 from p2p_diloco.bench.staged_peer import StagedPeer
-from p2p_diloco.bench.training.figures import BLOCKING, steps_within
-from p2p_diloco.bench.training.timed_island import BlockingThread, PacedThread, TimedState
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, OWN_LOOP, steps_within
+from p2p_diloco.bench.training.timed_island import BlockingThread, OwnLoopThread, PacedThread, TimedState
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
@@ -37,6 +37,7 @@ LINGER_SECONDS = 0.3
 """After the last entry, for what others still want."""
 _STEP_PATIENCE_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
+_THREADS = {OURS: PacedThread, OWN_LOOP: OwnLoopThread, BLOCKING: BlockingThread}
 
 
 class OurIsland:
@@ -46,7 +47,7 @@ class OurIsland:
         wake_politely()  # as `p2p-diloco join` does
         torch.set_num_threads(1)
         self._place = int(order["place"])
-        self._thread_class = BlockingThread if order["system"] == BLOCKING else PacedThread
+        self._thread_class = _THREADS[order["system"]]
         signed = decode_signed_manifest(bytes.fromhex(order["manifest"]))
         self._plan = plan_run(signed.manifest)
         self._peer = StagedPeer(
@@ -103,7 +104,8 @@ class OurIsland:
         stream = open_stream(corpus, plan, plan.rules.run, peer.key.peer, 1)
         model = build_model(plan.shape, plan.manifest.model.seed)
         loop = InnerLoop(model, stream, plan.inner, torch.device("cpu"))
-        lay_end_to_end(model, plan.fragments)
+        if self._thread_class is not OwnLoopThread:
+            lay_end_to_end(model, plan.fragments)
         local = LocalSpans(plan, LocalParameters(model, plan.fragments))
         self._state = TimedState(plan, local, **peer.of_state())
         self._state.hold(states)

@@ -1,11 +1,11 @@
-"""Who trains: this project, the same with its exchange in front, torchft; and which words name them."""
+"""Who trains: this project, also through its API or with its exchange in front, or torchft; and how each is named."""
 
 from __future__ import annotations
 
-from p2p_diloco.bench.training.figures import BLOCKING, OURS, TORCHFT
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, OWN_LOOP, TORCHFT
 from p2p_diloco.errors import ConfigError
 
-OPPONENTS = (BLOCKING, TORCHFT)
+OPPONENTS = (OWN_LOOP, BLOCKING, TORCHFT)
 NOBODY = "none"
 
 

@@ -18,6 +18,7 @@ from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.local_spans import LocalSpans
+from p2p_diloco.trainer.own_model import OwnModel
 from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training_thread import InnerSteps, TrainingThread
@@ -123,6 +124,22 @@ class PacedThread(TrainingThread):
 
     def _may_step(self) -> bool:
         return super()._may_step() and not self.rests
+
+
+class OwnLoopThread(PacedThread):
+    """Steps as a loop of one's own does through `Swarm.step`; tensors lie where PyTorch has put them."""
+
+    def __init__(self, *, state: TimedState, **more: Any) -> None:
+        super().__init__(state=state, **more)
+        self._own = OwnModel(self.inner.loop.model, ())
+        self._own.state = state
+
+    def step(self) -> None:
+        """Make one step, tell of it, and note when that ended."""
+        step = self.inner.loop.step()
+        self._own.stepped(step.tokens, step.loss)
+        self._own.border()
+        self.timings.borders.append(time.monotonic())
 
 
 class BlockingThread(PacedThread):

@@ -7,10 +7,11 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from p2p_diloco.bench import worker
-from p2p_diloco.bench.training.figures import BLOCKING, OURS, TORCHFT
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, OWN_LOOP, TORCHFT
 
 _CLASSES = {
     OURS: ("our_islands", "OurIsland"),
+    OWN_LOOP: ("our_islands", "OurIsland"),
     BLOCKING: ("our_islands", "OurIsland"),
     TORCHFT: ("torchft_island", "TorchftIsland"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.bench.training.figures import BLOCKING, OURS, TORCHFT
+from p2p_diloco.bench.training.figures import BLOCKING, OURS, OWN_LOOP, TORCHFT
 from p2p_diloco.bench.training.systems import systems_against
 from p2p_diloco.errors import ConfigError
 
@@ -14,6 +14,7 @@ from p2p_diloco.errors import ConfigError
     [
         ("none", (OURS,)),
         ("blocking", (OURS, BLOCKING)),
+        ("own-loop", (OURS, OWN_LOOP)),
         ("torchft, blocking", (OURS, BLOCKING, TORCHFT)),
         ("torchft,torchft", (OURS, TORCHFT)),
     ],
@@ -24,5 +25,5 @@ def test_words_name_systems(words: str, systems: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("words", "whom"), [("hivemind", "'hivemind'"), ("", "nobody"), ("none,blocking", "'none'")])
 def test_unknown_words_are_refused(words: str, whom: str) -> None:
-    with pytest.raises(ConfigError, match=f"--against names {whom}; expected one or more of blocking, torchft"):
+    with pytest.raises(ConfigError, match=f"--against names {whom}; expected one or more of own-loop, blocking"):
         systems_against(words)
