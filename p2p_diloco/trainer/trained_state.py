@@ -37,6 +37,8 @@ from p2p_diloco.trainer.run_plan import RunPlan
 
 IDLE_SECONDS = 0.05
 LOSS_SMOOTHING = 0.95
+LATELY_SECONDS = 30.0
+"""Of training, over which tokens per second are counted."""
 
 
 _NOTHING_IN_FLIGHT = InFlight()
@@ -132,7 +134,7 @@ class TrainedState(HeldState):
         self._hear = hear
         self._keeps_inner = False
         self._is_loaded = False
-        self._began_at: float | None = None
+        self._lately: deque[tuple[float, int]] = deque()
         self._stepped_at = time.monotonic()
         self._loss = 0.0
         self._progress = Progress()
@@ -208,8 +210,6 @@ class TrainedState(HeldState):
     def stepped(self, tokens: int, loss: float | None = None) -> None:
         """Count a step of the optimiser, which trained on so many tokens since the last one."""
         moment = time.monotonic()
-        if self._began_at is None:
-            self._began_at = moment
         self._stepped_at = moment
         if loss is not None:
             is_first = self.counts.steps == 0
@@ -219,9 +219,16 @@ class TrainedState(HeldState):
         self._progress = Progress(
             tokens=self.counts.tokens,
             steps=self.counts.steps,
-            tokens_per_second=self.counts.tokens / max(moment - self._began_at, 1e-3),
+            tokens_per_second=self._tokens_per_second(moment),
             loss=self._loss,
         )
+
+    def _tokens_per_second(self, moment: float) -> float:
+        self._lately.append((moment, self.counts.tokens))
+        while len(self._lately) > 1 and self._lately[1][0] <= moment - LATELY_SECONDS:
+            self._lately.popleft()
+        began, before = self._lately[0]
+        return (self.counts.tokens - before) / max(moment - began, 1e-3)
 
     def border(self) -> None:
         """Let θ follow what was followed meanwhile, and contribute what is due; between two steps."""

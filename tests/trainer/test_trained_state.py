@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.trainer import trained_state
 from p2p_diloco.trainer.diary import Diary, read_diary
 from p2p_diloco.trainer.run_plan import RunPlan
 
@@ -273,6 +275,17 @@ def test_progress_tells_steps_tokens_and_a_smooth_loss(corpus: Corpus) -> None:
     later = island.state.progress()
     assert (later.steps, later.tokens) == (5, 5 * PLAN.inner.batch * PLAN.shape.context)
     assert later.loss < first.loss
+
+
+def test_tokens_per_second_are_those_of_late(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, moment = island_at_start(corpus).state, 0.0
+    monkeypatch.setattr(trained_state, "time", SimpleNamespace(monotonic=lambda: moment))
+    said = []
+    for pause in (0.0, 1.0, 3600.0, 15.0, 15.0, 15.0):
+        moment += pause
+        state.stepped(300)
+        said.append(state.progress().tokens_per_second)
+    assert said == [0.0, 300.0, 300 / 3600, 600 / 3615, 20.0, 20.0], "a pause of an hour is forgotten"
 
 
 def test_a_step_that_was_not_applied_leaves_progress_as_it_was(corpus: Corpus) -> None:
