@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -60,7 +62,7 @@ def main(order: dict[str, Any]) -> None:
         workers = order.get("workers", 0)
         context = order.get("context") if workers else None
         loader = DataLoader(Problems(swarm.seed), batch_size=64, num_workers=workers, multiprocessing_context=context)
-        said_at, paused = 0.0, False
+        said_at, paused, calls = 0.0, False, deque[float](maxlen=256)
         for numbers, sums in loader:
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(order.get("autocast"))):
                 loss = nn.functional.mse_loss(stepped(numbers).float(), sums)
@@ -68,19 +70,23 @@ def main(order: dict[str, Any]) -> None:
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(0.005)
-            if not swarm.step(tokens=len(numbers), loss=loss.item()):
+            value, began = loss.item(), time.perf_counter()
+            goes_on = swarm.step(tokens=len(numbers), loss=value)
+            calls.append(time.perf_counter() - began)
+            if not goes_on:
                 break
             status = swarm.status
             if time.monotonic() - said_at > SAY_SECONDS:
                 said_at = time.monotonic()
                 say(
                     round=status.round,
-                    loss=loss.item(),
+                    loss=value,
                     log_digest=status.log_digest,
                     invite=swarm.invite,
                     phase=status.phase,
                     entries=status.entries_absorbed,
                     step_seconds=swarm.step_seconds,
+                    call_seconds=fmean(calls),
                 )
             if status.round >= order.get("pause_at", 1 << 30) and not paused:
                 paused = True
