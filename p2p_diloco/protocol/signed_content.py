@@ -119,12 +119,15 @@ class FarVoters:
 
 @dataclass(slots=True, kw_only=True)
 class _Carried:
-    """A question under way: its number, when it was passed on, to whom, and how many were before it."""
+    """A question under way: its number, when it was passed on last, and how many were before it.
+
+    `awaited` names whom it went to and has not answered, and when it went there.
+    """
 
     nonce: int
     at: float
-    to: PeerId
     times: int
+    awaited: dict[PeerId, float]
 
 
 class Carrier:
@@ -146,21 +149,22 @@ class Carrier:
         self._forget_old(now)
         times = before.times + 1 if before is not None else 0
         to = ways[(question.nonce + times) % len(ways)]
-        self._carried.setdefault(key, {})[sender] = _Carried(nonce=question.nonce, at=now, to=to, times=times)
+        awaited = before.awaited if before is not None and before.nonce == question.nonce else {}
+        carried = _Carried(nonce=question.nonce, at=now, times=times, awaited={**awaited, to: now})
+        self._carried.setdefault(key, {})[sender] = carried
         return to
 
     def bring(self, sender: PeerId, answer: SignedContent, now: float) -> list[PeerId]:
-        """Return whom to pass an answer on to: once, and only where it comes from whom the question went to."""
-        senders = self._carried.get((answer.voter, answer.asker, answer.fragment), {})
-        waiting = [
-            peer
-            for peer, carried in senders.items()
-            if carried.to == sender
-            and carried.nonce == answer.nonce
-            and now < carried.at + LATE_ANSWERS * self._seconds
-        ]
-        for peer in waiting:
-            senders[peer].nonce = -1
+        """Return whom to pass an answer on to: once from each to whom the question went.
+
+        Where it was asked again since, the first answer may come yet; and one may be forged, which only the asker sees.
+        """
+        waiting = []
+        for peer, carried in self._carried.get((answer.voter, answer.asker, answer.fragment), {}).items():
+            went_at = carried.awaited.get(sender, -math.inf)
+            if carried.nonce == answer.nonce and now < went_at + LATE_ANSWERS * self._seconds:
+                del carried.awaited[sender]
+                waiting.append(peer)
         return waiting
 
     def _forget_old(self, now: float) -> None:

@@ -91,9 +91,23 @@ def test_a_question_that_is_asked_again_goes_another_way() -> None:
     assert carrier.carry(JOINER, question(), [], 0.0) is None
     ways = [carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now) for now in (0.0, 2.0, 4.0)]
     assert ways == [ANN, CAT, ANN]
-    assert carrier.bring(CAT, answer(question(nonce=6)), 4.0) == [], "it was asked last through another one"
     assert carrier.carry(DAN, question(nonce=6), [ANN], 4.0) == ANN
     assert carrier.bring(ANN, answer(question(nonce=6)), 4.1) == [JOINER, DAN], "whom it was carried for"
+
+
+def test_an_answer_counts_though_its_question_has_gone_another_way_since() -> None:
+    """Whoever takes longer to answer than who asks waits would never be heard else."""
+    carrier = Carrier(seconds=2.0)
+    for now in (0.0, 2.0):
+        carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now)
+    assert carrier.bring(ANN, answer(question(nonce=6)), 2.1) == [JOINER]
+    assert carrier.bring(ANN, answer(question(nonce=6)), 2.1) == [], "one for each time that it went there"
+    assert carrier.bring(CAT, answer(question(nonce=6)), 2.2) == [JOINER], "what came before may be forged"
+    assert carrier.carry(JOINER, question(nonce=6), [ANN, CAT], 4.0) == ANN
+    assert carrier.carry(JOINER, question(nonce=6), [ANN, CAT], 11.9) == CAT
+    assert carrier.bring(ANN, answer(question(nonce=6)), 12.0) == [], "it is too late"
+    assert carrier.carry(JOINER, question(nonce=8), [ANN], 14.0) == ANN
+    assert carrier.bring(CAT, answer(question(nonce=6)), 14.1) == [], "to another question"
 
 
 def test_what_is_carried_is_forgotten_when_it_is_old() -> None:
