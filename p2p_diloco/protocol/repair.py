@@ -552,8 +552,8 @@ class Repair:
 
     def _ways(self, sender: PeerId, question: SignedContentRequest) -> list[PeerId]:
         """Return who may bring a question to its voter: the voter, or for who asks for itself one near the voter."""
-        roster, grid = self._membership.book.in_force, self._membership.book.grid()
-        if sender != question.asker and (roster is None or roster.member(sender) is None):
+        grid = self._membership.book.grid()
+        if sender != question.asker and not self._may_give(sender):
             return []
         if question.voter in self._linked:
             return [question.voter]

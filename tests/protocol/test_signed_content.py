@@ -364,6 +364,10 @@ def test_who_is_not_linked_with_the_voter_asks_one_that_should_be() -> None:
     assert sent(page.take(CAT, answer(question()), 0.2)) == [(JOINER, answer(question()))]
     mate._linked.discard(BOB)
     assert sent(mate.take(ANN, question(), 9.0)) == [], "two steps are enough"
+    boot = peer_id("boot")
+    assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [], "two steps, whoever asks"
+    page._linked.add(BOB)
+    assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [(BOB, question())], "who founded need be no member"
     alone = page_of(ANN, holds=False, linked={CAT, JOINER}, knows_roster=False)
     assert sent(alone.take(JOINER, question(), 0.0)) == []
 
