@@ -552,12 +552,16 @@ class Repair:
 
     def _ways(self, sender: PeerId, question: SignedContentRequest) -> list[PeerId]:
         """Return who may bring a question to its voter: the voter, or for who asks for itself one near the voter."""
-        grid = self._membership.book.grid()
         if sender != question.asker and not self._may_give(sender):
             return []
         if question.voter in self._linked:
             return [question.voter]
-        if sender != question.asker or grid is None:
+        book = self._membership.book
+        roster, grid = book.in_force, book.grid()
+        if sender != question.asker or roster is None or grid is None:
+            return []
+        parent = book.parent_of(roster)  # who asks may go by that one still
+        if question.voter not in roster.voters.union(parent.voters if parent is not None else ()):
             return []
         return sorted(self._linked & grid.neighbours(question.voter) - {sender})
 

@@ -30,7 +30,7 @@ from p2p_diloco.protocol.entry import EntryRules
 from p2p_diloco.protocol.majority import NamedContents, Voices, namers_for
 from p2p_diloco.protocol.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
 from p2p_diloco.protocol.repair import Repair
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.signed_content import Carrier
 
 ANN, BOB, CAT, DAN, EVE = ids(5)
@@ -298,9 +298,15 @@ def test_a_span_is_taken_where_a_majority_named_it_through_others() -> None:
 # -- questions and answers of a whole page
 
 
-def page_of(me: PeerId, *, holds: bool, linked: set[PeerId], knows_roster: bool = True) -> Repair:
+def page_of(
+    me: PeerId,
+    *,
+    holds: bool,
+    linked: set[PeerId],
+    rosters: tuple[CertifiedRoster, ...] = (founding(), roster_1(5)),
+) -> Repair:
     rules = run_rules()
-    membership = membership_of(me, *((founding(), roster_1(5)) if knows_roster else ()))
+    membership = membership_of(me, *rosters)
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
@@ -338,7 +344,7 @@ def test_a_voter_signs_what_it_holds_or_that_it_holds_nothing() -> None:
     adopting = page_of(BOB, holds=True, linked={ANN})
     adopting.adopt_branch()
     assert adopting.take(ANN, question(), 0.0) == [], "soon it holds something else"
-    unknowing = page_of(BOB, holds=False, linked={ANN}, knows_roster=False)
+    unknowing = page_of(BOB, holds=False, linked={ANN}, rosters=())
     (((_, early)),) = sent(unknowing.take(ANN, question(), 0.0))
     assert isinstance(early, SignedContent)
     assert early.roster == bytes(32)
@@ -368,8 +374,17 @@ def test_who_is_not_linked_with_the_voter_asks_one_that_should_be() -> None:
     assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [], "two steps, whoever asks"
     page._linked.add(BOB)
     assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [(BOB, question())], "who founded need be no member"
-    alone = page_of(ANN, holds=False, linked={CAT, JOINER}, knows_roster=False)
+    alone = page_of(ANN, holds=False, linked={CAT, JOINER}, rosters=())
     assert sent(alone.take(JOINER, question(), 0.0)) == []
+
+
+def test_only_questions_to_voters_are_passed_to_others() -> None:
+    """Names cost nothing: who makes them up could use up what its carrier may send for all."""
+    page = page_of(ANN, holds=True, linked={CAT, JOINER})
+    assert sent(page.take(JOINER, question(peer_id("made up")), 0.0)) == []
+    assert sent(page.take(JOINER, question(peer_id("boot")), 0.0)) != [], "it votes by the roster before"
+    first = page_of(peer_id("boot"), holds=True, linked={CAT, JOINER}, rosters=(founding(),))
+    assert sent(first.take(JOINER, question(), 0.0)) == []
 
 
 def test_an_answer_that_its_voter_has_not_signed_or_of_another_line_counts_for_nothing() -> None:
