@@ -23,7 +23,7 @@ from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.founding import read_start
 from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder
+from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS_FILE, RunFolder, run_folder
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
@@ -176,7 +176,7 @@ def _check_founder(plan: PeerPlan) -> None:
         run = plan_run(plan.signed_manifest.manifest)
         if plan.start is not None:
             read_start(run, plan.start)
-        elif run.built_in is None and (plan.training is None or plan.training.model is None):
+        elif run.built_in is None and not _brings_model(plan) and not _has_founded(plan):
             raise ConfigError(
                 f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
                 "(p2p_diloco.found), or give its first tensors: bootstrap run.toml --start model.safetensors"
@@ -186,6 +186,19 @@ def _check_founder(plan: PeerPlan) -> None:
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
         )
+
+
+def _brings_model(plan: PeerPlan) -> bool:
+    return plan.training is not None and plan.training.model is not None
+
+
+def _has_founded(plan: PeerPlan) -> bool:
+    """Return whether this peer has founded the run at an earlier start."""
+    settings = plan.settings
+    if not settings.identity_file.exists():
+        return False
+    run = _run_of(_with_founder(plan, load_or_create_identity(settings.identity_file).peer))
+    return (run_folder(settings.state_directory, run) / ROSTERS_FILE).exists()
 
 
 def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tally) -> None:

@@ -49,7 +49,7 @@ class RunFolder:
     """
 
     def __init__(self, state_directory: Path, run: Digest) -> None:
-        self.path = state_directory / run.hex()[:16]
+        self.path = run_folder(state_directory, run)
         self.least_incarnation = 1
         """No start gets a lower number. A folder that is new, or was restored from a backup, does not know how many
         starts there were, so this is taken from the clock."""
@@ -193,6 +193,11 @@ class RunFolder:
         except FrameError as error:
             raise StateError(f"{self.path / name} is broken ({error}); move it away to start as a newcomer") from None
         return fields
+
+
+def run_folder(state_directory: Path, run: Digest) -> Path:
+    """Return where a peer keeps what is of one run."""
+    return state_directory / run.hex()[:16]
 
 
 def _disk_error(path: Path, error: OSError) -> StateError:

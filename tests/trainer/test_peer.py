@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_model
 from session_stage import Watcher, run_stage
 from small_run import CLOCK_START, ORGANISER, small_manifest, write_text
+from torch import nn
 
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
@@ -21,9 +23,11 @@ from p2p_diloco.invite import Invite, parse_invite
 from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer import peer
 from p2p_diloco.trainer.built_in import BuiltInTraining
+from p2p_diloco.trainer.own_model import describe_model
 from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
@@ -117,6 +121,32 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
         assert boot.texts("checkpoints") == [], "a bootstrap peer gives the state away when others hold it"
         stop.stop_now()
         await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(40, 30)
+    path = tmp_path / "model.safetensors"
+    save_model(model, str(path))
+    values = {"model": describe_model(model), "rounds": {"fragments": 2}}
+    manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="own", values=values)
+
+    async def scene(stage: PeerStage) -> None:
+        plan = replace(stage.founder(), signed_manifest=manifest.sign(ORGANISER), founds_alone=True)
+        with pytest.raises(ConfigError, match="trains a model of its own; found it from the loop that has the model"):
+            await run_peer(plan, Watcher(), StopRequest())
+        invites = []
+        for start in (path, None):
+            watcher, stop = Watcher(), StopRequest()
+            founder = asyncio.ensure_future(run_peer(replace(plan, start=start), watcher, stop))
+            invites.append(await stage.invite(watcher))
+            await asyncio.sleep(30.0)
+            assert not founder.done()
+            stop.stop_now()
+            await founder
+            assert [bool(watcher.texts("founded"))] == [start is not None]
+        assert invites[0].run == invites[1].run
 
     play(tmp_path, monkeypatch, scene)
 
