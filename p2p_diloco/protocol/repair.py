@@ -135,6 +135,25 @@ class Repair:
         wide = [peer for peer in donors if holders[peer].share == FULL_SHARE]
         return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors or list(holders)
 
+    def _ready_strangers(self, now: float) -> list[PeerId]:
+        """Return whom the only member of the roster asks for entries: any linked peer that says that it is ready.
+
+        It may have lost its state, or gone back to an older one, and the entries that it made since are with peers
+        that are no members alone. Entries prove themselves; nothing else is asked of them. A lie about where they stand
+        costs time, and who is not ready goes on without them after as long as a stall takes.
+        """
+        book, patience = self._membership.book, self._rules.stalled_cycles * self._rules.cycle_seconds
+        roster = book.in_force
+        if roster is None or roster.peers() != {self._membership.me.peer}:
+            return []
+        if not self._membership.ready and now - self._listens_since >= patience:
+            return []
+        return [
+            peer
+            for peer, beat in sorted(self._membership.alive(now).items())
+            if beat.heads and beat.ready and peer in self._linked and book.is_on_chain(beat.roster)
+        ]
+
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
         """Tell whether a peer on our chain that has just sent this is one of the donors."""
         if not self._may_give(sender):
@@ -275,7 +294,8 @@ class Repair:
                 catch_up.stands_level(fragment, sender)
             if mine != theirs.digest:
                 self._look(now)
-                if self._is_donor(sender, beat, now) or sender in catch_up.voices.askable:
+                asked = {*catch_up.voices.askable, *self._ready_strangers(now)}
+                if self._is_donor(sender, beat, now) or sender in asked:
                     actions += catch_up.ask_heads(fragment, sender, now)
             elif self._may_give(sender):
                 catch_up.adopted(fragment)
@@ -313,7 +333,8 @@ class Repair:
         self._membership.signed_rosters = self.catch_up.far.rosters
         actions = self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
         holders = list(self._holders(now))
-        actions += self.catch_up.pump(donors or holders, now, self.sources(now), holders) + self._say_waiting(now)
+        able = [*(donors or holders), *self._ready_strangers(now)]
+        actions += self.catch_up.pump(able, now, self.sources(now), holders) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
             if not self._membership.ready and not self._membership.leaving:
@@ -323,7 +344,8 @@ class Repair:
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
         roster = self._membership.book.in_force
         assert roster is not None
-        donors = [donor for donor in donors if roster.member(donor) is not None]
+        if roster.peers() != {self._membership.me.peer}:  # else there is only the founder to compare with
+            donors = [donor for donor in donors if roster.member(donor) is not None]
         namers = self.catch_up.namers
         self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
         if not donors:
@@ -627,7 +649,7 @@ class Repair:
         # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they would
         # wait for it for ever, and it for them. But its word counts, and it is asked where there is nobody else.
         donors = self.donors(now)
-        is_donor = sender in donors or not donors
+        is_donor = sender in donors or not donors or sender in self._ready_strangers(now)
         actions = self.catch_up.note_differences(sender, reply, now, is_donor=is_donor) + self.pump(now)
         heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
         stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]

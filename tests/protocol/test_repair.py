@@ -189,6 +189,63 @@ def test_a_founder_that_is_not_ready_is_asked_for_entries_where_no_member_is_lin
     assert [(send.to, send.message) for send in asked] == [(boot, EntryRequest(span=SPAN, parent=head_of().digest))]
 
 
+HIGHER = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
+
+
+def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, Heartbeat]:
+    """Return the page of the only member, linked with the founder since then and with B, who stands higher."""
+    page, boot, roster = repair(num_members=1), peer_id("boot"), roster_1(1).roster.digest()
+    page._membership.ready = is_ready
+    page._linked.add(boot)
+    page._membership.hear(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
+    page._look(since)
+    return page, heartbeat(B, roster=roster, heads=(fragment_head(-2),), sequence=2)
+
+
+def test_the_only_member_asks_who_is_ready_for_entries_that_it_lost_itself() -> None:
+    page, ahead = lone_member()
+    page._membership.hear(ahead, 0.0)
+    assert [action.message for action in page.compare(B, ahead, 0.0) if isinstance(action, Send)] == [
+        HeadsRequest(fragment=0)
+    ]
+    asked = [(action.to, action.message) for action in page.take(B, HIGHER, 0.1) if isinstance(action, Send)]
+    assert (B, EntryRequest(span=SPAN, parent=head_of().digest)) in asked
+    assert not any(isinstance(message, SpanRequest) for _, message in asked)
+
+
+@pytest.mark.parametrize(
+    ("heard_for", "is_ready", "asks"), [(47.0, False, True), (48.0, False, False), (48.0, True, True)]
+)
+def test_the_only_member_waits_for_strangers_no_longer_than_a_stall_takes(
+    heard_for: float, is_ready: bool, asks: bool
+) -> None:
+    page, ahead = lone_member(is_ready=is_ready, since=-heard_for)
+    assert run_rules().stalled_cycles * run_rules().cycle_seconds == 48.0
+    for beat in (heartbeat(peer_id("boot"), roster=ahead.roster, heads=(fragment_head(),), sequence=2), ahead):
+        assert page._membership.hear(beat, 0.0)
+    assert bool(page.compare(B, ahead, 0.0)) is asks
+
+
+def test_where_others_are_members_strangers_are_asked_nothing() -> None:
+    page = repair(num_members=2)
+    page._linked.add(C)
+    ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),))
+    page._membership.hear(ahead, 0.0)
+    assert page.compare(C, ahead, 0.0) == []
+
+
+def test_the_only_member_becomes_ready_when_the_founder_holds_the_same() -> None:
+    page, _ = lone_member()
+    boot = peer_id("boot")
+    page.pump(0.0)
+    said: list[Action] = []
+    for fragment, num_spans in enumerate(run_rules().num_spans):
+        page.catch_up.ask_content(fragment, boot, 0.0)
+        page.take(boot, ContentReply(fragment=fragment, digests=((HEAD.digest, sha256(b"x")),) * num_spans), 0.1)
+        said += page.content_compared(boot, fragment, num_spans, [], 0.1)
+    assert "ready: state compared with 1 peer" in sentences(said + page.pump(0.2))
+
+
 def test_time_that_a_process_slept_is_no_time_alone() -> None:
     page = repair()
     page.catch_up.want_entry(SPAN, B)
