@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError
+from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from p2p_diloco.cli.bench_commands import make_bench
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
@@ -34,11 +34,13 @@ from p2p_diloco.toml_document import known_keys, nearest_key
 STOPPED = 130
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
-_HELP = """Train one language model on many machines that never wait for each other.
-
-A flag wins over the environment (P2P_DILOCO_PORT=31337), the environment over a file (@peer.toml), a file over the
-default. What all peers agree on is in run.toml; `new` and `bootstrap` take changes as --outer.momentum 0.7, and
-`new --help` lists what can be changed."""
+# A paragraph is one line: the terminal wraps it.
+_HELP = (
+    "Train one language model on many machines that never wait for each other.\n\n"
+    "A flag wins over the environment (P2P_DILOCO_PORT=31337), the environment over a file (@peer.toml), a file over "
+    "the default. What all peers agree on is in run.toml; `new` and `bootstrap` take changes as --outer.momentum 0.7, "
+    "and `new --help` lists what can be changed."
+)
 _RUN_COMMANDS = ("new", "bootstrap", "join")
 """Commands that read a manifest, and the names that others have for what is in it."""
 _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
@@ -135,25 +137,24 @@ def make_app(around: Surroundings) -> App:
     ) -> int:
         """Write a new run, and make the key that signs it.
 
-        Makes some inner steps on this machine first, to choose how long a cycle is. At a terminal it asks for islands,
-        uplink and hours where they are not named.
+        Makes some inner steps here first, to choose how long a cycle is. At a terminal it asks for what you left out.
 
         Parameters
         ----------
         path
             file to write
         name
-            of the run, for people
+            name of the run, for people
         islands
             tune the run for so many islands: a few exchange fewer, larger messages; more can join later
         uplink
-            of the slowest island, like 20mbit or 2gbit; a thinner line makes cycles longer
+            upload rate of the slowest island, such as 20mbit or 2gbit; a thinner line makes cycles longer
         step_seconds
-            that an inner step takes, instead of measuring it
+            length of an inner step, instead of measuring it
         hours
-            that the run is planned for: the inner rate falls along a cosine; without it there is no planned end
+            planned length of the run: the inner rate falls along a cosine; without it there is no planned end
         device
-            on which the step is measured: auto, cpu, cuda, cuda:<number> or mps
+            device to measure the step on: auto, cpu, cuda, cuda:<number> or mps
         threads
             CPU threads that training may use
         """
@@ -239,7 +240,7 @@ def make_app(around: Surroundings) -> App:
 
     @app.command
     def sample(
-        prompt: str,
+        prompt: Annotated[str, Parameter(help='text that the model continues, such as "def main"')],
         /,
         *,
         bytes: int = 400,
@@ -252,10 +253,8 @@ def make_app(around: Surroundings) -> App:
 
         Parameters
         ----------
-        prompt
-            text that the model continues, such as "def main"
         bytes
-            how many the model writes
+            how many bytes the model writes
         temperature
             0 takes the likeliest byte each time; the higher, the more random
         seed
@@ -275,14 +274,14 @@ def make_app(around: Surroundings) -> App:
         return print_sample(options)
 
     @app.command
-    def export(folder: Path, /, *, state_directory: StateDirectoryFlag = None, run: RunFlag = None) -> int:
-        """Write the run's model as files that transformers and other programs load.
-
-        Parameters
-        ----------
-        folder
-            new folder for the files
-        """
+    def export(
+        folder: Annotated[Path, Parameter(help="new folder for the files")],
+        /,
+        *,
+        state_directory: StateDirectoryFlag = None,
+        run: RunFlag = None,
+    ) -> int:
+        """Write the run's model as files that transformers and other programs load."""
         settings = settings_of(SettingsFlags(state_directory=state_directory), around)
         from p2p_diloco.cli.export import export_model
 
@@ -377,6 +376,8 @@ def _sentence(error: CycloptsError, commands: Sequence[str]) -> str:
         purpose = f": {error.argument.parameter.help}" if error.argument.parameter.help else ""
         needed = f"{chain} needs {error.argument.name}" if error.keyword is None else f"{error.keyword} needs a value"
         return f"{needed}{purpose}; {see}"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"{chain} has no use for {error.unused_tokens[0]!r}; leave it out, or {see}"
     line = " ".join(str(error).split()).rstrip(".")
     return f"{line[:1].lower()}{line[1:]}; {see}"
 

@@ -101,6 +101,13 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
             ["bootstrap"],
             "bootstrap needs RUN: run.toml, or the invite of a run that somebody founded already; see p2p-",
         ),
+        (
+            ["sample"],
+            'sample needs PROMPT: text that the model continues, such as "def main"; see p2p-diloco sample --',
+        ),
+        (["export"], "export needs FOLDER: new folder for the files; see p2p-diloco export --help"),
+        (["status", "now"], "status has no use for 'now'; leave it out, or see p2p-diloco status --help"),
+        (["new", "a.toml", "b.toml"], "new has no use for 'b.toml'; leave it out, or see p2p-diloco new --help"),
         (["new", "--name"], "--name needs a value; see p2p-diloco new --help"),
         (["bootstrap", "nowhere.toml"], "there is no file nowhere.toml"),
         (["demo", "--peers", "2"], "--peers is 2; expected 3 to 64"),
