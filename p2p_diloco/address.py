@@ -25,7 +25,7 @@ def parse_peer_address(text: str) -> tuple[str, PeerId]:
     Raises:
         ConfigError: not such an address.
     """
-    address, parts = _parsed(text)
+    address, parts = _parsed(text, f"{_EXAMPLE}/p2p/12D3KooW…")
     names = [name for name, _ in parts]
     if "p2p" not in names:
         raise ConfigError(f"address {text!r} does not say which peer is there; expected {_EXAMPLE}/p2p/12D3KooW…")
@@ -46,7 +46,7 @@ def parse_host_address(text: str) -> str:
     Raises:
         ConfigError: not such an address.
     """
-    address, parts = _parsed(text)
+    address, parts = _parsed(text, _EXAMPLE)
     if len(parts) != 2:
         last = parts[2][0]
         hint = "leave out /p2p/…, the peer id is this machine's own" if last == "p2p" else f"/{last} is not supported"
@@ -59,19 +59,19 @@ def port_of(address: str) -> int:
     return int(address.split("/")[4])
 
 
-def _parsed(text: str) -> tuple[str, list[tuple[str, str | None]]]:
+def _parsed(text: str, example: str) -> tuple[str, list[tuple[str, str | None]]]:
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise ConfigError(f"an address has {len(text)} characters; expected at most {MAX_ADDRESS_CHARACTERS}")
     if not text.startswith("/") or not text.isprintable() or " " in text:
-        raise ConfigError(f"{text!r} is not an address; expected one such as {_EXAMPLE}")
+        raise ConfigError(f"{text!r} is not an address; expected one such as {example}")
     try:
         address = Multiaddr(text)
         parts = [(protocol.name, value) for protocol, value in address.items()]
     except (ValueError, LookupError) as error:
         # The package repeats the whole address around its reason; people have it before their eyes already.
         reason = str(error).removeprefix(f"Invalid MultiAddr {text!r}: ").removesuffix(f" (string: {text})")
-        raise ConfigError(f"address {text!r} cannot be read: {reason}; expected one such as {_EXAMPLE}") from None
+        raise ConfigError(f"address {text!r} cannot be read: {reason}; expected one such as {example}") from None
     if len(parts) < 2 or parts[0][0] not in _HOSTS or parts[1][0] != "tcp":
         given = "/".join(name for name, _ in parts)
-        raise ConfigError(f"address {text!r} is of kind /{given}; only TCP is supported, as in {_EXAMPLE}")
+        raise ConfigError(f"address {text!r} is of kind /{given}; only TCP is supported, as in {example}")
     return str(address), parts

@@ -121,7 +121,8 @@ def parse_run_id(text: str, noun: str = "run id") -> Digest:
     """
     expected = 2 * DIGEST_BYTES
     if len(text) != expected:
-        raise ConfigError(f"the {noun} has {len(text)} characters, expected {expected} digits; was the line cut off?")
+        characters = "1 character" if len(text) == 1 else f"{len(text)} characters"
+        raise ConfigError(f"the {noun} has {characters}, expected {expected} digits; was the line cut off?")
     strange = sorted(set(text.lower()) - set("0123456789abcdef"))
     if strange:
         raise ConfigError(f"the {noun} holds {''.join(strange)!r}; expected hexadecimal digits (0 to 9, a to f) only")
@@ -146,8 +147,11 @@ def _parsed_query(run: Digest, query: str) -> Invite:
             wrong.append(error)
     if not found:
         if wrong:
-            raise wrong[0]
-        raise ConfigError(f"the invite names no bootstrap address; was the line cut off? expected {_EXAMPLE}")
+            raise ConfigError(f"{wrong[0]}; was the line cut off?")
+        raise ConfigError(
+            "the invite names no bootstrap address; was the line cut off, or pasted without its double quotes? "
+            f"expected {_EXAMPLE}"
+        )
     if len(found) > MAX_BOOTSTRAPS:
         raise ConfigError(f"the invite names {len(found)} bootstrap addresses; expected at most {MAX_BOOTSTRAPS}")
     complaints = tuple(f"a part of the invite is left out: {error}" for error in wrong[:MAX_BOOTSTRAPS])

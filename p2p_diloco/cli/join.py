@@ -28,6 +28,8 @@ def request_join(
     if found is None:
         if invite is None:
             raise ConfigError("join needs an invite: the first line that a bootstrap peer prints, p2pdiloco://…")
+        if invite.endswith(".toml"):
+            raise ConfigError(f"{invite} is no invite; to found the run of a file, type --found {invite}")
         return PeerRequest(settings=settings_of(settings, around), flags=flags, invite=parse_invite(invite))
     if invite is not None:
         raise ConfigError("an invite joins a run that exists and --found begins one; keep one of them")

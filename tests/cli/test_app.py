@@ -84,6 +84,7 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
         (["bench", "vec"], "unknown command vec; did you mean vectors?"),
         (["join"], "join needs an invite"),
         (["join", "hello"], "'hello' is not an invite; expected p2pdiloco://"),
+        (["join", "run.toml"], "run.toml is no invite; to found the run of a file, type --found run.toml"),
         (["join", "p2pdiloco://abc"], "the run id has 3 characters, expected 64 digits; was the line cut off?"),
         (["join", f"p2pdiloco://{RUN}"], "the invite names no bootstrap address"),
         (["join", f"p2pdiloco://{RUN}?b=/ip4/1.2.3.4/tcp/5"], "does not say which peer is there"),
