@@ -258,13 +258,13 @@ class LimitsSection(Section):
     """What a single peer can do to the others, at most."""
 
     max_weight_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="weight of a contribution, in last medians"
+        4.0, description="most weight of a contribution, in multiples of the last median"
     )
     max_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="norm of a contribution, in last medians; clipped"
+        2.0, description="most norm of a contribution, in multiples of the last median; longer ones are clipped"
     )
     reject_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="norm of an entry, in last medians; refused"
+        4.0, description="most norm of an entry, in multiples of the last median; longer ones are refused"
     )
     in_flight: Count = Field(8, description="contributions of a span that wait for their entry")
     retained_cycles: Count = Field(16, description="cycles of entries that peers keep for those who catch up")
@@ -303,7 +303,7 @@ class RunManifest(Section):
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="for people")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
     founder: PeerText | None = Field(
-        None, description="peer id of the only one that may found it; if not said, of the one that does"
+        None, description="peer id of the only peer that may found the run; not set: the peer that founds it"
     )
     created: Annotated[int, Field(ge=0)] = Field(
         description="in Unix seconds; sets runs apart that are equal otherwise"
