@@ -42,7 +42,8 @@ EXPLAINED: Mapping[str, str] = {
     "inner_steps": _COUNTS_STEPS,
     "local_steps": _COUNTS_STEPS,
     "fragment_sync_delay": "counts inner steps, and here an exchange ends by the clock; set rounds.round_seconds",
-    "model": f"names no model: the built-in decoder is the only one; set model.size, one of {', '.join(MODEL_SIZES)}",
+    "model": f"cannot be set: `new` makes runs of the built-in decoder; set model.size, one of "
+    f"{', '.join(MODEL_SIZES)}, or call p2p_diloco.new_run for a model of your own",
     "vocabulary": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
     "vocab_size": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
 }

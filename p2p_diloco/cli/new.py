@@ -28,8 +28,8 @@ from p2p_diloco.settings import load_settings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-"""Matches the id of a dataset on a model hub."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
+"""Matches the id of a dataset on a model hub, such as `owner/name` or `wikitext`."""
 _OF_ONE_RUN = frozenset({"organiser", "created"})
 _CLOCK_START = "rounds.clock_start"
 _PLANNED_CYCLES = "rounds.planned_cycles"
@@ -268,8 +268,8 @@ def _check_text(path: str) -> None:
         if not _HUB_NAME.fullmatch(path):
             raise ConfigError(f"data.path: {error}") from None
         raise ConfigError(
-            f"data.path: there is no folder {path} here, and nothing is fetched from a hub; download the text, then "
-            "name its file or folder"
+            f"data.path: there is no file or folder {path} here, and nothing is fetched from a hub; download the "
+            "text, then name its file or folder"
         ) from None
 
 

@@ -186,8 +186,8 @@ def _cost(steps: float) -> str:
     most = max(LOSS_BY_STEPS)
     words = "more than" if steps > most else "about"
     return (
-        f"{counted(round(steps), 'step')} end {words} {100 * loss_cost(steps):.2g} % above {_FEWEST_STEPS} "
-        "(short trials, docs/results.md)"
+        f"cycles of {counted(round(steps), 'step')} end with a loss {words} {100 * loss_cost(steps):.2g} % above that "
+        f"of {_FEWEST_STEPS} (short trials, docs/results.md)"
     )
 
 

@@ -124,8 +124,8 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         (["--rounds.sync-every", "30"], f"rounds.sync_every in the command line {COUNTS_STEPS}"),
         (
             ["--model", "gpt2"],
-            "model in the command line names no model: the built-in decoder is the only one; set model.size, one of "
-            "tiny, small, base",
+            "model in the command line cannot be set: `new` makes runs of the built-in decoder; set model.size, one of "
+            "tiny, small, base, or call p2p_diloco.new_run for a model of your own",
         ),
         (["--model.vocabulary", "50257"], f"model.vocabulary in the command line {ONLY_BYTES}"),
         (["--model.widht", "64"], "unknown key model.widht in the command line; did you mean model.width?"),
@@ -138,8 +138,17 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         ),
         (
             ["--data.path", "roneneldan/TinyStories"],
-            "data.path: there is no folder roneneldan/TinyStories here, and nothing is fetched from a hub; download "
-            "the text, then name its file or folder",
+            "data.path: there is no file or folder roneneldan/TinyStories here, and nothing is fetched from a hub; "
+            "download the text, then name its file or folder",
+        ),
+        (
+            ["--data.path", "wikitext"],
+            "data.path: there is no file or folder wikitext here, and nothing is fetched from a hub; download the "
+            "text, then name its file or folder",
+        ),
+        (
+            ["--data.path", "book.txt"],
+            "data.path: text book.txt does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'",
         ),
         (
             ["--data.path", "/missing/text"],
@@ -247,8 +256,8 @@ def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys:
     )
     assert capsys.readouterr().out.splitlines()[1:3] == [
         "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
-        "the clock sets that: rounds under 2 s lose contributions over the internet; 45 steps end about 6 % above 8 "
-        "(short trials, docs/results.md)",
+        "the clock sets that: rounds under 2 s lose contributions over the internet; cycles of 45 steps end with a "
+        "loss about 6 % above that of 8 (short trials, docs/results.md)",
     ]
 
 
