@@ -33,7 +33,7 @@ def status_line(status: PeerStatus) -> str:
     """Return the same in one line for logs; every part says what it is."""
     parts = [
         f"round {status.round}",
-        status.phase,
+        _phase(status),
         _ready(status, "member"),
         *([f"{len(status.grid)} rows"] if len(status.grid) > 1 else []),
         f"loss {format_loss(status.loss)}",
@@ -52,7 +52,7 @@ def _heading(status: PeerStatus) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{name} {status.run[:8]}", style="bold")
     text.append(f"  {status.role} {short_peer(status.peer)}  ")
-    text.append("leaving" if status.leaving else status.phase, style=_phase_style(status))
+    text.append(_phase(status), style=_phase_style(status))
     text.append(f"  round {status.round}  roster {status.roster}")
     if status.degraded_rosters:
         text.append(f" (degraded rosters: {status.degraded_rosters})", style="yellow")
@@ -132,6 +132,13 @@ def _sizes(grid: tuple[int, ...]) -> str:
 
 def _is_silent(line: PeerLine) -> bool:
     return line.seconds_since_heard is None or line.seconds_since_heard > _SILENT_SECONDS
+
+
+def _phase(status: PeerStatus) -> str:
+    """Return what this peer does, in a word; a bootstrap peer serves those who train."""
+    if status.leaving and status.phase != "finished":
+        return "leaving"
+    return "serving" if status.role == "bootstrap" and status.phase == "training" else status.phase
 
 
 def _phase_style(status: PeerStatus) -> str:

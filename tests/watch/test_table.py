@@ -73,6 +73,13 @@ def test_a_large_swarm_is_cut() -> None:
     assert "leaving" in text
 
 
+def test_a_peer_that_has_left_is_finished_and_a_bootstrap_peer_does_not_train() -> None:
+    assert "finished" in shown(replace(STATUS, phase="finished", leaving=True))
+    for words in (shown(replace(STATUS, role="bootstrap")), status_line(replace(STATUS, role="bootstrap"))):
+        assert "serving" in words
+        assert "training" not in words
+
+
 def test_steps_of_a_cycle_are_shown_and_far_more_than_planned_are_a_note() -> None:
     status = replace(STATUS, cycle_steps=23.4, pace="a cycle has 50 inner steps here, planned were 23")
     assert "23.4" in shown(status)
