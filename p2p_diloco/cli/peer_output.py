@@ -66,6 +66,7 @@ class PeerOutput:
         self._said: tuple[int, str] | None = None
         self._said_at = 0.0
         self._complained = False
+        self._awaits_trainers = False
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -87,6 +88,7 @@ class PeerOutput:
     def status(self, status: PeerStatus) -> None:
         """Keep and show a status."""
         self._keep(lambda: write_status(self._folder, status))
+        self._awaits_trainers = status.role == "bootstrap" and not status.num_members
         if (live := self._live) is not None:
             self._show(lambda: live.update(status_table(status), refresh=True))
             return
@@ -98,7 +100,8 @@ class PeerOutput:
     def event(self, event: PeerEvent) -> None:
         """Keep and show an event."""
         self._keep(lambda: append_event(self._folder, event))
-        if event.topic not in _QUIET_TOPICS:
+        # Until somebody trains, each round is skipped, and the status says that there are no members yet.
+        if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
             self.say(f"{event.topic}: {event.text}")
 
     def say(self, text: str) -> None:

@@ -97,6 +97,17 @@ def test_events_that_the_status_says_already_are_not_printed(tmp_path: Path) -> 
     assert said(stream) == ["skipped: nobody came"]
 
 
+def test_a_bootstrap_peer_prints_no_skipped_rounds_before_anybody_trains(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream) as shown:
+        shown.status(PeerStatus(role="bootstrap", num_members=0))
+        shown.event(event("skipped", "nobody came"))
+        shown.status(PeerStatus(role="bootstrap", num_members=1))
+        shown.event(event("skipped", "nobody came in time"))
+    assert [line for line in said(stream) if line.startswith("skipped")] == ["skipped: nobody came in time"]
+    assert [found.text for found in read_events(tmp_path)] == ["nobody came", "nobody came in time"]
+
+
 def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: Path) -> None:
     stream = io.StringIO()
     folder = tmp_path / "gone"
