@@ -78,6 +78,8 @@ def _reason(engine: PeerEngine, failures: Mapping[PeerId, str], others_learn: bo
     if others_learn:
         return "entries come without its contributions; is its upload too slow, or its clock wrong?"
     others = roster.peers() - {me}
+    if not others:
+        return "nobody's spans get entries, and this peer is alone on the roster; is training too slow for a round?"
     away = sorted(others - engine.linked)
     told = [failures[peer] for peer in away if peer in failures][:MOST_FAILURES]
     dials = f" ({'; '.join(told)})" if told else ""

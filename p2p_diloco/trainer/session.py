@@ -466,5 +466,6 @@ class PeerSession:
             node.leave()
         self._tally.phase = "finished"
         self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
-        text = f"finished with state {self._tally.state_digest[:16] or 'nothing'}"
+        digest = self._tally.state_digest[:16]
+        text = f"finished with state {digest}" if digest else "finished"
         self._tally.report("finished", text, state_digest=self._tally.state_digest)

@@ -130,6 +130,11 @@ def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
             False,
             "nobody's spans get entries; linked with 1 of 2 other members (45.10.0.9:31338 timed out)",
         ),
+        (
+            {"members": (ADA,), "averaging": ()},
+            False,
+            "nobody's spans get entries, and this peer is alone on the roster; is training too slow for a round?",
+        ),
         ({"linked": (BEN, CLEO)}, False, "nobody's spans get entries; linked with 2 of 2 other members"),
     ],
 )
