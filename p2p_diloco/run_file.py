@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.island.shape import MODEL_SIZES
+from p2p_diloco.key_file import is_key_file
 from p2p_diloco.manifest import MANIFEST_FORMAT, SUITED_RATES, RunManifest, format_sentence
 from p2p_diloco.new_file import write_new_file
 from p2p_diloco.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
@@ -97,6 +98,8 @@ def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> Run
     Raises:
         ConfigError: the file or a key or a value is wrong.
     """
+    if is_key_file(path):
+        raise ConfigError(f"{path} is a key; name the run that it signs, such as {path.with_name('run.toml')}")
     document = _with_canonical_names(read_toml(path), str(path))
     return manifest_of(_overridden(document, values_by_key(overrides or {}, "the command line")), str(path))
 

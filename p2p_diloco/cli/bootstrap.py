@@ -8,7 +8,7 @@ from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, setting
 from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.invite import SCHEME, parse_invite
-from p2p_diloco.key_file import is_key_file, read_key_file
+from p2p_diloco.key_file import read_key_file
 from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.run_file import KEY_FILE, read_run_toml
 from p2p_diloco.settings import PeerSettings
@@ -23,8 +23,6 @@ def signed_run(path: Path, key_path: Path | None, around: Surroundings) -> tuple
     Raises:
         ConfigError: the file or the key is missing or wrong.
     """
-    if is_key_file(path):
-        raise ConfigError(f"{path} is a key; name the run that it signs, such as {path.with_name('run.toml')}")
     manifest = read_run_toml(path, around.overrides)
     key = read_key_file(key_path or path.with_name(KEY_FILE))
     return manifest.sign(key), key
