@@ -39,6 +39,7 @@ from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.trainer.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
+from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.watch.event_log import PeerEvent, append_event
@@ -84,17 +85,19 @@ def new_run(
     path = Path(path)
     if path.exists():
         raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} for {path.name}; make it first, or name another place")
     sections: Mapping[str, object] = {**values, "model": describe_model(model, ignore)}
     key_path, now = path.with_name(KEY_FILE), time.time()
     # Before a key is made.
     draft = draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections)
+    given = values_by_key(sections, "the new run")
     if step_seconds is not None:
         conditions = Conditions(
             islands=draft.membership.group_size if islands is None else islands,
             uplink_bits=parse_rate(uplink or "20mbit", "uplink"),
             step_seconds=step_seconds,
         )
-        given = values_by_key(sections, "the new run")
         chosen = choose_rounds(draft, given.keys(), conditions)
         sections = given | chosen.values
         for note in chosen.notes:
@@ -103,6 +106,10 @@ def new_run(
         raise ConfigError(
             "islands and uplink say nothing without step_seconds; name how long a step takes, such as 0.3"
         )
+    elif "rounds.fragments" not in given:  # a fragment is of whole tensors
+        fragments = min(draft.rounds.fragments, len(draft.model.tensors))
+        sections = given | {"rounds.fragments": fragments}
+    plan_run(draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections))
     key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
     manifest = draft_manifest(organiser=key.peer, now_seconds=now, name=path.stem, values=sections)
     write_run_toml(path, manifest)

@@ -38,6 +38,19 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (4.0, 1, 8)
 
 
+def test_a_model_of_few_tensors_gets_no_more_fragments_than_that(tmp_path: Path) -> None:
+    p2p_diloco.new_run(tmp_path / "run.toml", nn.Linear(4, 4))
+    assert read_run_toml(tmp_path / "run.toml").rounds.fragments == 2
+
+
+def test_what_no_peer_could_run_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot deal 2 tensors into 3 fragments; choose at most 2 fragments"):
+        p2p_diloco.new_run(tmp_path / "run.toml", nn.Linear(4, 4), rounds={"fragments": 3})
+    with pytest.raises(ConfigError, match=r"there is no folder .*/nowhere for run\.toml; make it first"):
+        p2p_diloco.new_run(tmp_path / "nowhere" / "run.toml", model())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="islands and uplink say nothing without step_seconds"):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")

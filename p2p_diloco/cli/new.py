@@ -79,6 +79,10 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     # The values are checked before a key is made, so that a typo leaves nothing behind.
     draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
+    if "rounds.fragments" in given:
+        from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
+
+        plan_run(draft)  # which refuses more fragments than the model has tensors
     if sys.stdin.isatty() and sys.stdout.isatty():
         options = _ask_for_more(options, given)
     _check(options, given)

@@ -147,6 +147,10 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
             "text, then name its file or folder",
         ),
         (
+            ["--rounds.fragments", "500"],
+            "cannot deal 21 tensors into 500 fragments; choose at most 21 fragments",
+        ),
+        (
             ["--data.path", "book.txt"],
             "data.path: text book.txt does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'",
         ),
