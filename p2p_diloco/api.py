@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -373,6 +374,7 @@ class Swarm:
             if not isinstance(error, P2PDilocoError):
                 logger.exception("the peer ended with an error")
         finally:
+            self._observer.close()
             self._ended.set()
             self._running.set()
 
@@ -471,6 +473,12 @@ class _Observer:
         self.invite = ""
         self._folder = folder
         self._on_event = on_event
+        # A disk may take seconds for them.
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
+
+    def close(self) -> None:
+        """Wait until the files are written."""
+        self._files.shutdown()
 
     def listening(self, invite: str) -> None:
         """Keep the invite of a founded run."""
@@ -479,23 +487,27 @@ class _Observer:
     def status(self, status: PeerStatus) -> None:
         """Keep how things stand."""
         self.latest = status
-        try:
-            write_status(self._folder, status)
-        except StateError as error:
-            logger.warning("%s", error)
+        self._keep(lambda: write_status(self._folder, status))
 
     def event(self, event: PeerEvent) -> None:
         """Pass an event on."""
         logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, "%s: %s", event.topic, event.text)
-        try:
-            append_event(self._folder, event)
-        except StateError as error:
-            logger.warning("%s", error)
+        self._keep(lambda: append_event(self._folder, event))
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:
                 logger.exception("on_event failed")
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        self._files.submit(_warned, write)
+
+
+def _warned(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except StateError as error:
+        logger.warning("%s", error)
 
 
 def _leave_at_exit(swarm: Swarm) -> None:

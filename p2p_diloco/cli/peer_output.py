@@ -48,6 +48,7 @@ class PeerOutput:
         announces_invite: bool,
         stream: TextIO | None = None,
         now_seconds: Callable[[], float] = time.time,
+        soon: Callable[[Callable[[], None]], object] = lambda write: write(),
     ) -> None:
         """Make the output of the peer whose state lies in `folder`.
 
@@ -56,6 +57,7 @@ class PeerOutput:
             announces_invite: nothing is printed before the join command, so that it is the first line.
             stream: where to print; standard output if not named.
             now_seconds: Unix time.
+            soon: runs a function that writes to the disk, one after the other: a slow disk must not hold the peer.
         """
         self._folder = folder
         self._stream = stream or sys.stdout
@@ -63,6 +65,7 @@ class PeerOutput:
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._waiting: list[str] | None = [] if announces_invite else None
         self._now_seconds = now_seconds
+        self._soon = soon
         self._said: tuple[int, str] | None = None
         self._said_at = 0.0
         self._complained = False
@@ -137,6 +140,9 @@ class PeerOutput:
             self._print_now(line)
 
     def _keep(self, write: Callable[[], None]) -> None:
+        self._soon(lambda: self._write(write))
+
+    def _write(self, write: Callable[[], None]) -> None:
         try:
             write()
         except StateError as error:

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -89,9 +90,13 @@ def run_requested_peer(request: PeerRequest) -> int:
         start=request.start,
         until_round=request.flags.until_round,
     )
-    output = PeerOutput(request.settings.state_directory, announces_invite=plan.organiser_key is not None)
-    with output:
-        return uvloop.run(_run(plan, output))
+    # The files that others read are written by a thread: a disk may take seconds for them.
+    with ThreadPoolExecutor(1, thread_name_prefix="files") as files:
+        output = PeerOutput(
+            request.settings.state_directory, announces_invite=plan.organiser_key is not None, soon=files.submit
+        )
+        with output:
+            return uvloop.run(_run(plan, output))
 
 
 def check_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -371,7 +372,7 @@ class PeerSession:
             kept = self._keeper.kept_addresses()
             if list(kept.items()) != list(remembered.items()):
                 remembered = kept
-                self._keep_addresses(kept)
+                self._write_soon(partial(self._keep_addresses, kept))
             await asyncio.sleep(STATUS_SECONDS)
 
     def _keep_clock(self) -> None:
@@ -380,13 +381,14 @@ class PeerSession:
         moved = abs(offset - self._kept_offset) > KEPT_OFFSET_SECONDS
         if self._clock.is_settled and moved and moment - self._kept_offset_at >= KEEP_CLOCK_SECONDS:
             self._kept_offset, self._kept_offset_at = offset, moment
-            self._parts.folder.keep_clock_offset(offset)
+            self._write_soon(lambda: self._parts.folder.keep_clock_offset(offset))
 
     def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
         try:
             self._parts.folder.keep_addresses(known)
         except StateError as error:  # a restart may need a bootstrap then; no reason to stop
-            self._tally.report("addresses", str(error))
+            sentence = str(error)
+            self._in_loop(lambda: self._tally.report("addresses", sentence))
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
         if not self._parts.trains and self._engine.holds_needlessly(now):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,18 @@ def test_everything_is_kept_for_other_programs(tmp_path: Path) -> None:
         shown.event(event("evaluation"))
     assert read_status(tmp_path) == PeerStatus(round=5)
     assert [found.topic for found in read_events(tmp_path)] == ["round", "evaluation"]
+
+
+def test_files_are_written_by_the_thread_that_writes(tmp_path: Path) -> None:
+    writes: list[Callable[[], None]] = []
+    with PeerOutput(tmp_path, announces_invite=False, stream=io.StringIO(), soon=writes.append) as peer:
+        peer.status(PeerStatus(round=5))
+        peer.event(event("ready"))
+        assert read_status(tmp_path) is None
+        for write in writes:
+            write()
+    assert read_status(tmp_path) == PeerStatus(round=5)
+    assert [event.topic for event in read_events(tmp_path)] == ["ready"]
 
 
 def test_events_that_the_status_says_already_are_not_printed(tmp_path: Path) -> None:
