@@ -410,7 +410,7 @@ class Exchange:
         if me not in collection.openings:
             return []
         missing = [
-            short_peer_id(member.peer)
+            "this peer" if member.peer == me else short_peer_id(member.peer)
             for member in collection.members.values()
             if collection.reduced and member.trains and not has_trained(collection.openings.get(member.peer))
         ]
