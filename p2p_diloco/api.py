@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -473,7 +473,7 @@ class _Observer:
         self.invite = ""
         self._folder = folder
         self._on_event = on_event
-        # A disk may take seconds for them.
+        # A slow disk must not hold the event loop.
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
 
     def close(self) -> None:
@@ -500,7 +500,8 @@ class _Observer:
                 logger.exception("on_event failed")
 
     def _keep(self, write: Callable[[], None]) -> None:
-        self._files.submit(_warned, write)
+        with suppress(RuntimeError):  # it is closed: a thread of the peer had something to say after the end
+            self._files.submit(_warned, write)
 
 
 def _warned(write: Callable[[], None]) -> None:

@@ -146,7 +146,7 @@ def make_bench() -> App:
         uplink
             what each island may send: 5mbit, 20mbit, 100mbit, unlimited; several with commas
         against
-            own-loop (this project through its API), blocking (waiting for each exchange), torchft (its DiLoCo over
+            own-loop (steps as Swarm.step makes them), blocking (waiting for each exchange), torchft (its DiLoCo over
             gloo), several with commas, or none
         codec
             of contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions

@@ -90,7 +90,7 @@ def run_requested_peer(request: PeerRequest) -> int:
         start=request.start,
         until_round=request.flags.until_round,
     )
-    # The files that others read are written by a thread: a disk may take seconds for them.
+    # A thread writes the status and the events: a slow disk must not hold the event loop.
     with ThreadPoolExecutor(1, thread_name_prefix="files") as files:
         output = PeerOutput(
             request.settings.state_directory, announces_invite=plan.organiser_key is not None, soon=files.submit

@@ -136,17 +136,18 @@ class Repair:
         return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors or list(holders)
 
     def _ready_strangers(self, now: float) -> list[PeerId]:
-        """Return whom the only member of the roster asks for entries: any linked peer that says that it is ready.
+        """Return the peers that the only member asks for entries until it is ready: all that say that they are.
 
         It may have lost its state, or gone back to an older one, and the entries that it made since are with peers
-        that are no members alone. Entries prove themselves; nothing else is asked of them. A lie about where they stand
-        costs time, and who is not ready goes on without them after as long as a stall takes.
+        that are not members. Entries prove themselves; nothing else is asked of them. A lie about where they stand
+        costs time, so this ends after as long as a stall takes, and a member that is ready asks no stranger: it
+        contributes to no span that it fetches entries of.
         """
         book, patience = self._membership.book, self._rules.stalled_cycles * self._rules.cycle_seconds
         roster = book.in_force
         if roster is None or roster.peers() != {self._membership.me.peer}:
             return []
-        if not self._membership.ready and now - self._listens_since >= patience:
+        if self._membership.ready or now - self._listens_since >= patience:
             return []
         return [
             peer

@@ -1,4 +1,4 @@
-"""The built-in training: the decoder of the manifest, stepped without end on a text, by a thread of its own."""
+"""The built-in training: steps the decoder that the manifest describes on the run's text, in its own thread."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BuiltInTraining(Training):
             list_corpus_files(settings.data)
 
     def open(self, host: TrainingHost) -> TrainedState:
-        """Build the model, and what steps and measures it."""
+        """Build the model, its training thread and its evaluation."""
         plan, settings = host.plan, host.settings
         corpus = open_run_text(plan.manifest.data, settings.data)
         stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
@@ -84,10 +84,10 @@ class BuiltInTraining(Training):
         """Wait until φ, m and θ hold everything that was handed over."""
         self._opened().wait_until_idle()
 
-    async def measure(self) -> HeldOutLoss:
+    async def measure(self) -> HeldOutLoss | None:
         """Measure both losses on the held-out text."""
-        assert self._watch is not None, "open it first, with evaluate_seconds"
-        assert self.state is not None
+        if self._watch is None or self.state is None:
+            return None
         return await self._watch.measure(self.state)
 
     async def end(self) -> None:

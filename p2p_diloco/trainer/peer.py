@@ -20,10 +20,11 @@ from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
+from p2p_diloco.trainer.checkpoint import CHECKPOINTS
 from p2p_diloco.trainer.founding import read_start
 from p2p_diloco.trainer.kept_port import keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS_FILE, RunFolder, run_folder
+from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
@@ -45,7 +46,7 @@ OpenDirectory: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager
 
 
 class Network(Protocol):
-    """What peers of one process may use in the place of libp2p."""
+    """A network for peers of one process, in place of libp2p."""
 
     @property
     def directory(self) -> Directory: ...
@@ -65,7 +66,7 @@ class PeerPlan:
         organiser_key: lets this peer found the run.
         founds_alone: write this peer into the manifest as the only founder: a second bootstrap that is started with the
             same run file founds another run then, with another id, and never a second history of this one.
-        training: who steps a model here; None: nobody, as at a bootstrap peer.
+        training: trains a model at this peer; None for a bootstrap peer, which does not train.
         start: a file of tensors to found the run from; None: the model that trains here, or the built-in one's seed.
         until_round: stop after this round, with all others; None: go on.
         network: None: libp2p.
@@ -193,12 +194,12 @@ def _brings_model(plan: PeerPlan) -> bool:
 
 
 def _has_founded(plan: PeerPlan) -> bool:
-    """Return whether this peer has founded the run at an earlier start."""
+    """Return whether this peer has founded the run at an earlier start, and has the state on its disk."""
     settings = plan.settings
     if not settings.identity_file.exists():
         return False
     run = _run_of(_with_founder(plan, load_or_create_identity(settings.identity_file).peer))
-    return (run_folder(settings.state_directory, run) / ROSTERS_FILE).exists()
+    return any(run_folder(settings.state_directory, run).glob(CHECKPOINTS))
 
 
 def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tally) -> None:

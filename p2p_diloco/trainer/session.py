@@ -406,6 +406,8 @@ class PeerSession:
         if not self._engine.serves_state or len(self._state.states()) != len(self._plan.places):
             return False
         measured = await training.measure()
+        if measured is None:
+            return False
         self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
         self._tally.report(
             "evaluation",
@@ -460,8 +462,7 @@ class PeerSession:
         if self._training is not None:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
-            if self._training.evaluate_seconds > 0:
-                await self._evaluate_once(self._training)
+            await self._evaluate_once(self._training)
             self._tally.state_digest = await asyncio.to_thread(state_digest, self._state.states())
             await self._saver.save()
         if not told and self._training is not None:

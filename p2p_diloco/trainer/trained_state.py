@@ -37,8 +37,8 @@ from p2p_diloco.trainer.run_plan import RunPlan
 
 IDLE_SECONDS = 0.05
 LOSS_SMOOTHING = 0.95
-LATELY_SECONDS = 30.0
-"""Of training, over which tokens per second are counted."""
+RATE_WINDOW_SECONDS = 30.0
+"""The window over which tokens per second are counted."""
 
 
 _NOTHING_IN_FLIGHT = InFlight()
@@ -225,7 +225,7 @@ class TrainedState(HeldState):
 
     def _tokens_per_second(self, moment: float) -> float:
         self._lately.append((moment, self.counts.tokens))
-        while len(self._lately) > 1 and self._lately[1][0] <= moment - LATELY_SECONDS:
+        while len(self._lately) > 1 and self._lately[1][0] <= moment - RATE_WINDOW_SECONDS:
             self._lately.popleft()
         began, before = self._lately[0]
         return (self.counts.tokens - before) / max(moment - began, 1e-3)

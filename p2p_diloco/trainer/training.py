@@ -1,7 +1,8 @@
-"""What a session and whoever trains at its peer ask of each other."""
+"""The interface between a session and the training that runs at its peer."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from p2p_diloco.trainer.trained_state import TrainedState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingHost:
-    """What a session gives to a training.
+    """The run, the peer and the callbacks that a training works with.
 
     Attributes:
         plan: of the run.
@@ -47,11 +48,11 @@ class TrainingHost:
     hear: Callable[[str, str], None]
 
 
-class Training:
-    """Whoever steps a model at a peer. A session calls these methods in the event loop, unless they say otherwise.
+class Training(ABC):
+    """Trains a model at a peer. A session calls these methods in the event loop unless they say otherwise.
 
     Attributes:
-        model: that it brings; None: it is built from the manifest.
+        model: the model of an own loop; None: it is built from the manifest.
         state: of the model, once it is open.
         owns_process: whether the allocator and the like are this peer's to set.
         evaluate_seconds: between two measurements of the held-out loss; 0: none.
@@ -71,13 +72,13 @@ class Training:
             ConfigError: a device or a text is missing.
         """
 
+    @abstractmethod
     def open(self, host: TrainingHost) -> TrainedState:
         """Make the state of the model; in a thread that may wait.
 
         Raises:
             ConfigError: the run trains another model or another text.
         """
-        raise NotImplementedError
 
     def start(self) -> None:
         """Begin to step as soon as all spans are there."""
@@ -94,9 +95,9 @@ class Training:
         assert self.state is not None, "open it first"
         self.state.wait_until_idle()
 
-    async def measure(self) -> HeldOutLoss:
-        """Measure the held-out loss of what is held now; only where `evaluate_seconds` says so."""
-        raise NotImplementedError
+    async def measure(self) -> HeldOutLoss | None:
+        """Return the held-out loss of the state that is held now, or None where none is measured."""
+        return None
 
     async def end(self) -> None:
         """End what was begun."""

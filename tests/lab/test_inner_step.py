@@ -1,4 +1,4 @@
-"""How long an inner step takes here, by making some."""
+"""Measuring an inner step on this machine."""
 
 from __future__ import annotations
 

@@ -124,7 +124,9 @@ def test_loops_train_together_and_one_that_is_killed_comes_back(loops: Loops) ->
     end_together(loops, ["ada", "ben", "cleo"])
     for name in ("ada", "ben", "cleo"):
         last = [line for line in loops.said(name) if "step_seconds" in line][-1]
-        assert last["step_seconds"] == pytest.approx(last["call_seconds"], rel=0.2), "what a call costs its caller"
+        # Another thread may run between the two readings of the clock, for a switch interval in the mean of 256 calls.
+        switched = 2 * sys.getswitchinterval() / 256
+        assert last["step_seconds"] == pytest.approx(last["call_seconds"], rel=0.2, abs=switched)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -214,9 +214,9 @@ def test_the_only_member_asks_who_is_ready_for_entries_that_it_lost_itself() -> 
 
 
 @pytest.mark.parametrize(
-    ("heard_for", "is_ready", "asks"), [(47.0, False, True), (48.0, False, False), (48.0, True, True)]
+    ("heard_for", "is_ready", "asks"), [(47.0, False, True), (48.0, False, False), (0.0, True, False)]
 )
-def test_the_only_member_waits_for_strangers_no_longer_than_a_stall_takes(
+def test_the_only_member_asks_strangers_until_it_is_ready_and_no_longer_than_a_stall_takes(
     heard_for: float, is_ready: bool, asks: bool
 ) -> None:
     page, ahead = lone_member(is_ready=is_ready, since=-heard_for)
@@ -224,6 +224,17 @@ def test_the_only_member_waits_for_strangers_no_longer_than_a_stall_takes(
     for beat in (heartbeat(peer_id("boot"), roster=ahead.roster, heads=(fragment_head(),), sequence=2), ahead):
         assert page._membership.hear(beat, 0.0)
     assert bool(page.compare(B, ahead, 0.0)) is asks
+
+
+def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_ready() -> None:
+    page, ahead = lone_member(is_ready=True)
+    page._linked.add(C)
+    for peer, now in ((B, 0.0), (C, 1.0)):
+        beat = heartbeat(peer, roster=ahead.roster, heads=ahead.heads, sequence=2)
+        assert page._membership.hear(beat, now)
+        page.compare(peer, beat, now)
+        page.take(peer, HIGHER, now)
+    assert page.catch_up.left_out() == frozenset()
 
 
 def test_where_others_are_members_strangers_are_asked_nothing() -> None:

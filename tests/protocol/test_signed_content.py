@@ -96,7 +96,7 @@ def test_a_question_that_is_asked_again_goes_another_way() -> None:
 
 
 def test_an_answer_counts_though_its_question_has_gone_another_way_since() -> None:
-    """Whoever takes longer to answer than who asks waits would never be heard else."""
+    """Otherwise a voter that answers more slowly than the question is repeated would never be heard."""
     carrier = Carrier(seconds=2.0)
     for now in (0.0, 2.0):
         carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now)

@@ -1,4 +1,4 @@
-"""Who trains: this project, also through its API or with its exchange in front, or torchft; and how each is named."""
+"""The systems that the training benchmark compares, and their names on the command line."""
 
 from __future__ import annotations
 

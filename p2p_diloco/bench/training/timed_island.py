@@ -127,7 +127,7 @@ class PacedThread(TrainingThread):
 
 
 class OwnLoopThread(PacedThread):
-    """Steps as a loop of one's own does through `Swarm.step`; tensors lie where PyTorch has put them."""
+    """Does after each step what `Swarm.step` does, on a model whose tensors PyTorch has allocated."""
 
     def __init__(self, *, state: TimedState, **more: Any) -> None:
         super().__init__(state=state, **more)
