@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from p2p_diloco.island.corpus_files import list_corpus_files
 from p2p_diloco.island.inner_loop import InnerLoop, choose_device
@@ -13,7 +14,7 @@ from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutLoss, HeldOutWatch
 from p2p_diloco.trainer.inner_state import InnerState
-from p2p_diloco.trainer.local_spans import spans_for
+from p2p_diloco.trainer.local_spans import describe_device, spans_for
 from p2p_diloco.trainer.run_text import open_run_text, open_stream
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training import Training, TrainingHost
@@ -55,9 +56,11 @@ class BuiltInTraining(Training):
         diary = Diary(host.folder) if settings.keep_diary else None
         if diary is not None:
             diary.began(stream.position)
+        local = spans_for(plan, LocalParameters(model, plan.fragments), loop.device)
+        host.in_loop(partial(host.hear, "device", describe_device(loop.device, local)))
         self.state = TrainedState(
             plan,
-            spans_for(plan, LocalParameters(model, plan.fragments), loop.device),
+            local,
             now=host.now,
             in_loop=host.in_loop,
             died=host.died,

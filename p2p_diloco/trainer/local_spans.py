@@ -129,6 +129,16 @@ def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -
     return (DeviceSpans if is_suited else LocalSpans)(plan, parameters)
 
 
+def describe_device(where: torch.device, local: LocalSpans) -> str:
+    """Return a sentence that says where steps are made, and where contributions are encoded."""
+    if where.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"trains on the processor, {threads} {'thread' if threads == 1 else 'threads'}"
+    name = f" ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else ""
+    encodes = "there" if isinstance(local, DeviceSpans) else f"on the processor, since {where.type} rounds otherwise"
+    return f"trains on {where}{name}; contributions are encoded {encodes}"
+
+
 @cache
 def encodes_alike(where: torch.device) -> bool:
     """Return whether a device encodes as the host does; tried out once."""

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from p2p_diloco.ids import sha256
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
 from p2p_diloco.manifest import ModelSection
 from p2p_diloco.trainer.inner_state import InnerState, Stateful
-from p2p_diloco.trainer.local_spans import spans_for
+from p2p_diloco.trainer.local_spans import describe_device, spans_for
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training import Training, TrainingHost
 
@@ -180,6 +181,8 @@ class OwnModel(Training):
         parameters = LocalParameters(self.model, plan.fragments)
         device = next(iter(trained(self.model).values())).device
         local = spans_for(plan, parameters, device)
+        if device.type != "cpu":
+            host.in_loop(partial(host.hear, "device", describe_device(device, local)))
         self.state = TrainedState(
             plan,
             local,

@@ -44,8 +44,13 @@ def main(order: dict[str, Any]) -> None:
     folder = Path(order["folder"])
     torch.set_num_threads(1)
     torch.manual_seed(order["seed"])
-    model = make_model()
-    stepped = torch.compile(model, backend="aot_eager") if order.get("compiles") else model
+    device = torch.device(order.get("device", "cpu"))
+    torch.set_float32_matmul_precision("high")  # else a compiler for GPUs warns
+    model = make_model().to(device)
+    stepped = torch.compile(model, backend=order.get("compiler", "aot_eager")) if order.get("compiles") else model
+    # As for float16: float32 parameters, and losses scaled so that small gradients are not lost.
+    halves = torch.float16 if order.get("scales") else torch.bfloat16
+    scaler = torch.amp.GradScaler(device.type, enabled=bool(order.get("scales")))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     settings = {"state_directory": folder, "host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
     around: dict[str, Any] = {"settings": settings, "until_round": order["until_round"]}
@@ -64,10 +69,11 @@ def main(order: dict[str, Any]) -> None:
         loader = DataLoader(Problems(swarm.seed), batch_size=64, num_workers=workers, multiprocessing_context=context)
         said_at, paused, calls = 0.0, False, deque[float](maxlen=256)
         for numbers, sums in loader:
-            with torch.autocast("cpu", torch.bfloat16, enabled=bool(order.get("autocast"))):
-                loss = nn.functional.mse_loss(stepped(numbers).float(), sums)
-            loss.backward()
-            optimizer.step()
+            with torch.autocast(device.type, halves, enabled=bool(order.get("autocast"))):
+                loss = nn.functional.mse_loss(stepped(numbers.to(device)).float(), sums.to(device))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             time.sleep(0.005)
             value, began = loss.item(), time.perf_counter()

@@ -5,6 +5,7 @@ Both are on this machine's processor, where nothing differs but the way: what a 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.trainer import local_spans
-from p2p_diloco.trainer.local_spans import DeviceSpans, LocalSpans, encodes_alike, spans_for
+from p2p_diloco.trainer.local_spans import DeviceSpans, LocalSpans, describe_device, encodes_alike, spans_for
 from p2p_diloco.trainer.run_plan import RunPlan
 
 PLAN = small_plan()
@@ -224,3 +225,16 @@ def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(
     assert kind("meta") is LocalSpans
     monkeypatch.setattr(local_spans, "encodes_alike", lambda where: True)
     assert kind("meta") is DeviceSpans
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "said"),
+    [
+        (LocalSpans, "cpu", "trains on the processor, [0-9]+ threads?"),
+        (DeviceSpans, "meta", "trains on meta; contributions are encoded there"),
+        (LocalSpans, "meta", "trains on meta; contributions are encoded on the processor, since meta rounds otherwise"),
+    ],
+)
+def test_where_an_island_trains_and_encodes_is_said(pair: Pair, kind: type[LocalSpans], where: str, said: str) -> None:
+    local = kind(PLAN, pair.both[0].parameters)
+    assert re.fullmatch(said, describe_device(torch.device(where), local))
