@@ -100,16 +100,18 @@ def run_requested_peer(request: PeerRequest) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """Make the state directory and see that it can be written, before anything takes long.
+    """Refuse a state directory that cannot be written, before anything takes long.
+
+    One that is not there yet is not made: a command that is refused later leaves nothing behind.
 
     Raises:
         StateError: it cannot.
     """
     if folder.is_file():
         raise StateError(f"the state directory {folder} is a file; choose another place with --state-directory")
-    probe = folder / f".probe.{secrets.token_hex(4)}"
+    present = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    probe = present / f".probe.{secrets.token_hex(4)}"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe.write_bytes(bytes(4096))
     except OSError as error:
         raise StateError(

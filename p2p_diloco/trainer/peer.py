@@ -110,7 +110,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     if plan.training is not None:
         await asyncio.to_thread(plan.training.check, settings, plan.signed_manifest)
     try:
-        settings.state_directory.mkdir(parents=True, exist_ok=True)
+        settings.state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StateError(
             f"cannot write {settings.state_directory}: {error.strerror}; choose another place with --state-directory"

@@ -49,17 +49,18 @@ def test_the_third_does_not_wait() -> None:
     assert interrupted(3)[3] == [10.0, 0.0]
 
 
-def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    check_folder(folder)
-    assert folder.stat().st_mode & 0o077 == 0
-    assert list(folder.iterdir()) == []
+def test_the_check_of_a_state_directory_leaves_nothing_behind(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a" / "b", tmp_path):
+        check_folder(folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_takes_long(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"the state directory .*file is a file; choose another place"):
         check_folder(tmp_path / "file")
+    with pytest.raises(StateError, match=r"cannot write to the state directory .*file/peer: Not a directory; free"):
+        check_folder(tmp_path / "file" / "peer")
 
 
 @pytest.mark.parametrize(("is_terminal", "said"), [(True, "starting …\n"), (False, "")])

@@ -539,6 +539,16 @@ def test_a_trainer_without_its_device_or_text_is_refused_before_anybody_is_asked
 
     play(tmp_path, monkeypatch, scene)
     assert (watcher.invites, watcher.events) == ([], [])
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        with pytest.raises(ConfigError, match="the invite names no bootstrap peer"):
+            await run_peer(stage.joiner("ada", replace(INVITE, bootstraps=())), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+    assert (tmp_path / "ada").stat().st_mode & 0o077 == 0
 
 
 def test_a_founder_that_nobody_can_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
