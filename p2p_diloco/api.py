@@ -26,16 +26,16 @@ import uvloop
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
-from p2p_diloco.ids import parse_peer_id, sha256
+from p2p_diloco.ids import sha256
 from p2p_diloco.invite import parse_invite
 from p2p_diloco.island.own_files import own_files, own_tensors
 from p2p_diloco.island.provenance import Provenance
-from p2p_diloco.key_file import create_key_file, read_key_file
+from p2p_diloco.key_file import read_key_file
 from p2p_diloco.lab.rounds import Conditions, choose_rounds
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.rate import parse_rate
-from p2p_diloco.run_file import KEY_FILE, draft_manifest, read_run_toml, values_by_key, write_run_toml
+from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, read_run_toml, values_by_key, write_new_run
 from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.trainer.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
@@ -84,14 +84,10 @@ def new_run(
         ConfigError: the file exists, a value does not fit, or a tensor of the model cannot take part.
     """
     path = Path(path)
-    if path.exists():
-        raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} for {path.name}; make it first, or name another place")
-    sections: Mapping[str, object] = {**values, "model": describe_model(model, ignore)}
     key_path, now = path.with_name(KEY_FILE), time.time()
-    # Before a key is made.
-    draft = draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections)
+    check_new_run(path, key_path)
+    sections: Mapping[str, object] = {**values, "model": describe_model(model, ignore)}
+    draft = draft_manifest(now_seconds=now, name=path.stem, values=sections)
     given = values_by_key(sections, "the new run")
     if step_seconds is not None:
         conditions = Conditions(
@@ -110,11 +106,8 @@ def new_run(
     elif "rounds.fragments" not in given:  # a fragment is of whole tensors
         fragments = min(draft.rounds.fragments, len(draft.model.tensors))
         sections = given | {"rounds.fragments": fragments}
-    plan_run(draft_manifest(organiser=_ANYBODY, now_seconds=now, name=path.stem, values=sections))
-    key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
-    manifest = draft_manifest(organiser=key.peer, now_seconds=now, name=path.stem, values=sections)
-    write_run_toml(path, manifest)
-    return manifest
+    plan_run(draft_manifest(now_seconds=now, name=path.stem, values=sections))
+    return write_new_run(path, key_path, now_seconds=now, values=sections)
 
 
 def join(
@@ -524,9 +517,6 @@ def _leave_at_exit(swarm: Swarm) -> None:
             running.leave()
 
     threading._register_atexit(leave)  # type: ignore[attr-defined]
-
-
-_ANYBODY = parse_peer_id("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN")
 
 
 def _settings_of(settings: AnySettings) -> PeerSettings:

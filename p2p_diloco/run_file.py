@@ -17,9 +17,10 @@ from pydantic.fields import FieldInfo
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.island.shape import MODEL_SIZES
-from p2p_diloco.key_file import is_key_file
+from p2p_diloco.key_file import create_key_file, is_key_file, read_key_file
 from p2p_diloco.manifest import MANIFEST_FORMAT, SUITED_RATES, RunManifest, format_sentence
 from p2p_diloco.new_file import write_new_file
+from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 
 KEY_FILE = "organiser.key"
@@ -49,6 +50,7 @@ EXPLAINED: Mapping[str, str] = {
     "vocab_size": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
 }
 
+_UNKNOWN_ORGANISER = SigningKey(bytes(32)).peer
 _COMMENT_COLUMN = 44
 _HEADER = """\
 # All that the peers of this run agree on. Edit it before the first peer joins: the run id is the digest of what is said
@@ -57,12 +59,16 @@ _HEADER = """\
 
 
 def draft_manifest(
-    *, organiser: PeerId, now_seconds: float, name: str = "run", values: Mapping[str, Any] | None = None
+    *,
+    organiser: PeerId = _UNKNOWN_ORGANISER,
+    now_seconds: float,
+    name: str = "run",
+    values: Mapping[str, Any] | None = None,
 ) -> RunManifest:
     """Make the manifest of a new run that begins now. Where `values` has no inner rate, it is one that suits the model.
 
     Args:
-        organiser: whoever will sign it.
+        organiser: whoever will sign it; not named in a draft that only checks values, before a key is made.
         now_seconds: Unix time; round 0 begins then unless `values` says otherwise.
         name: for people.
         values: what differs from the defaults; nested as in `run.toml`, or with dotted keys.
@@ -133,6 +139,38 @@ def canonical_key(key: str, source: str) -> str:
         raise ConfigError(f"{key} in {source} {EXPLAINED[word]}")
     target = ALIASES.get(word) or ALIASES.get(key.replace(".", "_"), key)
     return target if section in ("", target.partition(".")[0]) else key
+
+
+def check_new_run(path: Path, key_path: Path) -> None:
+    """Refuse what `write_new_run` could not write, before anybody waits for its values.
+
+    Raises:
+        ConfigError: there is a file at `path` or no folder for one of the two, or the key that is there cannot sign.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
+    for file in (path, key_path):
+        if not file.parent.is_dir():
+            raise ConfigError(f"there is no folder {file.parent} for {file.name}; make it first, or name another place")
+    if key_path.exists():
+        read_key_file(key_path)
+
+
+def write_new_run(path: Path, key_path: Path, *, now_seconds: float, values: Mapping[str, Any]) -> RunManifest:
+    """Write the run of `values` to a new file; make the key that signs it, unless it is there from an earlier run.
+
+    Args:
+        path: of the run; the file's name is the run's, unless `values` has one.
+        key_path: of its organiser.
+        now_seconds, values: as for `draft_manifest`.
+    Raises:
+        ConfigError: as `check_new_run`, or a value does not fit.
+        StateError: a file cannot be written.
+    """
+    key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
+    manifest = draft_manifest(organiser=key.peer, now_seconds=now_seconds, name=path.stem, values=values)
+    write_run_toml(path, manifest)
+    return manifest
 
 
 def write_run_toml(path: Path, manifest: RunManifest) -> None:

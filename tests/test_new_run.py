@@ -51,6 +51,14 @@ def test_what_no_peer_could_run_is_refused_and_leaves_nothing_behind(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_key_that_is_there_signs_and_one_that_cannot_is_refused(tmp_path: Path) -> None:
+    one = p2p_diloco.new_run(tmp_path / "one.toml", model())
+    assert p2p_diloco.new_run(tmp_path / "two.toml", model()).organiser == one.organiser
+    (tmp_path / "organiser.key").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"organiser\.key is open to other users \(mode 0644\)"):
+        p2p_diloco.new_run(tmp_path / "three.toml", model())
+
+
 def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="islands and uplink say nothing without step_seconds"):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")

@@ -17,15 +17,12 @@ from rich.table import Table
 
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import PeerId
-from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.manifest import STANDARD_LIBRARY, RunManifest
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.own_command import own_command
 from p2p_diloco.rate import counted, format_rate, parse_rate
-from p2p_diloco.run_file import KEY_FILE, draft_manifest, values_by_key, write_run_toml
+from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, values_by_key, write_new_run
 from p2p_diloco.settings import load_settings
-from p2p_diloco.signing import SigningKey
 from p2p_diloco.toml_document import Document, read_toml
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
@@ -68,16 +65,12 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
         ConfigError: there is a run at `path` or no folder for it, or a key or a value does not fit.
         StateError: the folder cannot be written.
     """
-    if path.exists():
-        raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
     key_path = options.key_path or path.with_name(KEY_FILE)
-    for file in (path, key_path):
-        if not file.parent.is_dir():
-            raise ConfigError(f"there is no folder {file.parent} for {file.name}; make it first, or name another place")
+    check_new_run(path, key_path)
     given = _values_of(around) | ({} if options.name is None else {"name": options.name})
     is_new_key = not key_path.exists()
     # The values are checked before a key is made, so that a typo leaves nothing behind.
-    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time(), name=path.stem, values=given)
+    draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
     if "rounds.fragments" in given:
         from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
@@ -87,9 +80,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
         options = _ask_for_more(options, given)
     _check(options, given)
     values, notes = _with_rounds(draft, given, options, around)
-    key = create_key_file(key_path) if is_new_key else read_key_file(key_path)
-    manifest = draft_manifest(organiser=key.peer, now_seconds=time.time(), name=path.stem, values=values)
-    write_run_toml(path, manifest)
+    write_new_run(path, key_path, now_seconds=time.time(), values=values)
     print(f"wrote {path}; edit it before the first peer joins")
     for note in notes:
         print(note)
@@ -203,12 +194,12 @@ def _measure(draft: RunManifest, options: NewRunOptions, around: Surroundings) -
 
 
 def _draft(values: Document) -> RunManifest:
-    return draft_manifest(organiser=_anybody(), now_seconds=time.time(), values=values)
+    return draft_manifest(now_seconds=time.time(), values=values)
 
 
 def print_keys() -> None:
     """Print what `new` can change: every key of a manifest with what it is set to and what it means, by section."""
-    draft = draft_manifest(organiser=_anybody(), now_seconds=time.time())
+    draft = draft_manifest(now_seconds=time.time())
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(
         f"\nThe run, as {draft.name}.toml has it. Change any of it here, as --rounds.round_seconds 10, or in the file "
@@ -282,7 +273,3 @@ def _spans_for(manifest: RunManifest, islands: int) -> int:
 
     longest = max(fragment.elements for fragment in plan_run(manifest).fragments)
     return suited_spans(longest, min(islands, manifest.membership.group_size))
-
-
-def _anybody() -> PeerId:
-    return SigningKey(bytes(32)).peer
