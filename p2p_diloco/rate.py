@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from p2p_diloco.errors import ConfigError
 
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
@@ -28,6 +30,29 @@ def parse_rate(text: str, name: str) -> float:
             f"{name} is {text!r}; expected a rate with its unit, kbit, mbit or gbit per second, such as 20mbit"
         )
     return rate
+
+
+def check_count(count: int, name: str) -> None:
+    """Refuse a count of what there must be one of.
+
+    Raises:
+        ConfigError: it is below 1.
+    """
+    if count < 1:
+        raise ConfigError(f"{name} is {count}; expected at least 1")
+
+
+def check_positive(value: float, name: str, example: str) -> None:
+    """Refuse what is no finite number above 0.
+
+    Args:
+        name: of the value, as its user writes it.
+        example: a value that would do.
+    Raises:
+        ConfigError: it is none.
+    """
+    if not (math.isfinite(value) and value > 0.0):
+        raise ConfigError(f"{name} is {value:g}; expected more than 0, such as {example}")
 
 
 def counted(count: int, noun: str) -> str:

@@ -20,9 +20,9 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.manifest import STANDARD_LIBRARY, RunManifest
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.own_command import own_command
-from p2p_diloco.rate import counted, format_rate, parse_rate
+from p2p_diloco.rate import check_count, check_positive, counted, format_rate, parse_rate
 from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, values_by_key, write_new_run
-from p2p_diloco.settings import load_settings
+from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.toml_document import Document, read_toml
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
@@ -76,10 +76,12 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
         from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
 
         plan_run(draft)  # which refuses more fragments than the model has tensors
+    _check(options, given)
+    flags = {"device": options.device, "threads": options.threads}
+    settings = load_settings(flags=flags, environment=around.environment)
     if sys.stdin.isatty() and sys.stdout.isatty():
         options = _ask_for_more(options, given)
-    _check(options, given)
-    values, notes = _with_rounds(draft, given, options, around)
+    values, notes = _with_rounds(draft, given, options, settings)
     write_new_run(path, key_path, now_seconds=time.time(), values=values)
     print(f"wrote {path}; edit it before the first peer joins")
     for note in notes:
@@ -90,12 +92,14 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
 
 
 def _check(options: NewRunOptions, given: Document) -> None:
-    if options.islands is not None and options.islands < 1:
-        raise ConfigError(f"--islands is {options.islands}; expected at least 1")
-    if options.step_seconds is not None and not (math.isfinite(options.step_seconds) and options.step_seconds > 0.0):
-        raise ConfigError(f"--step-seconds is {options.step_seconds:g}; expected more than 0, such as 0.045")
-    if options.hours is not None and _PLANNED_CYCLES in given:
-        raise ConfigError(f"--hours and {_PLANNED_CYCLES} both say how long the run is; keep one of them")
+    if options.islands is not None:
+        check_count(options.islands, "--islands")
+    if options.step_seconds is not None:
+        check_positive(options.step_seconds, "--step-seconds", "0.045")
+    if options.hours is not None:
+        check_positive(options.hours, "--hours", "12")
+        if _PLANNED_CYCLES in given:
+            raise ConfigError(f"--hours and {_PLANNED_CYCLES} both say how long the run is; keep one of them")
 
 
 def _ask_for_more(options: NewRunOptions, given: Document) -> NewRunOptions:
@@ -146,7 +150,7 @@ def _read_hours(text: str) -> float:
 
 
 def _with_rounds(
-    draft: RunManifest, given: Document, options: NewRunOptions, around: Surroundings
+    draft: RunManifest, given: Document, options: NewRunOptions, settings: PeerSettings
 ) -> tuple[Document, tuple[str, ...]]:
     """Return the values of the run, with rounds that suit it where they were not given, and what to say of them."""
     from p2p_diloco.lab.rounds import Conditions, choose_rounds, plan_end  # only here, for it brings NumPy
@@ -154,7 +158,7 @@ def _with_rounds(
     values, notes = dict(given), []
     step_seconds = options.step_seconds
     if step_seconds is None:
-        step_seconds, note = _measure(draft, options, around)
+        step_seconds, note = _measure(draft, settings)
         notes += note
     if step_seconds is not None:
         conditions = Conditions(
@@ -174,12 +178,10 @@ def _with_rounds(
     return values, tuple(notes)
 
 
-def _measure(draft: RunManifest, options: NewRunOptions, around: Surroundings) -> tuple[float | None, list[str]]:
+def _measure(draft: RunManifest, settings: PeerSettings) -> tuple[float | None, list[str]]:
     """Return how long an inner step takes here, and what is to be said of it."""
     from p2p_diloco.lab import inner_step  # only here, for it brings PyTorch
 
-    flags = {"device": options.device, "threads": options.threads}
-    settings = load_settings(flags=flags, environment=around.environment)
     try:
         step = inner_step.measure_inner_step(draft, device=settings.device, threads=settings.threads)
     except inner_step.Unmeasured as error:

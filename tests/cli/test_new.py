@@ -339,23 +339,40 @@ def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Cap
             ["--hours", "2", "--rounds.planned_cycles", "9"],
             "--hours and rounds.planned_cycles both say how long the run is; keep one of them",
         ),
+        (["--hours", "-3"], "--hours is -3; expected more than 0, such as 12"),
+        (["--hours", "nan"], "--hours is nan; expected more than 0, such as 12"),
         (
-            ["--hours", "-1", "--step-seconds", "0.5"],
-            "--hours is -1; expected 0.00111 to 1165, from one cycle of 4 s to 1,048,576; leave it out for a run "
+            ["--hours", "9000", "--step-seconds", "0.5"],
+            "--hours is 9000; expected 0.00111 to 1165, from one cycle of 4 s to 1,048,576; leave it out for a run "
             "without a planned end",
         ),
         (
             ["--device", "tpu"],
             "device in the command line: 'tpu' is no device; expected auto, cpu, cuda, cuda:<number> or mps",
         ),
+        (
+            ["--step-seconds", "0.5", "--threads", "0"],
+            "threads = 0 in the command line: should be greater than or equal to 1",
+        ),
     ],
 )
-def test_conditions_that_mean_nothing_leave_nothing_behind(
-    tmp_path: Path, words: list[str], answer: str, capsys: Captured
+def test_conditions_that_mean_nothing_are_refused_before_a_step_is_measured_and_leave_nothing_behind(
+    tmp_path: Path, words: list[str], answer: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr(inner_step, "measure_inner_step")
     assert main(["new", *words]) == 2
     assert capsys.readouterr().err == f"p2p-diloco: error: {answer}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_cannot_sign_is_refused_before_a_step_is_measured(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(inner_step, "measure_inner_step")
+    (tmp_path / "organiser.key").write_text("no key")
+    (tmp_path / "organiser.key").chmod(0o644)
+    assert main(["new"]) == 2
+    assert "organiser.key is open to other users (mode 0644)" in capsys.readouterr().err
 
 
 class Terminal:
@@ -401,6 +418,15 @@ def test_at_a_terminal_it_asks_for_nothing_that_was_named(tmp_path: Path, monkey
         code, shown = main(["new", *TOLD, "--hours", "3"]), terminal.shown()
     assert code == 0
     assert "?" not in shown
+
+
+def test_at_a_terminal_it_asks_nothing_once_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        terminal = Terminal(patch, "\x04\x04\x04")
+        code = main(["new", "--hours", "-3"])
+        print(".")
+        shown = terminal.shown()
+    assert (code, shown) == (2, ".\n")
 
 
 def test_no_more_input_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
