@@ -92,7 +92,7 @@ def new_run(
     if step_seconds is not None:
         conditions = Conditions(
             islands=draft.membership.group_size if islands is None else islands,
-            uplink_bits=parse_rate(uplink or "20mbit", "uplink"),
+            uplink_bits=parse_rate("20mbit" if uplink is None else uplink, "uplink"),
             step_seconds=step_seconds,
         )
         chosen = choose_rounds(draft, given.keys(), conditions)

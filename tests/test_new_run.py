@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -62,4 +63,22 @@ def test_a_key_that_is_there_signs_and_one_that_cannot_is_refused(tmp_path: Path
 def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="islands and uplink say nothing without step_seconds"):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("conditions", "answer"),
+    [
+        ({"step_seconds": 0.0}, r"^step_seconds is 0; expected more than 0, such as 0\.045$"),
+        ({"step_seconds": 0.3, "islands": 0}, r"^islands is 0; expected at least 1$"),
+        ({"step_seconds": 0.3, "uplink": "20"}, r"^uplink is '20'; expected a rate with its unit, .* such as 20mbit$"),
+        ({"step_seconds": 0.3, "uplink": ""}, r"^uplink is ''; expected a rate with its unit, .* such as 20mbit$"),
+        ({"step_seconds": 1e9}, r"^a round would take .* name a faster line with its unit, such as 20mbit, fewer"),
+    ],
+)
+def test_a_condition_that_means_nothing_is_answered_by_its_parameter(
+    tmp_path: Path, conditions: dict[str, Any], answer: str
+) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        p2p_diloco.new_run(tmp_path / "run.toml", model(), **conditions)
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.lab.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
-from p2p_diloco.rate import count_named, format_rate, parse_rate
+from p2p_diloco.rate import check_count, check_positive, count_named, format_rate, parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,10 @@ def print_plan(options: PlanOptions) -> int:
     Raises:
         ConfigError: an option that means nothing, or a run that no manifest allows.
     """
+    check_count(options.islands, "--islands")
+    check_count(options.cores, "--cores")
+    check_count(options.group_size, "--group-size")
+    check_positive(options.step_seconds, "--step-seconds", "0.045")
     question = Question(
         parameters=count_named(options.parameters),
         islands=options.islands,

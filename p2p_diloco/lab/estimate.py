@@ -25,7 +25,7 @@ from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.protocol.demand import Encoded, exchange_flow
-from p2p_diloco.rate import format_rate
+from p2p_diloco.rate import check_count, check_positive, format_rate
 from p2p_diloco.swarm.vector_work import encode_contribution
 
 LARGEST_FRAGMENT = 500_000_000
@@ -83,13 +83,10 @@ class Question:
     fragments: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("parameters", 1), ("islands", 1), ("group_size", 1), ("cores", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
-        for name in ("uplink_bits", "step_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name.replace('_', '-')} is {value}; expected a finite number above 0")
+        for name in ("parameters", "islands", "group_size", "cores"):
+            check_count(getattr(self, name), name)
+        check_positive(self.uplink_bits, "uplink_bits", "20e6")
+        check_positive(self.step_seconds, "step_seconds", "0.045")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +164,7 @@ def _check_round(seconds: float, question: Question) -> None:
     if seconds > LONGEST_ROUND:
         raise ConfigError(
             f"a round would take {seconds / DAY_SECONDS:,.1f} days at {format_rate(question.uplink_bits)}; a manifest "
-            f"allows {LONGEST_ROUND / DAY_SECONDS:.0f}: name a faster line with its unit, such as --uplink 20mbit, "
+            f"allows {LONGEST_ROUND / DAY_SECONDS:.0f}: name a faster line with its unit, such as 20mbit, "
             "fewer parameters or shorter steps"
         )
 

@@ -80,7 +80,7 @@ def test_rounds_that_no_manifest_allows_are_said_with_what_to_type(capsys: pytes
     assert main(["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20bit"]) == 2
     errors = capsys.readouterr().err
     assert "days at 0.02 kbit/s; a manifest allows 7" in errors
-    assert "name a faster line with its unit, such as --uplink 20mbit" in errors
+    assert "name a faster line with its unit, such as 20mbit, fewer parameters" in errors
 
 
 @pytest.mark.parametrize("others", [[], ["--parameters", "1M", "--islands", "2"]])
@@ -90,3 +90,20 @@ def test_a_line_without_a_unit_is_asked_for_it_first(others: list[str], capsys: 
         "p2p-diloco: error: --uplink is '20'; expected a rate with its unit, kbit, mbit or gbit per second, such as "
         "20mbit\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer"),
+    [
+        (["--islands", "0"], "--islands is 0; expected at least 1"),
+        (["--cores", "0"], "--cores is 0; expected at least 1"),
+        (["--group-size", "0"], "--group-size is 0; expected at least 1"),
+        (["--step-seconds", "0"], "--step-seconds is 0; expected more than 0, such as 0.045"),
+    ],
+)
+def test_a_flag_that_means_nothing_is_answered_by_its_name(
+    flags: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [] if "--islands" in flags else ["--islands", "2"]
+    assert main(["plan", "--parameters", "1M", "--uplink", "20mbit", *others, *flags]) == 2
+    assert capsys.readouterr().err == f"p2p-diloco: error: {answer}\n"

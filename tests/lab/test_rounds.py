@@ -186,5 +186,5 @@ def test_steps_have_a_unit(seconds: float, text: str) -> None:
 
 
 def test_conditions_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"step-seconds is 0\.0; expected a finite number above 0"):
+    with pytest.raises(ConfigError, match=r"step_seconds is 0; expected more than 0, such as 0\.045"):
         chosen(0.0)
