@@ -43,7 +43,7 @@ from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.trained_state import TrainedState
-from p2p_diloco.watch.event_log import PeerEvent, append_event
+from p2p_diloco.watch.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.watch.status_file import PeerStatus, write_status
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
@@ -484,7 +484,7 @@ class _Observer:
 
     def event(self, event: PeerEvent) -> None:
         """Pass an event on."""
-        logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, "%s: %s", event.topic, event.text)
+        logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, event_line(event))
         self._keep(lambda: append_event(self._folder, event))
         if self._on_event is not None:
             try:

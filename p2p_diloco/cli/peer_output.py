@@ -17,7 +17,7 @@ from rich.live import Live
 from p2p_diloco.cli.lost_stream import discard, print_to_stderr
 from p2p_diloco.errors import StateError
 from p2p_diloco.own_command import join_command
-from p2p_diloco.watch.event_log import PeerEvent, append_event
+from p2p_diloco.watch.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.watch.status_file import PeerStatus, write_status
 from p2p_diloco.watch.table import status_line, status_table
 
@@ -105,7 +105,7 @@ class PeerOutput:
         self._keep(lambda: append_event(self._folder, event))
         # Until somebody trains, each round is skipped, and the status says that there are no members yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
-            self.say(f"{event.topic}: {event.text}")
+            self.say(event_line(event))
 
     def say(self, text: str) -> None:
         """Print one line with the time of day, above the table if there is one."""

@@ -306,7 +306,7 @@ class PeerEngine:
 
     def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
         reason = clean_text(refusal.reason.decode("utf-8", "replace"))
-        text = f"contribution to round {refusal.round} refused: {reason}"
+        text = f"contribution to round {refusal.round} left out: {reason}"
         actions: list[Action] = [Report(topic="refused", text=text)]
         if refusal.newer_roster:
             actions.append(self.membership.ask_rosters(sender, now))
@@ -423,7 +423,7 @@ class PeerEngine:
         """
         result = self.exchange.span_reduced(order, sound, payload)
         if isinstance(result, str):
-            return [Report(topic="skipped", text=f"{order.span} is skipped in round {order.round}: {result}")]
+            return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]
         if isinstance(result, RowMean):
             return self.exchange.hand_up(result, now)
         # What the entry is handed down with is decided when it is absorbed: an entry that does not hold before this

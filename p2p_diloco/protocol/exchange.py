@@ -333,7 +333,7 @@ class Exchange:
         settled.add(span)
         if isinstance(found, str):
             assert self.collection is not None
-            return [Report(topic="skipped", text=f"{span} is skipped in round {self.collection.round}: {found}")]
+            return [Report(topic="skipped", text=f"skipped {span} in round {self.collection.round}: {found}")]
         if not found.reduce.parts:
             assert self.collection is not None
             return self.hand_up(self._row_mean(self.collection, found, frozenset(), b""), now)
@@ -430,6 +430,6 @@ class Exchange:
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
         if to == self._membership.me.peer:
-            return Report(topic="refused", text=f"round {round_index}: own contribution refused: {reason}")
+            return Report(topic="refused", text=f"round {round_index}: own contribution left out: {reason}")
         message = Refusal(round=round_index, newer_roster=newer, reason=reason.encode()[:512])
         return Send(to=to, message=message, deadline=now + self._rules.clock.round_seconds)

@@ -390,7 +390,8 @@ class LinkKeeper:
             self.failures[peer] = str(error)
             attempt.linked_at, attempt.failed_at = None, loop.time()
             if attempt.pause == FIRST_RETRY_SECONDS and not self._is_stranger(peer):
-                self._hear("link", f"could not reach {short_peer_id(peer)}: {error}")
+                name = short_peer_id(peer)
+                self._hear("link", str(error) if name in str(error) else f"could not reach {name}: {error}")
         is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
         attempt.not_before = loop.time() + max(attempt.pause, LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
         attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)

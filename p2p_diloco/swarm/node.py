@@ -264,7 +264,8 @@ class SwarmNode:
         """Hear that they cannot any more."""
         self.engine.link_lost(peer)
         self._clock.forget(peer)
-        self._say("link", f"lost the link to {short_peer_id(peer)}: {reason}", peer)
+        name = short_peer_id(peer)
+        self._say("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
         self._wake.set()  # what it was asked for is asked of others at once
 
     def transport_lost(self, error: NetworkError) -> None:
@@ -383,12 +384,12 @@ class SwarmNode:
     def _reduce(self, action: ReduceSpan) -> None:
         def reduced(result: Reduced | str) -> None:
             if isinstance(result, str):
-                self._notes.note("skipped", f"{action.span} is skipped in round {action.round}: {result}")
+                self._notes.note("skipped", f"skipped {action.span} in round {action.round}: {result}")
                 if action.stage is Stage.ROW:
                     self._play(self.engine.span_reduced(action, frozenset(), b"", 0.0, self._clock.now()))
                 return
             for peer, reason in result.dropped:
-                text = f"round {action.round}, {action.span}: dropped {short_peer_id(peer)}: {reason}"
+                text = f"round {action.round}, {action.span}: {short_peer_id(peer)}: {reason}"
                 self._notes.note("contribution-dropped", text, about=peer)
             now = self._clock.now()
             self._play(self.engine.span_reduced(action, result.sound, result.payload, result.norm, now))
@@ -457,7 +458,7 @@ class SwarmNode:
         refusal = action.message
         if isinstance(refusal, Refusal):
             reason = refusal.reason.decode("utf-8", "replace")
-            text = f"round {refusal.round}: dropped {short_peer_id(action.to)}: {reason}"
+            text = f"round {refusal.round}: {short_peer_id(action.to)}: {reason}"
             self._notes.note("contribution-dropped", text, about=action.to)
 
     def _play_vectors(self, action: Action) -> None:

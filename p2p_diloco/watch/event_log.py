@@ -44,6 +44,11 @@ def format_event(event: PeerEvent) -> str:
     return json.dumps(document, ensure_ascii=True)
 
 
+def event_line(event: PeerEvent) -> str:
+    """Return `event` as one line for people: its topic and its sentence, or a sentence that begins so."""
+    return event.text if event.text.startswith(event.topic) else f"{event.topic}: {event.text}"
+
+
 def parse_event(line: str) -> PeerEvent | None:
     """Read one line; None when it is not a whole event."""
     if not line.strip() or len(line) > MAX_LINE_CHARACTERS:

@@ -43,10 +43,11 @@ def test_the_first_line_is_the_whole_join_command(tmp_path: Path) -> None:
         shown.status(PeerStatus(round=1))
         shown.listening(INVITE)
         shown.event(event("ready"))
+        shown.event(event("finished", "finished with state ab"))
     lines = stream.getvalue().splitlines()
     assert lines[0] == f'p2p-diloco join "{INVITE}"'
     assert said(stream)[1] == "founded: a run [bold]x[/bold]"
-    assert said(stream)[-1] == "ready: text"
+    assert said(stream)[-2:] == ["ready: text", "finished with state ab"]
 
 
 def test_what_waited_for_the_invite_is_printed_when_none_comes(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_c
             await swarm.run(0.02)
         texts = target.texts("refused")
         assert LINES_PER_MINUTE // 2 <= len(texts) <= LINES_PER_MINUTE
-        assert texts[0] == f"{short_peer_id(villain.peer)}: contribution to round 3 refused: no?[2J?all is well ??"
+        assert texts[0] == f"{short_peer_id(villain.peer)}: contribution to round 3 left out: no?[2J?all is well ??"
         await swarm.run(80.0)
         (counted,) = target.texts("flood")
         left_out = 1000 - len(texts)

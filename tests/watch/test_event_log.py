@@ -12,6 +12,7 @@ from p2p_diloco.watch.event_log import (
     MAX_LINE_CHARACTERS,
     PeerEvent,
     append_event,
+    event_line,
     format_event,
     parse_event,
     read_events,
@@ -45,6 +46,20 @@ def test_what_a_kill_cut_off_costs_only_that_line(tmp_path: Path) -> None:
         file.write('{"time": 2.0, "top')
     append_event(tmp_path, SKIPPED)
     assert read_events(tmp_path) == (READY, SKIPPED)
+
+
+@pytest.mark.parametrize(
+    ("topic", "text", "line"),
+    [
+        ("good-bye", "12D3..9fQ leaves", "good-bye: 12D3..9fQ leaves"),
+        ("finished", "finished with state ab", "finished with state ab"),
+        ("checkpoints", "checkpoints go to peer-1", "checkpoints go to peer-1"),
+        ("reach", "reachable at 192.0.2.10:31337", "reachable at 192.0.2.10:31337"),
+        ("roster", "round 3: nothing is contributed", "roster: round 3: nothing is contributed"),
+    ],
+)
+def test_a_line_for_people_has_its_topic_once(topic: str, text: str, line: str) -> None:
+    assert event_line(PeerEvent(time=0.0, topic=topic, text=text)) == line
 
 
 @pytest.mark.parametrize(
