@@ -344,7 +344,8 @@ class Membership(Attendance):
         self._candidacies = {}
         self.in_force_since = self.rules.clock.round_at(now)
         self._forget_strangers(after, now)
-        actions.append(Report(topic="roster", text=_roster_sentence(before, after)))
+        if before is None or after.degraded or before.peers() != after.peers():
+            actions.append(Report(topic="roster", text=_roster_sentence(before, after)))
         if before is not None and not self.book.is_on_chain(before.digest()):
             self._lively = None
             text = f"roster {after.k} of another branch wins over roster {before.k} here; adopting its state"
@@ -741,9 +742,10 @@ class Membership(Attendance):
 
 
 def _roster_sentence(before: Roster | None, after: Roster) -> str:
-    """Say who is on a roster; of a long one who is new and who is gone."""
-    told = {"": [member.peer for member in after.members]}
-    if before is not None and len(after.members) > MOST_NAMED:
+    """Say who is new on a roster and who is gone; of the first one that is seen, who is on it."""
+    if before is None:
+        told = {"": [member.peer for member in after.members]}
+    else:
         told = {"new: ": sorted(after.peers() - before.peers()), "gone: ": sorted(before.peers() - after.peers())}
     named = "; ".join(word + _some(peers) for word, peers in told.items() if peers)
     names = f" ({named})" if named else ""

@@ -1036,22 +1036,37 @@ def test_a_better_branch_is_announced() -> None:
     assert here.is_better(certify(child_of(child_of(ROSTER, ()), ()), [A]), 4) is None, "nobody knows from where"
 
 
-def test_of_a_long_roster_it_is_said_who_is_new_and_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_NAMED", 2)
-    members = roster_of(4).members
-    here = membership_of(A, founding())
-    others = certify(child_of(roster_of(4), members[1:]), ids(4))
-    said = [
+def roster_sentences(here: Membership, *rosters: CertifiedRoster) -> list[str]:
+    return [
         action.text
-        for certified in (roster_1(4), others)
+        for certified in rosters
         for action in here.take_rosters((certified,), 0.0)
         if isinstance(action, Report) and action.topic == "roster"
     ]
+
+
+def test_a_roster_is_reported_with_who_is_new_and_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_NAMED", 2)
+    members = roster_of(4).members
+    here = membership_of(A, founding())
+    said = roster_sentences(here, roster_1(4), certify(child_of(roster_of(4), members[1:]), ids(4)))
     one, two = map(short_peer_id, sorted(ids(4))[:2])
     assert said == [
         f"roster 1: 4 members (new: {one}, {two}, 2 more; gone: {short_peer_id(BOOT)})",
         f"roster 2: 3 members (gone: {short_peer_id(members[0].peer)})",
     ]
+
+
+def test_the_first_roster_that_a_peer_sees_names_its_members() -> None:
+    here = membership_of(A)
+    assert roster_sentences(here, founding()) == [f"roster 0: 1 member ({short_peer_id(BOOT)})"]
+
+
+def test_a_roster_of_the_same_members_is_not_reported() -> None:
+    here = membership_of(A, founding(), roster_1(3))
+    same = child_of(ROSTER, [replace(member, incarnation=9) for member in ROSTER.members])
+    assert roster_sentences(here, certify(same, ids(3))) == []
+    assert here.book.in_force == same
 
 
 def test_a_degraded_roster_is_named_as_such() -> None:
