@@ -473,7 +473,7 @@ class _Observer:
         """Wait until the files are written."""
         self._files.shutdown()
 
-    def listening(self, invite: str) -> None:
+    def listening(self, invite: str, *, own_model: bool) -> None:
         """Keep the invite of a founded run."""
         self.invite = invite
 

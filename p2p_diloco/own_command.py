@@ -29,8 +29,10 @@ def own_command(*words: str) -> str:
     return shlex.join([NAME, *words])
 
 
-def join_command(invite: str) -> str:
-    """Return the line that joins a run, ready to be pasted."""
+def join_line(invite: str, *, own_model: bool) -> str:
+    """Return the line that joins a run, ready to be pasted; where its model is in somebody's loop, that loop's call."""
+    if own_model:
+        return f'p2p_diloco.join("{invite}", model, optimizer), from the loop that has the model'
     return f'{own_command("join")} "{invite}"'
 
 

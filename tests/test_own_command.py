@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.own_command import join_command, own_command
+from p2p_diloco.own_command import join_line, own_command
 
 PROJECT = Path(__file__).resolve().parent.parent
 SCRIPT = f"""#!{sys.executable}
@@ -80,4 +80,6 @@ def test_a_module_is_run_as_a_module(tmp_path: Path) -> None:
 def test_in_somebody_elses_program_it_is_the_plain_name(started: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [started])
     assert own_command("status", "--state-directory", "my peer") == "p2p-diloco status --state-directory 'my peer'"
-    assert join_command("p2pdiloco://ab?b=/ip4/1.2.3.4") == 'p2p-diloco join "p2pdiloco://ab?b=/ip4/1.2.3.4"'
+    assert (
+        join_line("p2pdiloco://ab?b=/ip4/1.2.3.4", own_model=False) == 'p2p-diloco join "p2pdiloco://ab?b=/ip4/1.2.3.4"'
+    )

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from p2p_diloco.cli.lost_stream import discard, print_to_stderr
 from p2p_diloco.errors import StateError
-from p2p_diloco.own_command import join_command
+from p2p_diloco.own_command import join_line
 from p2p_diloco.watch.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.watch.status_file import PeerStatus, write_status
 from p2p_diloco.watch.table import status_line, status_table
@@ -83,9 +83,9 @@ class PeerOutput:
             self._show(self._live.stop)
         self._release()
 
-    def listening(self, invite: str) -> None:
+    def listening(self, invite: str, *, own_model: bool) -> None:
         """Print the whole join command, once, as the first line."""
-        self._print_now(join_command(invite))
+        self._print_now(join_line(invite, own_model=own_model))
         self._release()
 
     def status(self, status: PeerStatus) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.own_command import join_command
+from p2p_diloco.own_command import join_line
 from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, read_status, status_document
 from p2p_diloco.watch.table import LOG_WIDTH, status_table
 from p2p_diloco.watch.wording import format_seconds
@@ -45,7 +45,7 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     if not running:
         console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
     if status.invite:
-        console.print(join_command(status.invite), soft_wrap=True)
+        console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
     return 0
 
 

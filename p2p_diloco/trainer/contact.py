@@ -9,7 +9,8 @@ from typing import Protocol
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.invite import format_invite, fresh_invite
-from p2p_diloco.own_command import join_command
+from p2p_diloco.manifest import SignedManifest
+from p2p_diloco.own_command import join_line
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted
 from p2p_diloco.swarm.link_keeper import LinkKeeper
@@ -28,6 +29,8 @@ class Found(Protocol):
 
     @property
     def run(self) -> Digest: ...
+    @property
+    def signed(self) -> SignedManifest: ...
     @property
     def transport(self) -> Transport: ...
     @property
@@ -67,7 +70,8 @@ class Contact:
         is_news = bool(named - self._printed - {self._parts.transport.peer})
         if is_news and (self._engine.ready or not self._parts.trains) and now - self._printed_at >= INVITE_SECONDS:
             self._printed, self._printed_at = named, now
-            self._tally.report("invite", f"others join with: {join_command(self._tally.invite)}")
+            line = join_line(self._tally.invite, own_model=bool(self._parts.signed.manifest.model.tensors))
+            self._tally.report("invite", f"others join with: {line}")
 
     def _watch_for_answer(self, now: float) -> None:
         linked = self._parts.transport.linked_peers()

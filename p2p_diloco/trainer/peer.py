@@ -149,7 +149,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                 invite = fresh_invite(run, [tally.addresses, *(known[peer] for peer in answered)])
                 tally.invite = format_invite(invite) if invite.bootstraps else ""
                 if plan.organiser_key is not None or (not plan.trains and tally.invite):
-                    observer.listening(tally.invite)
+                    observer.listening(tally.invite, own_model=bool(signed.manifest.model.tensors))
                 parts = SessionParts(
                     settings=settings,
                     key=key,

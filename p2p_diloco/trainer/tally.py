@@ -42,7 +42,7 @@ MOST_OF_PLAN, FEWEST_IN_ROUND = 2.0, 2.0
 class PeerObserver(Protocol):
     """Who watches this peer: the command line, a test, the demo."""
 
-    def listening(self, invite: str) -> None:
+    def listening(self, invite: str, *, own_model: bool) -> None:
         """Hear the invite of a founded run, once others can use it."""
         ...
 
@@ -271,6 +271,7 @@ class Tally:
             trouble=clean_text(self.trouble),
             pace=self._pace,
             invite=self.invite,
+            own_model=bool(manifest.model.tensors),
         )
 
 

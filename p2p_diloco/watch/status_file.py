@@ -107,7 +107,8 @@ class PeerStatus:
         reach: the same in one sentence, with what to do about it.
         trouble: why this peer is in no entry for some cycles; empty while all is well.
         pace: that its cycles have too many or too few inner steps, and what to do; empty while all is well.
-        invite: the line that joins this run; empty until known.
+        invite: what joins this run; empty until known.
+        own_model: the run trains a model of somebody's own: its loop joins, and not the command line.
     """
 
     run: str = ""
@@ -160,6 +161,7 @@ class PeerStatus:
     trouble: str = ""
     pace: str = ""
     invite: str = ""
+    own_model: bool = False
 
 
 def status_document(status: PeerStatus) -> dict[str, Any]:

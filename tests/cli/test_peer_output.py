@@ -41,7 +41,7 @@ def test_the_first_line_is_the_whole_join_command(tmp_path: Path) -> None:
     with output(tmp_path, stream, announces=True) as shown:
         shown.event(event("founded", "a run [bold]x[/bold]"))
         shown.status(PeerStatus(round=1))
-        shown.listening(INVITE)
+        shown.listening(INVITE, own_model=False)
         shown.event(event("ready"))
         shown.event(event("finished", "finished with state ab"))
     lines = stream.getvalue().splitlines()
@@ -164,7 +164,7 @@ def test_output_that_is_lost_is_said_once_and_the_peer_goes_on(
 ) -> None:
     stream = Refusing(error, after=1, is_terminal=is_terminal)
     with output(tmp_path, stream, announces=True) as shown:
-        shown.listening(INVITE)
+        shown.listening(INVITE, own_model=False)
         for round_index in range(3):
             shown.event(event("ready"))
             shown.status(PeerStatus(round=round_index))

@@ -39,6 +39,15 @@ def test_the_table_shows_the_invite_in_one_piece(state: Path, capsys: Captured) 
     assert "not running" not in out
 
 
+def test_a_run_of_somebody_s_own_model_is_joined_from_its_loop(state: Path, capsys: Captured) -> None:
+    write_status(
+        state, PeerStatus(round=7, pid=os.getpid(), updated=time.time(), invite="p2pdiloco://ab", own_model=True)
+    )
+    assert main(["status"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == 'p2p_diloco.join("p2pdiloco://ab", model, optimizer), from the loop that has the model'
+
+
 def test_a_peer_that_is_gone_is_said_to_be(state: Path, capsys: Captured) -> None:
     write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time() - 7500))
     assert main(["status"]) == 0

@@ -44,7 +44,7 @@ class FolderObserver:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def listening(self, invite: str) -> None:
+    def listening(self, invite: str, *, own_model: bool) -> None:
         draft = self._folder / f".{INVITE_FILE}"
         draft.write_text(invite)
         draft.replace(self._folder / INVITE_FILE)

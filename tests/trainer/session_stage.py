@@ -91,9 +91,11 @@ class Watcher:
         self.statuses: list[PeerStatus] = []
         self.events: list[PeerEvent] = []
         self.invites: list[str] = []
+        self.own_models: list[bool] = []
 
-    def listening(self, invite: str) -> None:
+    def listening(self, invite: str, *, own_model: bool) -> None:
         self.invites.append(invite)
+        self.own_models.append(own_model)
 
     def status(self, status: PeerStatus) -> None:
         self.statuses.append(status)

@@ -146,6 +146,8 @@ def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, m
             stop.stop_now()
             await founder
             assert [bool(watcher.texts("founded"))] == [start is not None]
+            assert watcher.own_models == [True]
+            assert watcher.statuses[-1].own_model
         assert invites[0].run == invites[1].run
 
     play(tmp_path, monkeypatch, scene)

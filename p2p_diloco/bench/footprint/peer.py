@@ -138,7 +138,7 @@ class SwarmPeer:
 
     # -- what the peer says
 
-    def listening(self, invite: str) -> None:
+    def listening(self, invite: str, *, own_model: bool) -> None:
         """Hear the invite."""
         with self._changed:
             self._invite = invite
