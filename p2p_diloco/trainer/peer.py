@@ -13,9 +13,10 @@ from typing import Protocol, TypeAlias
 
 from p2p_diloco.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
-from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
 from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
@@ -106,7 +107,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     """
     settings = plan.settings
     _run_of(plan)
-    _check_founder(plan)
+    start = _check_founder(plan)
     if plan.training is not None:
         await asyncio.to_thread(plan.training.check, settings, plan.signed_manifest)
     try:
@@ -162,7 +163,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     transport=transport,
                     directory=directory,
                     known=known,
-                    start=plan.start,
+                    start=start,
                     records=tuple(records),
                     has_met_somebody=bool(answered),
                 )
@@ -171,12 +172,13 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     return PeerResult(state_digest=tally.state_digest, anchor_loss=tally.anchor_loss)
 
 
-def _check_founder(plan: PeerPlan) -> None:
-    """Refuse before anybody is invited what nobody could join."""
+def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
+    """Refuse before anybody is invited what nobody could join; return φ of the start file, if there is one."""
+    start: dict[SpanId, Vector] = {}
     if plan.signed_manifest is not None:
         run = plan_run(plan.signed_manifest.manifest)
         if plan.start is not None:
-            read_start(run, plan.start)
+            start = read_start(run, plan.start)
         elif run.built_in is None and not _brings_model(plan) and not _has_founded(plan):
             raise ConfigError(
                 f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
@@ -187,6 +189,7 @@ def _check_founder(plan: PeerPlan) -> None:
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
         )
+    return start
 
 
 def _brings_model(plan: PeerPlan) -> bool:

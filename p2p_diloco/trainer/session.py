@@ -8,9 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -19,6 +18,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.manifest import RunManifest, SignedManifest
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.reach import Standing
@@ -34,7 +34,7 @@ from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.allocator import trim_now_and_then
 from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.contact import Contact
-from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
+from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.peer_memory import RunFolder
@@ -59,7 +59,11 @@ KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """What a session is made of; see `PeerPlan` for the meaning of the choices."""
+    """What a session is made of; see `PeerPlan` for the meaning of the choices.
+
+    Attributes:
+        start: φ to found the run from, as long as it may be needed; emptied then, for it is as large as the model.
+    """
 
     settings: PeerSettings
     key: SigningKey
@@ -72,7 +76,7 @@ class SessionParts:
     transport: Transport
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
-    start: Path | None = None
+    start: dict[SpanId, Vector] = field(default_factory=dict)
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
 
@@ -267,15 +271,13 @@ class PeerSession:
             self._hold(states)
         elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
             await self._found(node)
+        self._parts.start.clear()
         self._tally.phase = "catching up"
 
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
         untrained = self._trained.local.parameters if self._trained is not None else None
-        if self._parts.start is not None:
-            start = await asyncio.to_thread(read_start, self._plan, self._parts.start)
-        else:
-            start = await asyncio.to_thread(make_start, self._plan, untrained)
+        start = self._parts.start or await asyncio.to_thread(make_start, self._plan, untrained)
         rosters = self._engine.book
         founding = rosters.chain()[0] if rosters.in_force is not None else None
         if founding is None:

@@ -125,6 +125,18 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
     play(tmp_path, monkeypatch, scene)
 
 
+class Remover(Watcher):
+    """Removes a file once there is an invite."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def listening(self, invite: str, *, own_model: bool) -> None:
+        self._path.unlink(missing_ok=True)
+        super().listening(invite, own_model=own_model)
+
+
 def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(40, 30)
     path = tmp_path / "model.safetensors"
@@ -138,7 +150,7 @@ def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, m
             await run_peer(plan, Watcher(), StopRequest())
         invites = []
         for start in (path, None):
-            watcher, stop = Watcher(), StopRequest()
+            watcher, stop = Remover(path), StopRequest()  # the file is read once, before anybody is invited
             founder = asyncio.ensure_future(run_peer(replace(plan, start=start), watcher, stop))
             invites.append(await stage.invite(watcher))
             await asyncio.sleep(30.0)
