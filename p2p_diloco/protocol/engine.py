@@ -341,14 +341,18 @@ class PeerEngine:
         return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
     def _wait_for(self, fate: EntryFate, sender: PeerId, entry: Entry, *, is_kept: bool, now: float) -> list[Action]:
-        """Ask for what an entry lacks, and note who has it where it is not kept here."""
+        """Ask for what an entry lacks, and note who has it where it is not kept here.
+
+        A stranger's entry makes nobody wait for its parent: it may be a true one that this peer has lost, sent again
+        and again by somebody who keeps back what leads to it.
+        """
         if not is_kept or fate is EntryFate.EARLY:
             self._note(sender, entry, now)
         if fate is EntryFate.LACKS_ROSTER:
             return [self.membership.ask_rosters(sender, now)]
         if fate is EntryFate.LACKS_CERTIFICATE:
             return [self.membership.ask_certificate(sender, entry.roster, now)]
-        if fate is EntryFate.EARLY:
+        if fate is EntryFate.EARLY or (sender != self.me.peer and self.is_stranger(sender)):
             return []
         if sender != self.me.peer:
             self._repair.not_alone(now)

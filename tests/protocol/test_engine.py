@@ -43,7 +43,7 @@ from p2p_diloco.protocol.actions import (
 )
 from p2p_diloco.protocol.ballot import Ballots, Bond, ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.entry import next_head, places_in
+from p2p_diloco.protocol.entry import Entry, next_head, places_in
 from p2p_diloco.protocol.messages import (
     ContentReply,
     EntryAbsent,
@@ -418,18 +418,35 @@ def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
 
 
-@pytest.mark.parametrize(("sender", "is_sign_of_life"), [("ann", False), ("bob", True)])
-def test_only_an_entry_that_another_sends_shows_that_somebody_is_here(sender: str, is_sign_of_life: bool) -> None:
+@pytest.mark.parametrize(("sender", "is_sign_of_life"), [("ann", False), ("boot", True), ("mallory", False)])
+def test_only_an_entry_of_the_founder_or_another_member_shows_that_somebody_is_here(
+    sender: str, is_sign_of_life: bool
+) -> None:
+    engine, (entry, _) = engine_that_lost_entries()
+    engine.tick(0.0)
+    engine.entry_checked(peer_id(sender), entry, 1.0, 1.0)
+    assert engine._repair._alone_since == (1.0 if is_sign_of_life else 0.0)
+
+
+def test_entries_that_a_stranger_sends_again_and_again_make_nobody_wait_for_those_before_them() -> None:
+    """They are true ones that this peer has lost; one is kept, and each other one is news whenever it comes."""
+    engine, entries = engine_that_lost_entries()
+    for entry in (*entries, *entries):
+        engine.entry_checked(peer_id("mallory"), entry, 1.0, 1.0)
+    assert engine.catch_up.left_out() == frozenset()
+
+
+def engine_that_lost_entries() -> tuple[PeerEngine, list[Entry]]:
+    """Return the only member of a run at its start, and the second and third entry that it made of a span before."""
     certified = roster_1(1)
     engine = with_roster(engine_of(), certified)
     span = next(iter(engine.rules.span_elements))
     start = head_of()
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, start))
-    engine.tick(0.0)
-    parent = next_head(start, entry_on(start, certified.roster, engine.me.peer, span=span))
-    entry = entry_on(parent, certified.roster, engine.me.peer, span=span, round=1)
-    engine.entry_checked(peer_id(sender), entry, 1.0, 1.0)
-    assert engine._repair._alone_since == (1.0 if is_sign_of_life else 0.0)
+    head = next_head(start, entry_on(start, certified.roster, engine.me.peer, span=span))
+    second = entry_on(head, certified.roster, engine.me.peer, span=span, round=1)
+    third = entry_on(next_head(head, second), certified.roster, engine.me.peer, span=span, round=1)
+    return engine, [second, third]
 
 
 def test_a_peer_with_hardly_a_link_needs_one_to_anybody() -> None:
