@@ -155,10 +155,15 @@ class Membership(Attendance):
         return word if self._is_news(word, roster, now) else None
 
     def pass_on(self, word: Declaration, sender: PeerId, now: float) -> list[Action]:
-        """Note what a peer declares, and pass on to the voters what it said to us itself."""
+        """Note what a peer declares, and pass on to the voters what it said to us itself.
+
+        What others declare is taken from members and the founder: a stranger could make up as many applicants as it
+        likes, and who applies in earnest would hardly ever be one of the few that are listed in a cycle.
+        """
         roster = self.book.in_force
-        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
-        if roster is None or not self.take_declaration(word, cycle):
+        if roster is None or not (sender in (word.peer, self.book.founder) or self._is_listed(sender)):
+            return []
+        if not self.take_declaration(word, self.rules.clock.cycle(self.rules.clock.round_at(now))):
             return []
         actions: list[Action] = []
         if sender == word.peer and self._is_news(word, roster, now):

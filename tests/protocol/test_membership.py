@@ -553,6 +553,18 @@ def test_a_voter_passes_on_what_a_peer_told_it_and_once_only() -> None:
     assert membership_of(A).pass_on(applicant(), NEW, NOW) == []
 
 
+@pytest.mark.parametrize(
+    ("sender", "is_taken"),
+    [(LEAD, True), (peer_id("boot"), True), (peer_id("mallory"), False)],
+    ids=["member", "founder", "stranger"],
+)
+def test_what_others_declare_is_taken_from_members_and_the_founder_alone(sender: PeerId, is_taken: bool) -> None:
+    here = membership_of(A)
+    here.take_rosters((founding(), roster_1(3)), NOW)
+    here.pass_on(applicant(), sender, NOW)
+    assert (NEW in here.declared) is is_taken
+
+
 NEWS: list[tuple[str, Declaration, bool]] = [
     ("an application", applicant(cycle=3), True),
     ("an application of two cycles ago", applicant(), True),

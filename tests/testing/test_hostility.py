@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.member import FULL_SHARE, Declaration
 from p2p_diloco.protocol.messages import Message, Opening, SpanVector, encode_message
 from p2p_diloco.swarm.budgets import LINES_PER_MINUTE
 from p2p_diloco.testing.coverage import share_of_spans
 from p2p_diloco.testing.endings import check_tables, fragment_heights
-from p2p_diloco.testing.hostility import MUTATORS, MutatorMaker, Stranger, claims_reach
+from p2p_diloco.testing.hostility import MUTATORS, Caller, MutatorMaker, Outsider, Stranger, claims_reach
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import OUTBOUND_ONLY, Mutator
-from p2p_diloco.testing.run import key_named, run_rules
+from p2p_diloco.testing.run import RUN, key_named, run_rules, sign_as
 from p2p_diloco.testing.simulation import Simulation, play
 
 HONEST = ("p0", "p1", "p2", "p3")
@@ -201,3 +204,41 @@ def test_eight_identities_that_open_empty_handed_in_an_open_run_cost_nothing_tha
             await swarm.until(lambda: swarm.agreed(HONEST), within=2 * swarm.rules.cycle_seconds)
 
     play(scene)
+
+
+def test_applicants_that_a_stranger_makes_up_keep_no_volunteer_at_home_out() -> None:
+    """Two are listed in a cycle, in an order that nobody chooses: one in earnest would hardly ever be among them."""
+
+    async def scene() -> None:
+        async with Simulation(seed=1, rules=run_rules(num_spans=(2, 2), heartbeat_seconds=2.0)) as swarm:
+            boot = swarm.add("boot", trains=False, founds=True)
+            swarm.add("p0", place=OUTBOUND_ONLY)
+            await swarm.until(swarm.all_members, within=120.0)
+            async with Caller(swarm) as stranger:
+                await stranger.dial(boot)
+                late = swarm.add("p1", place=OUTBOUND_ONLY)
+                begin, number = swarm.round, count()
+                while late.peer not in boot.roster.peers() and swarm.round < begin + 12:
+                    for made_up in (key_named(f"made up {next(number)}").peer for _ in range(10)):
+                        swarm.inspected[made_up] = Outsider("made up", made_up)
+                        stranger.say(boot.peer, application(swarm, made_up))
+                    await swarm.run(0.5)
+            assert next(number) > 40
+            assert boot.roster.peers() == {machine.peer for machine in swarm.machines.values()}
+
+    play(scene)
+
+
+def application(swarm: Simulation, peer: PeerId) -> Declaration:
+    unsigned = Declaration(
+        run=RUN,
+        peer=peer,
+        incarnation=1,
+        cycle=swarm.rules.clock.cycle(swarm.round),
+        proofs=(),
+        trains=True,
+        share=FULL_SHARE,
+        leaving=False,
+        signature=bytes(64),
+    )
+    return replace(unsigned, signature=sign_as(peer, unsigned.statement()))
