@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,12 @@ Attack = Callable[[Stranger, dict[str, Any]], Coroutine[Any, Any, None]]
 # -- attacks
 
 
-async def other_tips(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Name a higher tip for every span, have no entry that leads there, and serve zeros."""
+async def other_tips(stranger: Stranger, order: dict[str, Any], *, only_names: bool = False) -> None:
+    """Name a higher tip for every span, have no entry that leads there, and serve zeros.
+
+    Args:
+        only_names: whether it answers no question but where it stands.
+    """
     num_spans = order["spans_per_fragment"]
     bogus = {
         fragment: tuple(
@@ -165,6 +170,8 @@ async def other_tips(stranger: Stranger, order: dict[str, Any]) -> None:
     def answer(peer: PeerId, message: Message) -> Iterable[Message]:
         like = stranger.heard.get(peer)
         match message:
+            case _ if only_names and not isinstance(message, HeadsRequest):
+                return ()
             case HeadsRequest():
                 roster = like.roster if like is not None else ZERO_DIGEST
                 near = like.heads[message.fragment].round if like is not None and like.heads else 0
@@ -476,6 +483,7 @@ async def claimed_reach(stranger: Stranger, order: dict[str, Any]) -> None:
 
 ATTACKS: dict[str, Attack] = {
     "other-tips": other_tips,
+    "silent-tips": partial(other_tips, only_names=True),
     "other-contents": other_contents,
     "a-day-ahead": answer_pings(lambda: time.time() + DAY_SECONDS),
     "mad-clock": answer_pings(lambda: 1e300, lambda: float("nan"), lambda: float("inf"), lambda: -1e300),

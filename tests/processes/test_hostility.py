@@ -88,19 +88,19 @@ def last_words(log: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(words) for name, words in lines}
 
 
-def num_linked(log: Path) -> int:
-    """Return how many strangers have had links to all honest peers."""
+def num_linked(log: Path, num_victims: int) -> int:
+    """Return how many strangers have had links to all whom they attack."""
     lines = log.read_text().splitlines()
-    return len({line.split(":")[0] for line in lines if f': {{"links": {len(HONEST)},' in line})
+    return len({line.split(":")[0] for line in lines if f': {{"links": {num_victims},' in line})
 
 
 @contextlib.contextmanager
-def attacked_by(swarm: ProcessSwarm, strangers: Strangers) -> Iterator[None]:
+def attacked_by(swarm: ProcessSwarm, strangers: Strangers, names: Sequence[str] = HONEST) -> Iterator[None]:
     """Run strangers beside the block, and kill them after it."""
     folder = swarm.text.parent
     plan = plan_run(swarm.manifest)
     sizes = plan.rules.span_elements
-    victims = [address for name in HONEST for address in swarm.peers[name].status.addresses]
+    victims = [address for name in names for address in swarm.peers[name].status.addresses]
     order = {
         "run": swarm.manifest.digest().hex(),
         "victims": victims,
@@ -129,7 +129,7 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers) -> Iterator[None]:
     children: list[psutil.Process] = []
     log = folder / "stranger.log"
     try:
-        swarm.wait("the strangers' links", lambda: num_linked(log) >= min(strangers.identities, MOST_LINKS))
+        swarm.wait("the strangers' links", lambda: num_linked(log, len(names)) >= min(strangers.identities, MOST_LINKS))
         yield
         assert process.poll() is None, f"the stranger ended\n{log.read_text()[-3000:]}"
     finally:
@@ -222,7 +222,9 @@ def short_id(peer: PeerProcess) -> str:
     return short_peer_id(parse_peer_address(peer.status.addresses[0])[1])
 
 
-def check_lines(swarm: ProcessSwarm, name: str, since: float, until: float, attackers: Sequence[str]) -> Counter[str]:
+def check_lines(
+    swarm: ProcessSwarm, name: str, since: float, until: float, attackers: Sequence[str], honest: Sequence[str]
+) -> Counter[str]:
     """Look at what an honest peer wrote in the first minute of an attack; return how many lines of which topic.
 
     On a busy machine honest peers are late, too: a line that names one of them is not of the attackers.
@@ -236,7 +238,7 @@ def check_lines(swarm: ProcessSwarm, name: str, since: float, until: float, atta
         assert len(found) <= most, f"{name} wrote {len(found)} lines: {found[-40:]}"
     caused = [line for line in lines if topic_of(line) not in {*OWN_TOPICS, *most_of}]
     by_attacker = {each: [line for line in caused if each in line] for each in attackers}
-    members = [short_id(swarm.peers[each]) for each in ("bootstrap", *HONEST)]
+    members = [short_id(swarm.peers[each]) for each in ("bootstrap", *honest)]
     nameless = [line for line in caused if not any(each in line for each in (*attackers, *members))]
     about_one = max(map(len, by_attacker.values()))
     assert about_one <= LINES_PER_MINUTE, f"{name} wrote {about_one} lines about one attacker: {by_attacker}"
@@ -277,7 +279,8 @@ def check_honest(swarm: ProcessSwarm, before: Before, attackers: Sequence[str], 
     assert max(growth.values()) <= MOST_GROWTH_BYTES, growth
     assert max(changed.values()) <= WORSE_LOSS, f"losses {before.losses}, then {losses}\n{swarm.story()}"
     for name in ("bootstrap", *names):
-        print(f"  {name} wrote in the first minute", dict(check_lines(swarm, name, before.at, writing_ends, attackers)))
+        lines = check_lines(swarm, name, before.at, writing_ends, attackers, names)
+        print(f"  {name} wrote in the first minute", dict(lines))
 
 
 def check_bytes(swarm: ProcessSwarm, name: str) -> None:
@@ -330,6 +333,26 @@ def test_strangers_change_nothing_at_ready_peers(strangers: Strangers) -> None:
         dials = sum(said["received"].get(DIALS, 0) for said in words.values())
         assert dials <= (len(HONEST) + 1) * DIALS_PER_PLACE, "each of the four dials one place so often in ten minutes"
         check_honest(swarm, before, list(words))
+
+
+def test_strangers_that_stand_higher_and_give_no_entry_stop_no_span_of_a_lone_member() -> None:
+    """The bootstrap is killed first, and started again at the end."""
+    alone = HONEST[:1]
+    with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        swarm.start(alone[0])
+        swarm.wait_for_whole_round(alone, 1, time.time())
+        swarm.wait_for_whole_round(alone, 1, swarm.kill("bootstrap") + swarm.round_seconds)
+        before = note_state(swarm, alone)
+        with attacked_by(swarm, Strangers("silent-tips", identities=2), alone):
+            begin = time.time()
+            time.sleep(ATTACK_SECONDS)
+            words = last_words(swarm.text.parent / "stranger.log")
+            share = share_with_entries(swarm, alone[0], begin, time.time())
+        assert share >= FEWEST_ENTRIES, f"{share} of the spans got entries during the attack\n{swarm.story()}"
+        swarm.start("bootstrap")
+        swarm.wait("a bootstrap that has caught up", lambda: swarm.peers["bootstrap"].events("ready", since=begin))
+        check_honest(swarm, before, list(words), alone)
 
 
 def test_links_of_seventy_strangers_from_one_address_are_not_all_kept_and_harm_nobody() -> None:
