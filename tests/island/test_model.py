@@ -130,6 +130,12 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
     assert torch.allclose(turned_query.norm(dim=-1), query.norm().expand(20), atol=1e-5)
 
 
+def test_rotary_tables_are_numbers_also_where_a_model_is_only_planned() -> None:
+    with torch.device("meta"):
+        planned = rotary_tables(20, 8)
+    assert all(torch.equal(one, two) for one, two in zip(planned, rotary_tables(20, 8), strict=True))
+
+
 def test_every_tensor_gets_a_gradient(shape: ModelShape) -> None:
     model = awake(build_model(shape, seed=0))
     model.loss(random_tokens(4, 13)).backward()
