@@ -203,8 +203,7 @@ $(EXPORT_STAMP): $(STAMP)
 	@touch $@
 
 pure: $(STAMP)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not no_cover and not long" $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "no_cover and not long" $(PURE_TESTS) $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
