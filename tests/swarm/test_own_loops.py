@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import p2p_diloco
+from p2p_diloco import api
 from p2p_diloco.testing import local_swarm
 
 pytestmark = pytest.mark.wall_clock
@@ -86,7 +87,10 @@ def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tm
     assert "ready" in {event.topic for event in events}
 
 
-def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards() -> None:
+def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api, "LEAVE_SECONDS", 1.0)  # of ten: all of them pass where a round takes longer
     loop = Loop(0)
     start = [parameter.detach().clone() for parameter in loop.model.parameters()]
     with local_swarm(rounds={"round_seconds": 60.0}) as local, local.found(loop.model) as swarm:
@@ -100,7 +104,7 @@ def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_
             p2p_diloco.join(swarm.invite, loop.model)
         began = time.monotonic()
         swarm.leave()
-    assert time.monotonic() - began < 25.0, "a round of a minute is not waited for"
+    assert time.monotonic() - began < 16.0, "a round of a minute is not waited for"
     assert not loop.step(swarm), "and the loop is told"
 
 
