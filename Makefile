@@ -53,6 +53,7 @@ STAMP := $(VENV)/.installed
 IN_PARALLEL := -n auto --dist worksteal
 
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
+DAEMON_TESTS := $(addprefix tests/swarm/test_,libp2p.py libp2p_directory.py p2pd.py transport_contract.py)
 PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
@@ -63,11 +64,12 @@ PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/pro
 demo: $(STAMP)
 	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
 
-# The pure rooms first, of which every line and branch is covered; whole swarms of them without counting, which makes
-# them three times as slow. Last, and one at a time, what looks at the wall clock.
+# The pure rooms first, of which every line and branch is covered. Last what looks at the wall clock: daemons side by
+# side, for they are waited for more than they work; whole swarms, whose rounds go by it, one at a time.
 test: pure
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long and not wall_clock" tests $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "wall_clock and not long" tests/swarm $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "wall_clock and not long" $(DAEMON_TESTS) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not long" tests/swarm $(addprefix --ignore=,$(DAEMON_TESTS)) $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
