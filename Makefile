@@ -17,6 +17,9 @@
 # make clocks     real processes: the first peer's clock is ahead by ten minutes or a day, then set right; one is stopped for a
 #                 while; prints after how long the next entry comes; and a simulated night of one laptop; half an hour;
 #                 on a busy machine with longer rounds: make clocks CLOCKS_ROUND_SECONDS=4
+# make planned    real processes: four islands with the rounds that `new` writes for them, then with those of 5 s that it
+#                 once wrote: steps of a cycle, held-out loss beside a replay and a row of the lab; fifteen minutes, or
+#                 shorter: make planned PLANNED_SECONDS=60
 # make own-loop   loops of one's own in real processes: killed and started again, with data workers, compiled, standing still;
 #                 ten minutes
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
@@ -58,7 +61,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -104,6 +107,10 @@ losses: $(STAMP)
 CLOCKS_ROUND_SECONDS ?= 1
 clocks: $(STAMP)
 	CLOCKS_ROUND_SECONDS=$(CLOCKS_ROUND_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_clocks.py tests/swarm/test_wrong_clocks.py $(TEST_FLAGS)
+
+PLANNED_SECONDS ?= 300
+planned: $(STAMP)
+	PLANNED_SECONDS=$(PLANNED_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_planned.py $(TEST_FLAGS)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
