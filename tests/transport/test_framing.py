@@ -120,17 +120,22 @@ def test_a_frame_that_trickles_in_is_given_up() -> None:
         read(b"\x00\x00\x00\x32abc", ends=False)
 
 
-@pytest.mark.parametrize("start", [b"", b"\x00\x00\x00\x08"])
-def test_a_broken_connection_is_the_peers_error(start: bytes) -> None:
-    async def main() -> None:
-        reader = stream(start, ends=False)
-        reading = asyncio.create_task(read_frame(reader, sender=PEER, lane=Lane.BULK, limits=LIMITS))
-        await asyncio.sleep(1)
-        reader.set_exception(ConnectionResetError(104, "Connection reset by peer"))
-        with pytest.raises(PeerError, match=r"the connection to .* broke: Connection reset by peer"):
-            await reading
+async def read_until_reset(start: bytes) -> object:
+    reader = stream(start, ends=False)
+    reading = asyncio.create_task(read_frame(reader, sender=PEER, lane=Lane.BULK, limits=LIMITS))
+    await asyncio.sleep(1)
+    reader.set_exception(ConnectionResetError(104, "Connection reset by peer"))
+    return await reading
 
-    run_virtual(main())
+
+def test_a_connection_that_breaks_within_a_frame_is_the_peers_error() -> None:
+    with pytest.raises(PeerError, match=r"the connection to .* broke: Connection reset by peer"):
+        run_virtual(read_until_reset(b"\x00\x00\x00\x08"))
+
+
+def test_a_reset_between_frames_is_the_end_of_the_stream() -> None:
+    """A daemon resets a stream whose other end is closed if it has not passed on all that was written to it."""
+    assert run_virtual(read_until_reset(b"")) is None
 
 
 def test_a_write_that_nobody_reads_ends_at_its_deadline() -> None:
