@@ -202,12 +202,21 @@ class Membership(Attendance):
         """Return whose clocks count here: the other members that this peer can hear; of a joiner those that it hears.
 
         Not the voters alone: a run begins with one, and who has slept or was started again must have others to ask.
-        Where no member can be heard, the founder's counts: those who cannot reach each other must agree by somebody.
+        Where this peer can be sure of none, those that it does hear count, as at one home, if they are more than half
+        of all with itself: one alone may lie. Else the founder's clock counts: those who cannot reach each other must
+        agree by somebody.
         """
         others, _ = self._audible()
-        if not others and self.book.in_force is not None and self.me.peer != self.book.founder:
+        roster, me = self.book.in_force, self.me.peer
+        if roster is None:
+            return others
+        alive = self.alive(now).keys()
+        here = roster.peers() & (alive | {me})
+        if not others and 2 * len(here) > len(roster.members):
+            others = here - {me}
+        if not others and me != self.book.founder:
             return frozenset((self.book.founder,))
-        return others if self._is_listed(self.me.peer) else (others & self.alive(now).keys() or others)
+        return others if self._is_listed(me) else (others & alive or others)
 
     def _audible(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
         roster = self.book.in_force

@@ -856,6 +856,42 @@ def test_voters_are_heard_first_and_where_there_are_none_all_other_members() -> 
     assert membership_of(A).audible_voters() == membership_of(A).clocks(0.0) == frozenset()
 
 
+def hidden_member(peer: PeerId, *members: PeerId) -> Membership:
+    """Return a peer that cannot be dialled, under a roster of which nobody reduces."""
+    roster = certify(child_of(founding().roster, [member(one, reduces=False) for one in members]), [BOOT])
+    here = membership_of(peer, founding(), roster)
+    here.can_be_dialled = False
+    return here
+
+
+@pytest.mark.parametrize(
+    ("here", "nobody"),
+    [(hidden_member(A, A, B), {BOOT}), (hidden_member(BOOT, BOOT, B), set()), (hidden_member(NEW, B), {BOOT})],
+    ids=["a member", "the founder", "a joiner"],
+)
+def test_members_that_are_heard_count_where_none_can_be_dialled(here: Membership, nobody: set[PeerId]) -> None:
+    assert here.clocks(0.0) == nobody
+    here.hear(heartbeat(E), 0.0)
+    assert here.clocks(0.0) == nobody, "a stranger has no say"
+    here.hear(heartbeat(B), 0.0)
+    assert here.clocks(0.0) == {B}, "the founder may be gone"
+    assert here.clocks(here.rules.silence_seconds + 0.1) == nobody
+
+
+def test_the_founders_clock_counts_until_more_than_half_of_such_members_are_heard() -> None:
+    here, joiner = hidden_member(A, A, B, C, D), hidden_member(NEW, A, B, C, D)
+    expected = [
+        (B, {BOOT}, {BOOT}),  # one of four may lie, and be the only one that is heard
+        (C, {B, C}, {BOOT}),
+        (D, {B, C, D}, {B, C, D}),
+    ]
+    for heard, of_the_member, of_the_joiner in expected:
+        here.hear(heartbeat(heard), 0.0)
+        joiner.hear(heartbeat(heard), 0.0)
+        assert here.clocks(0.0) == of_the_member
+        assert joiner.clocks(0.0) == of_the_joiner
+
+
 def test_a_joiner_goes_by_the_clocks_of_members_that_it_hears() -> None:
     roster = certify(child_of(founding().roster, [*map(member, (A, B, C)), member(D, counts=False)]), [BOOT])
     here = membership_of(NEW, founding(), roster)

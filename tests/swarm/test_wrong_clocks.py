@@ -384,6 +384,35 @@ def test_a_laptop_that_was_away_while_the_others_went_on_is_one_of_them_again(nu
     play(scene)
 
 
+@pytest.mark.parametrize("how", ["jumps ahead", "paused"])
+@pytest.mark.parametrize("num_peers", [2, 3])
+def test_members_of_one_home_agree_on_the_time_without_the_bootstrap(num_peers: int, how: str) -> None:
+    """Nobody has proved that they can be dialled, so none reduces; but they have links to each other."""
+
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            bootstrap = swarm.add("bootstrap", trains=False, founds=True)
+            machines = [swarm.add(f"p{number}", place="home", believes_open=True) for number in range(num_peers)]
+            await swarm.until(swarm.all_ready, within=300.0)
+            await swarm.until(lambda: machines[0].height() >= 8, within=300.0)
+            swarm.kill("bootstrap")
+            await swarm.until(lambda: all(m.roster.member(bootstrap.peer) is None for m in machines), within=600.0)
+            if how == "jumps ahead":
+                jump(swarm, "p0", 600.0)
+            else:
+                await be_away(swarm, "p0", how, 600.0)
+            height = max(machine.height() for machine in machines)
+
+            def is_well() -> bool:
+                offsets = [swarm_offset(swarm, machine) for machine in machines]
+                return max(offsets) - min(offsets) < 0.3 and all(m.height() >= height + 8 for m in machines)
+
+            # Of two the one behind goes ahead after a while; of three the one that is ahead goes at half speed.
+            await swarm.until(is_well, within=1500.0)
+
+    play(scene)
+
+
 def test_a_machine_that_wakes_up_tells_nobody_the_time_before_it_has_heard_the_others() -> None:
     """Its steady clock stood still. Questions for its clock are the first thing that reaches it."""
 
