@@ -241,12 +241,13 @@ class Repair:
         return now - self._served_since >= self._rules.silence_seconds
 
     def _others_serve(self, now: float) -> bool:
-        """Tell whether one that can be dialled has room to spare and is ready, or a few are and nobody fetches here."""
-        roster = self._membership.book.in_force
+        """Tell whether a member that reduces has room to spare and is ready, or a few are and nobody fetches here."""
+        roster, alive = self._membership.book.in_force, self._membership.alive(now)
         if not self.serves_state or roster is None or roster.k == 0 or self.follows:
             return False
-        ready = [beat for beat in self._membership.alive(now).values() if beat.ready and beat.trains]
-        if any(beat.can_be_dialled and beat.share == FULL_SHARE for beat in ready):
+        beats = [(member, alive[member.peer]) for member in roster.members if member.peer in alive]
+        ready = [(member, beat) for member, beat in beats if beat.ready and member.trains]
+        if any(member.reduces and beat.can_be_dialled and beat.share == FULL_SHARE for member, beat in ready):
             return True
         return len(ready) >= ENOUGH_READY and not self.followers.are_fetching(now)
 

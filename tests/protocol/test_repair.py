@@ -395,6 +395,10 @@ def test_a_founder_that_belongs_on_the_roster_holds_the_state_whoever_is_ready(r
     assert not is_needless(bystander(ready(A), ready(B), ready(C), roster=roster))
 
 
+def test_strangers_take_the_state_over_from_nobody() -> None:
+    assert not is_needless(bystander(*(ready(peer_id(name)) for name in ("x", "y", "z"))))
+
+
 def test_who_is_ready_without_training_takes_the_state_over_from_nobody() -> None:
     """Only a founder is, and that one is needed no more than this one."""
     assert not is_needless(bystander(ready(peer_id("other"), trains=False)))
