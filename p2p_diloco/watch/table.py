@@ -103,9 +103,13 @@ def _peers(status: PeerStatus) -> Table:
 
 
 def _peer_cells(line: PeerLine) -> tuple[str, ...]:
-    words = ["bootstrap" if not line.trains else "ready" if line.ready else "catching up"]
+    words = [] if line.trains else ["bootstrap"]
     if not line.reachable:
         words.append("dials out")
+    if _is_silent(line):  # killed or gone; what it last said of its state no longer holds
+        words.append("silent")
+    elif line.trains:
+        words.insert(0, "ready" if line.ready else "catching up")
     heard = NOTHING if line.seconds_since_heard is None else f"{format_seconds(line.seconds_since_heard)} ago"
     return (
         short_peer(line.peer),

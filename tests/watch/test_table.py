@@ -61,12 +61,25 @@ def test_peers_that_only_help_or_only_dial_are_told_apart() -> None:
     assert "bootstrap, dials out" in line
 
 
+def test_a_peer_that_is_no_longer_heard_is_silent_whatever_it_last_said() -> None:
+    def line(peer: PeerLine) -> str:
+        return next(line for line in shown(replace(STATUS, peers=(peer,))).splitlines() if "1111" in line)
+
+    killed, gone = STATUS.peers[0], PeerLine(peer="12D3KooWabcdefgh1111", reachable=True)
+    assert "silent" not in line(replace(killed, seconds_since_heard=9.9))
+    assert "ready" not in line(replace(killed, seconds_since_heard=10.1))
+    assert "catching up" not in line(replace(gone, seconds_since_heard=20.0))
+    for peer in (replace(killed, seconds_since_heard=10.1), replace(gone, seconds_since_heard=20.0)):
+        assert "silent" in line(peer)
+    assert "bootstrap, silent" in line(replace(killed, trains=False, seconds_since_heard=20.0))
+
+
 def test_a_name_from_the_swarm_cannot_style_the_terminal() -> None:
     assert "night [bold]run[/bold]" in shown(STATUS)
 
 
 def test_a_large_swarm_is_cut() -> None:
-    peers = tuple(PeerLine(peer=f"peer{number:06d}") for number in range(MAX_PEER_ROWS + 3))
+    peers = tuple(PeerLine(peer=f"peer{number:06d}", seconds_since_heard=1.0) for number in range(MAX_PEER_ROWS + 3))
     text = shown(PeerStatus(peers=peers, leaving=True))
     assert "and 3 more" in text
     assert "catching up" in text
