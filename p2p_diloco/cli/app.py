@@ -224,19 +224,20 @@ def make_app(around: Surroundings) -> App:
         )
 
     @app.command
-    def status(
-        *, json: Annotated[bool, Parameter(negative=())] = False, settings: SettingsFlags = _SETTINGS_DEFAULTS
-    ) -> int:
+    def status(*, json: Annotated[bool, Parameter(negative=())] = False, state_directory: str | None = None) -> int:
         """Show the latest status written by the peer in this state directory.
 
         Parameters
         ----------
         json
             print it as JSON
+        state_directory
+            of the peer; the one that `join` uses if not named
         """
+        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
         from p2p_diloco.cli.status import show_status
 
-        return show_status(settings_of(settings, around).state_directory, as_json=json)
+        return show_status(settings.state_directory, as_json=json)
 
     @app.command
     def sample(

@@ -41,6 +41,16 @@ def test_every_command_explains_itself(command: list[str], capsys: Captured) -> 
     assert "Usage: p2p-diloco" in capsys.readouterr().out
 
 
+def test_status_asks_for_no_more_of_this_machine_than_the_folder(capsys: Captured) -> None:
+    assert main(["status", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "--state-directory" in page
+    assert "--max-upload" not in page
+    code, text = failed(["status", "--port", "31338"], capsys)
+    assert code == 2
+    assert "--port" in text
+
+
 def test_the_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"1.2.3 of {name}")
     assert main(["--version"]) == 0
