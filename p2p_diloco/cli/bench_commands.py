@@ -7,7 +7,7 @@ from cyclopts import App
 
 def make_bench() -> App:
     """Return `bench`, a command with commands of its own."""
-    bench = App(name="bench", help="Measure on this machine, side by side in one run.")
+    bench = App(name="bench", help="Measure on this machine what an exchange, a join and training cost.")
 
     @bench.command
     def vectors(*, parameters: str = "1M", codec: str = "int4", repeat: int = 9, json: str | None = None) -> int:
