@@ -241,7 +241,7 @@ class Repair:
         return now - self._served_since >= self._rules.silence_seconds
 
     def _others_serve(self, now: float) -> bool:
-        """Tell whether a member that reduces has room to spare and is ready, or a few are and nobody fetches here."""
+        """Return whether a ready member that reduces has room to spare, or several are ready and none fetches here."""
         roster, alive = self._membership.book.in_force, self._membership.alive(now)
         if not self.serves_state or roster is None or roster.k == 0 or self.follows:
             return False

@@ -59,7 +59,7 @@ KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """What a session is made of; see `PeerPlan` for the meaning of the choices.
+    """The parts of a session; see `PeerPlan` for the meaning of the choices.
 
     Attributes:
         start: φ to found the run from, as long as it may be needed; emptied then, for it is as large as the model.

@@ -53,7 +53,7 @@ ISLANDS = 4
 UPLINK = "20mbit"
 MODEL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 32}
 BEFORE = ("--rounds.round_seconds", "5", "--rounds.fragments", "4")
-"""What `new` wrote whatever the machine, docs/decisions/0033."""
+"""The rounds that `new` once wrote on every machine, docs/decisions/0033."""
 RETAINED_CYCLES = 10_000
 """A replay needs every entry."""
 MOST_OFF_PLAN = 1.5
@@ -68,7 +68,7 @@ PACED_PROGRAM = (sys.executable, str(Path(__file__).with_name("paced_peer.py")),
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRun:
-    """What came of one run.
+    """The figures of one run.
 
     Attributes:
         planned_steps: of a cycle, as `new` wrote it.
@@ -92,7 +92,7 @@ class PlayedRun:
 
     @property
     def apart(self) -> float:
-        """How far the run ended above the row."""
+        """The relative distance of the run's loss above the row's."""
         return self.loss / self.row_loss - 1.0
 
 

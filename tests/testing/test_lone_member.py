@@ -37,13 +37,13 @@ RULES = run_rules(num_spans=(2, 2), heartbeat_seconds=2.0)
 PATIENT_ROUNDS = (RULES.stalled_cycles + 1) * RULES.clock.num_fragments
 """As long as a stall takes, and a cycle in which a roster lists the member that was started again."""
 ABOVE = (3, 0)
-"""How much higher than the member its two strangers stand."""
+"""Heights of the two strangers above the member."""
 ATTACK_ROUNDS = 10
 BEAT_SECONDS = 0.5
 LOST = 10
 """Entries of each span."""
 NOTHING, WRONG, LATER = ("nothing", "nothing"), ("refusals", "lies"), ("later entries", "later entries")
-"""What either of two strangers gives to a peer that asks it for an entry."""
+"""Answers of the two strangers to a peer that asks them for an entry."""
 
 
 class ReadyStranger(Caller):
