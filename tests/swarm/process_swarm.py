@@ -24,9 +24,11 @@ import psutil
 
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.manifest import RunManifest
+from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.watch.event_log import PeerEvent, read_events
 from p2p_diloco.watch.status_file import PeerStatus, read_status
@@ -367,6 +369,11 @@ class ProcessSwarm:
         time.sleep(num_rounds * self.round_seconds)
 
     # -- waiting and telling
+
+    def rosters(self, name: str) -> tuple[Roster, ...]:
+        """Return the rosters that a peer keeps on its disk, the newest last."""
+        kept = RunFolder(self.peers[name].folder, self.manifest.digest()).read_rosters()
+        return tuple(certified.roster for certified in kept)
 
     def wait(self, what: str, condition: Callable[[], Any], patience_seconds: float | None = None) -> None:
         """Wait until `condition` holds; a peer that ended badly meanwhile fails the test at once."""
