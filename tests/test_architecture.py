@@ -167,6 +167,18 @@ def test_every_file_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parsed(path)), "a module begins with a docstring"
 
 
+def texts_of(path: Path) -> Iterator[str]:
+    """Every text of a module that is no docstring and no comment."""
+    bare = {id(node.value) for node in ast.walk(parsed(path)) if isinstance(node, ast.Expr)}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+            yield node.value
+
+
+def test_no_printed_text_names_a_document_that_a_wheel_lacks() -> None:
+    assert [(module_name(path), text) for path in MODULES for text in texts_of(path) if "docs/" in text] == []
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=lambda path: path.name)
 def test_every_folder_is_a_package(folder: Path) -> None:
     assert (folder / "__init__.py").is_file()

@@ -187,7 +187,7 @@ def _cost(steps: float) -> str:
     words = "more than" if steps > most else "about"
     return (
         f"cycles of {counted(round(steps), 'step')} end with a loss {words} {100 * loss_cost(steps):.2g} % above that "
-        f"of {_FEWEST_STEPS} (short trials, docs/results.md)"
+        f"of {_FEWEST_STEPS} (short trials; `p2p-diloco experiment sync --size micro` repeats them)"
     )
 
 

@@ -12,6 +12,7 @@ from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
 ORGANISER = SigningKey(bytes(32)).peer
+TRIALS = "(short trials; `p2p-diloco experiment sync --size micro` repeats them)"
 
 
 def chosen(
@@ -70,7 +71,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
                 "the clock sets that: rounds under 2 s lose contributions over the internet; cycles of 45 steps "
-                "end with a loss about 6 % above that of 8 (short trials, docs/results.md)",
+                f"end with a loss about 6 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -80,7 +81,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 287 steps of 45 ms, 4 rounds of 3.23 s; 500 kbit/s each way",
                 "the line sets that: an exchange takes 6.5 s at 1 Mbit/s, and is to fill at most 50 % of a cycle; "
-                "cycles of 287 steps end with a loss more than 18 % above that of 8 (short trials, docs/results.md)",
+                f"cycles of 287 steps end with a loss more than 18 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -90,7 +91,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 89 steps of 45 ms, 2 rounds of 2 s; 1.61 Mbit/s each way",
                 "membership.heartbeat_seconds = 4 sets that: a cycle is no shorter; cycles of 89 steps end with a "
-                "loss about 10 % above that of 8 (short trials, docs/results.md)",
+                f"loss about 10 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -100,7 +101,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 32 steps of 500 ms, 8 rounds of 2 s; 403 kbit/s each way",
                 "its 8 fragments set that: 4 steps in each round; cycles of 32 steps end with a loss about 4.2 % "
-                "above that of 8 (short trials, docs/results.md)",
+                f"above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -110,7 +111,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 444 steps of 45 ms, 4 rounds of 5 s; 323 kbit/s each way",
                 "without rounds.round_seconds a cycle would be 45 steps; cycles of 444 steps end with a loss more "
-                "than 18 % above that of 8 (short trials, docs/results.md)",
+                f"than 18 % above that of 8 {TRIALS}",
             ),
         ),
         (
