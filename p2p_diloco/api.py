@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -39,7 +39,7 @@ from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, read_ru
 from p2p_diloco.settings import PeerSettings, load_settings
 from p2p_diloco.trainer.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
-from p2p_diloco.trainer.peer import PeerPlan, run_peer
+from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused, run_peer
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.trained_state import TrainedState
@@ -361,13 +361,13 @@ class Swarm:
 
     def _run(self) -> None:
         try:
-            self._run_to_end(self._be_peer())
+            with nothing_left_if_refused(self._plan), closing(self._observer):
+                self._run_to_end(self._be_peer())
         except BaseException as error:
             self._failure = error
             if not isinstance(error, P2PDilocoError):
                 logger.exception("the peer ended with an error")
         finally:
-            self._observer.close()
             self._ended.set()
             self._running.set()
 

@@ -77,7 +77,7 @@ def run_requested_peer(request: PeerRequest) -> int:
     import uvloop
 
     from p2p_diloco.trainer.built_in import BuiltInTraining
-    from p2p_diloco.trainer.peer import PeerPlan
+    from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused
 
     training = BuiltInTraining(evaluate_seconds=request.flags.evaluate_seconds) if request.trains else None
     plan = PeerPlan(
@@ -91,7 +91,7 @@ def run_requested_peer(request: PeerRequest) -> int:
         until_round=request.flags.until_round,
     )
     # A thread writes the status and the events: a slow disk must not hold the event loop.
-    with ThreadPoolExecutor(1, thread_name_prefix="files") as files:
+    with nothing_left_if_refused(plan), ThreadPoolExecutor(1, thread_name_prefix="files") as files:
         output = PeerOutput(
             request.settings.state_directory, announces_invite=plan.organiser_key is not None, soon=files.submit
         )

@@ -15,6 +15,7 @@ from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.evaluation import HeldOutLoss, HeldOutWatch
 from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.local_spans import describe_device, spans_for
+from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.run_text import open_run_text, open_stream
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training import Training, TrainingHost
@@ -38,9 +39,10 @@ class BuiltInTraining(Training):
         self._watch: HeldOutWatch | None = None
 
     def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
-        """Refuse a device or a text that is not here."""
+        """Refuse a device or a text that is not here, and a run of another model."""
         choose_device(settings.device)
         if signed is not None:
+            _ = plan_run(signed.manifest).shape  # raises where the model is somebody's own
             open_run_text(signed.manifest.data, settings.data)
         elif settings.data is not None:
             list_corpus_files(settings.data)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
-from p2p_diloco.manifest import ModelSection
+from p2p_diloco.manifest import ModelSection, SignedManifest
+from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer.inner_state import InnerState, Stateful
 from p2p_diloco.trainer.local_spans import describe_device, spans_for
+from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training import Training, TrainingHost
 
@@ -166,18 +168,19 @@ class OwnModel(Training):
         self._last: Tensor | None = None
         self._step: Tensor | None = None
 
-    def open(self, host: TrainingHost) -> TrainedState:
-        """Make the state of this model in a run.
+    def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
+        """Refuse a run that trains another model."""
+        if signed is None:
+            return
+        manifest = signed.manifest
+        if manifest.model.tensors:
+            check_model(self.model, manifest.model)
+        elif sorted(trained(self.model)) != sorted(plan_run(manifest).shapes):
+            raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
 
-        Raises:
-            ConfigError: the run trains another model.
-        """
+    def open(self, host: TrainingHost) -> TrainedState:
+        """Make the state of this model in a run."""
         plan = host.plan
-        if not plan.manifest.model.tensors:
-            if sorted(trained(self.model)) != sorted(slot.name for part in plan.fragments for slot in part.tensors):
-                raise ConfigError(f'"{plan.manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
-        else:
-            check_model(self.model, plan.manifest.model)
         parameters = LocalParameters(self.model, plan.fragments)
         device = next(iter(trained(self.model).values())).device
         local = spans_for(plan, parameters, device)

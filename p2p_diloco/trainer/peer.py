@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -23,7 +23,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.checkpoint import CHECKPOINTS
 from p2p_diloco.trainer.founding import read_start
-from p2p_diloco.trainer.kept_port import keep_port
+from p2p_diloco.trainer.kept_port import PORT_FILE, keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
 from p2p_diloco.trainer.run_plan import plan_run
@@ -37,6 +37,7 @@ from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from p2p_diloco.transport.link import Lane, Transport, TransportLimits
+from p2p_diloco.watch.event_log import EVENTS_FILE
 
 START_SECONDS = 60.0
 BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
@@ -97,6 +98,32 @@ class PeerResult:
     anchor_loss: float | None
 
 
+class Refused(ConfigError):
+    """What a joiner's run needs is not here; nothing was begun, and nobody knows this peer."""
+
+
+@contextmanager
+def nothing_left_if_refused(plan: PeerPlan) -> Iterator[None]:
+    """Run a peer, and close its observer, inside the block: if it is `Refused`, the files that it made are removed.
+
+    What was there before stays, and so does what others have put beside it meanwhile.
+    """
+    folder = run_folder(plan.settings.state_directory, _run_of(plan)).absolute()
+    state = folder.parent
+    files = (folder / MANIFEST_FILE, state / PORT_FILE, state / EVENTS_FILE, plan.settings.identity_file)
+    new_files = [file for file in files if not os.path.exists(file)]
+    new_folders = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
+    try:
+        yield
+    except Refused:
+        with suppress(OSError):
+            for file in new_files:
+                file.unlink(missing_ok=True)
+            for place in new_folders:
+                place.rmdir()  # fails where somebody else has put something
+        raise
+
+
 async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -> PeerResult:
     """Be a peer until told to stop, or until the round that the plan names.
 
@@ -108,8 +135,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     settings = plan.settings
     _run_of(plan)
     start = _check_founder(plan)
-    if plan.training is not None:
-        await asyncio.to_thread(plan.training.check, settings, plan.signed_manifest)
+    await _check_here(plan, plan.signed_manifest)
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -138,7 +164,11 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             if signed is None:
                 return PeerResult(state_digest="", anchor_loss=None)
             _check_listed(plan, signed, key.peer, tally)
-            _check_memory(plan, signed)
+            if plan.signed_manifest is None:
+                try:
+                    await _check_here(plan, signed)
+                except ConfigError as error:
+                    raise Refused(str(error)) from None
             if plan.trains:
                 tally.report(
                     "checkpoints",
@@ -222,6 +252,14 @@ def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tal
         )
     else:
         raise ConfigError(explain_unlisted(me))
+
+
+async def _check_here(plan: PeerPlan, signed: SignedManifest | None) -> None:
+    """Refuse what is not here: memory, a device, a text, the model; of the run only once its manifest is at hand."""
+    if signed is not None:
+        _check_memory(plan, signed)
+    if plan.training is not None:
+        await asyncio.to_thread(plan.training.check, plan.settings, signed)
 
 
 def _check_memory(plan: PeerPlan, signed: SignedManifest) -> None:

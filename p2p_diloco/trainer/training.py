@@ -64,21 +64,19 @@ class Training(ABC):
     evaluate_seconds = 0.0
 
     def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
-        """Refuse what is not here, before anybody is asked or invited; in a thread that may wait.
+        """Refuse what is not here, before anything is begun; in a thread that may wait.
+
+        A joiner calls it twice: before anybody is asked, and with what was answered.
 
         Args:
-            signed: the manifest, if it is at hand already.
+            signed: the manifest, once it is at hand.
         Raises:
-            ConfigError: a device or a text is missing.
+            ConfigError: a device or a text is missing, or the run trains another model.
         """
 
     @abstractmethod
     def open(self, host: TrainingHost) -> TrainedState:
-        """Make the state of the model; in a thread that may wait.
-
-        Raises:
-            ConfigError: the run trains another model or another text.
-        """
+        """Make the state of the model; in a thread that may wait."""
 
     def start(self) -> None:
         """Begin to step as soon as all spans are there."""

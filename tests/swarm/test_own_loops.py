@@ -165,6 +165,20 @@ def test_nobody_who_answers_is_an_error_and_leaves_nothing_behind(tmp_path: Path
             p2p_diloco.join(invite, loop.model, settings={"state_directory": tmp_path / "ada", **HOME}, timeout=2.0)
 
 
+def test_the_command_and_another_model_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
+    ada, run = Loop(0), tmp_path / "run.toml"
+    p2p_diloco.new_run(run, ada.model, rounds={"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2})
+    with p2p_diloco.found(run, ada.model, settings={"state_directory": tmp_path / "ada", **HOME}) as swarm:
+        words = ["join", swarm.invite, "--state-directory", str(tmp_path / "ben"), "--dial-out-only"]
+        command = [sys.executable, "-m", "p2p_diloco", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        assert done.returncode == 2
+        assert '"run" trains a model of its own, which this command cannot build' in done.stderr
+        with pytest.raises(p2p_diloco.ConfigError, match="build the same model as the organiser"):
+            p2p_diloco.join(swarm.invite, nn.Linear(3, 3), settings={"state_directory": tmp_path / "cleo", **HOME})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ada", "organiser.key", "run.toml"]
+
+
 def test_settings_that_do_not_fit_are_named(tmp_path: Path) -> None:
     invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     model = Loop(0).model

@@ -27,14 +27,16 @@ from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.trainer import peer
 from p2p_diloco.trainer.built_in import BuiltInTraining
-from p2p_diloco.trainer.own_model import describe_model
-from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, run_peer
+from p2p_diloco.trainer.own_model import OwnModel, describe_model
+from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, nothing_left_if_refused, run_peer
 from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
+from p2p_diloco.trainer.training import Training
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.watch.event_log import PeerEvent, append_event
 
 SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
 RUN = SIGNED.manifest.digest()
@@ -554,6 +556,55 @@ def test_a_trainer_without_its_device_or_text_is_refused_before_anybody_is_asked
     play(tmp_path, monkeypatch, scene)
     assert (watcher.invites, watcher.events) == ([], [])
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+class Writer(Watcher):
+    """Writes events into the state directory, as all peers do."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def event(self, event: PeerEvent) -> None:
+        super().event(event)
+        append_event(self._folder, event)
+
+
+@pytest.mark.parametrize("makes", [BuiltInTraining, lambda: OwnModel(nn.Linear(3, 3), [])], ids=["command", "loop"])
+def test_a_joiner_whose_run_trains_another_model_is_refused_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: Callable[[], Training]
+) -> None:
+    model, path = nn.Linear(40, 30), tmp_path / "model.safetensors"
+    save_model(model, str(path))
+    values = {"model": describe_model(model), "rounds": {"fragments": 2}}
+    manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="own", values=values)
+
+    async def scene(stage: PeerStage) -> None:
+        boot, stop = Watcher(), StopRequest()
+        plan = replace(stage.founder(), signed_manifest=manifest.sign(ORGANISER), start=path)
+        founder = asyncio.ensure_future(run_peer(plan, boot, stop))
+        invite = await stage.invite(boot)
+
+        async def refused(name: str) -> None:
+            plan = replace(stage.joiner(name, invite), training=makes())
+            watcher = Writer(plan.settings.state_directory)
+            expected = r"trains a model of its own|build the same model as the organiser"
+            with pytest.raises(ConfigError, match=expected), nothing_left_if_refused(plan):
+                await run_peer(plan, watcher, StopRequest())
+            assert watcher.texts("manifest"), "it wrote events, a key and the manifest"
+            assert watcher.texts("checkpoints") == []
+
+        await refused("new/ada")
+        assert not (tmp_path / "new").exists()
+        (tmp_path / "old").mkdir()
+        key = load_or_create_identity(tmp_path / "old" / "identity.key")
+        await refused("old")
+        assert [path.name for path in (tmp_path / "old").iterdir()] == ["identity.key"]
+        assert load_or_create_identity(tmp_path / "old" / "identity.key").peer == key.peer
+        stop.stop_now()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
 
 
 def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
