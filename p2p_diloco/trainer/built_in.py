@@ -50,6 +50,9 @@ class BuiltInTraining(Training):
     def open(self, host: TrainingHost) -> TrainedState:
         """Build the model, its training thread and its evaluation."""
         plan, settings = host.plan, host.settings
+        # The first optimiser of a process imports torch._dynamo: seconds in which nothing else is reported.
+        text = "starting to train: PyTorch takes some seconds to load its optimisers"
+        host.in_loop(partial(host.hear, "starting", text))
         corpus = open_run_text(plan.manifest.data, settings.data)
         stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
         model = build_model(plan.shape, plan.manifest.model.seed)

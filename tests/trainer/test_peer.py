@@ -118,6 +118,9 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
         assert ada.texts("checkpoints") == [
             f"checkpoints go to {folder}; `p2p-diloco sample` and `p2p-diloco export` read the newest"
         ]
+        topics = [event.topic for event in ada.events]
+        begin = topics.index("checkpoints")
+        assert topics[begin : begin + 3] == ["checkpoints", "starting", "device"], "what takes seconds is said before"
         founded = tmp_path / "boot"
         assert RunFolder(founded, RUN).read(MANIFEST_FILE) == SIGNED.encode(), "its checkpoints need it as well"
         assert boot.texts("checkpoints") == [], "a bootstrap peer gives the state away when others hold it"
