@@ -103,7 +103,7 @@ class PeerOutput:
     def event(self, event: PeerEvent) -> None:
         """Keep and show an event."""
         self._keep(lambda: append_event(self._folder, event))
-        # Until somebody trains, each round is skipped, and the status says that there are no members yet.
+        # Until somebody trains, each round is skipped, and the status says that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
             self.say(event_line(event))
 

@@ -52,7 +52,7 @@ class Forecast:
 
 
 def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool, share: float = 1.0) -> Forecast:
-    """Work out what a member will move; see `exchange_flow` for the arguments."""
+    """Work out what a member that trains will move; see `exchange_flow` for the arguments."""
     sizes = (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
     sums = [[0, 0, 0] for _ in range(rules.clock.num_fragments)]
     for place, of_spans in enumerate(sizes):
@@ -93,7 +93,7 @@ def traffic_notice(expected: Forecast) -> Notice:
             f"{format_bytes(days * up)} and {format_bytes(days * down)} a day"
         )
     text = (
-        f"with {counted(expected.members, 'member')} about {amounts}; a newcomer fetches "
+        f"with {counted(expected.members, 'trainer')} about {amounts}; a newcomer fetches "
         f"{format_bytes(expected.state_bytes)} once; limit it with --max-upload and --max-download"
     )
     figures: dict[str, Figure] = {

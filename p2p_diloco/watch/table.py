@@ -34,7 +34,7 @@ def status_line(status: PeerStatus) -> str:
     parts = [
         f"round {status.round}",
         _phase(status),
-        _ready(status, "member"),
+        _ready(status, "trainer"),
         *([f"{len(status.grid)} rows"] if len(status.grid) > 1 else []),
         f"loss {format_loss(status.loss)}",
         f"shared model {format_loss(status.anchor_loss)}",
@@ -123,9 +123,9 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
 
 
 def _ready(status: PeerStatus, noun: str = "") -> str:
-    """Return how many members hold the run's state; never more than there are, though a roster names one later."""
+    """Return how many members that train hold the run's state; never more than there are: rosters come later."""
     if not status.num_members:
-        return "no members yet"
+        return "no trainer listed yet"
     return f"{format_part(status.num_ready, status.num_members, noun)} ready"
 
 

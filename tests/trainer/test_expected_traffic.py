@@ -49,7 +49,7 @@ def test_the_traffic_of_a_run_is_said_in_words_and_figures() -> None:
     notice = traffic_notice(expected())
     assert notice.topic == "traffic"
     assert notice.text == (
-        "with 16 members about 127.5 MB up and as much down every 30 min, 6.1 GB a day each way; a newcomer fetches "
+        "with 16 trainers about 127.5 MB up and as much down every 30 min, 6.1 GB a day each way; a newcomer fetches "
         "1.0 GB once; limit it with --max-upload and --max-download"
     )
     assert notice.figures["up_bytes"] == notice.figures["down_bytes"] == pytest.approx(127.5e6, rel=1e-3)

@@ -57,14 +57,14 @@ def test_traffic_is_said_once_and_again_when_it_has_changed() -> None:
     assert line.notices(engine(4), 1.0) == []
     assert line.notices(engine(5), 2.0) == [], "a little more is no news"
     (more,) = line.notices(engine(30), 3.0)
-    assert more.text.startswith("with 30 members about")
+    assert more.text.startswith("with 30 trainers about")
     (fewer,) = line.notices(engine(2), 4.0)
-    assert fewer.text.startswith("with 2 members about")
+    assert fewer.text.startswith("with 2 trainers about")
 
 
 def test_who_is_alone_hears_what_it_will_be_with_the_next_one() -> None:
     (notice,) = watch().notices(engine(1), 0.0)
-    assert notice.text.startswith("with 2 members about")
+    assert notice.text.startswith("with 2 trainers about")
     assert notice.figures["up_bytes"]
 
 

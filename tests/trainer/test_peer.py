@@ -689,7 +689,7 @@ def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, mo
         assert (limits.upload_bytes_per_second, limits.download_bytes_per_second) == (20e3, 40e3)
         assert (ada.last.max_upload, ada.last.max_download) == (160e3, 320e3)
         assert len(ada.texts("traffic")) == 1
-        assert ada.texts("traffic")[0].startswith("with 2 members about")
+        assert ada.texts("traffic")[0].startswith("with 2 trainers about")
         assert boot.texts("traffic") == [], "a bootstrap peer takes no part in the exchange"
         stop.stop_now()
         await founder

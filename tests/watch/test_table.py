@@ -102,7 +102,7 @@ def test_steps_of_a_cycle_are_shown_and_far_more_than_planned_are_a_note() -> No
 
 def test_a_line_says_what_every_number_is() -> None:
     assert status_line(STATUS) == (
-        "round 117, training, 3 of 4 members ready, loss 2.500, shared model 2.400, 12.3k tokens/s, participation "
+        "round 117, training, 3 of 4 trainers ready, loss 2.500, shared model 2.400, 12.3k tokens/s, participation "
         "97.0 %, sent 1.2 MB, received 0 B"
     )
 
@@ -128,10 +128,10 @@ def test_training_is_not_green_while_nothing_is_learnt() -> None:
 @pytest.mark.parametrize(
     ("ready", "members", "line", "heading"),
     [
-        (0, 0, "no members yet", "no members yet"),
-        (1, 1, "1 of 1 member ready", "1 of 1 ready"),
-        (2, 1, "1 of 1 member ready", "1 of 1 ready"),
-        (0, 2, "0 of 2 members ready", "0 of 2 ready"),
+        (0, 0, "no trainer listed yet", "no trainer listed yet"),
+        (1, 1, "1 of 1 trainer ready", "1 of 1 ready"),
+        (2, 1, "1 of 1 trainer ready", "1 of 1 ready"),
+        (0, 2, "0 of 2 trainers ready", "0 of 2 ready"),
     ],
 )
 def test_never_more_are_ready_than_there_are(ready: int, members: int, line: str, heading: str) -> None:
