@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -36,7 +37,7 @@ from p2p_diloco.manifest import RunManifest
 from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.rate import parse_rate
 from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, read_run_toml, values_by_key, write_new_run
-from p2p_diloco.settings import PeerSettings, load_settings
+from p2p_diloco.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.trainer.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused, run_peer
@@ -365,7 +366,9 @@ class Swarm:
                 self._run_to_end(self._be_peer())
         except BaseException as error:
             self._failure = error
-            if not isinstance(error, P2PDilocoError):
+            if isinstance(error, P2PDilocoError):
+                error.args = (flags_as_keys(str(error)),)
+            else:
                 logger.exception("the peer ended with an error")
         finally:
             self._ended.set()
@@ -484,6 +487,7 @@ class _Observer:
 
     def event(self, event: PeerEvent) -> None:
         """Pass an event on."""
+        event = replace(event, text=flags_as_keys(event.text))
         logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, event_line(event))
         self._keep(lambda: append_event(self._folder, event))
         if self._on_event is not None:

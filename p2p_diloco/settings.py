@@ -33,6 +33,7 @@ _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
 _SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_diary"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
+_FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
 
 
@@ -189,6 +190,11 @@ def load_settings(
     settings = validated(PeerSettings, merged, "the settings")
     _check_together(settings)
     return settings
+
+
+def flags_as_keys(text: str) -> str:
+    """Return a sentence for people who write Python: flags of settings become keys, as --max-upload max_upload."""
+    return _FLAG.sub(lambda found: key if (key := _as_key(found[0])) in PeerSettings.model_fields else found[0], text)
 
 
 def split_arguments(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from p2p_diloco import settings as module
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, load_settings, split_arguments
+from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, flags_as_keys, load_settings, split_arguments
 from p2p_diloco.signing import SigningKey
 
 NAME = format_peer_id(SigningKey(bytes(32)).peer)
@@ -266,6 +266,20 @@ def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
     assert load_settings(environment=environment, files=[file]).max_upload == 10e6
     assert (load_settings().max_upload, load_settings().max_download) == (None, None)
     assert load_settings(files=[settings_file(tmp_path, "max_upload = 1000000")]).max_upload == 1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("choose another place with --state-directory", "choose another place with state_directory"),
+        ("limit it with --max-upload and --max-download", "limit it with max_upload and max_download"),
+        ("name one, such as --port 31337", "name one, such as port 31337"),
+        ("/tmp/x--port is taken; see --host-maddrs", "/tmp/x--port is taken; see host_maddrs"),
+        ("bootstrap run.toml --start model", "bootstrap run.toml --start model"),
+    ],
+)
+def test_who_writes_python_reads_keys_for_flags_of_settings(text: str, expected: str) -> None:
+    assert flags_as_keys(text) == expected
 
 
 @pytest.mark.parametrize("name", ["max_upload", "max_download"])

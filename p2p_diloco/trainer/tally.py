@@ -137,7 +137,7 @@ class Tally:
             for notice in self.line.notices(engine, now):
                 self.report(notice.topic, notice.text, **notice.figures)
         self._look_for_trouble(engine, now)
-        self._look_at_pace(engine, manifest.rounds.planned_steps, now)
+        self._look_at_pace(engine, manifest, now)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
 
     def hear_of_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
@@ -167,7 +167,7 @@ class Tally:
         elif had_trouble:
             self.report("trouble", "its contributions are in entries again")
 
-    def _look_at_pace(self, engine: PeerEngine, planned_steps: int | None, now: float) -> None:
+    def _look_at_pace(self, engine: PeerEngine, manifest: RunManifest, now: float) -> None:
         """Count the inner steps of a cycle; it is reported when they begin to be too many or too few."""
         steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
         if self._counted is None or not engine.ready or not steps:
@@ -179,8 +179,9 @@ class Tally:
         self._counted = (now, steps)
         self._cycle_steps = (steps - before) * cycle_seconds / (now - since)
         had_pace, self._pace = bool(self._pace), ""
-        if planned_steps is not None:
-            self._pace = _explain_pace(self._cycle_steps, planned_steps, engine.rules.clock)
+        if (planned := manifest.rounds.planned_steps) is not None:
+            own_model = bool(manifest.model.tensors)
+            self._pace = _explain_pace(self._cycle_steps, planned, engine.rules.clock, own_model=own_model)
         if self._pace and not had_pace:
             self.report("pace", self._pace, cycle_steps=self._cycle_steps)
 
@@ -275,11 +276,12 @@ class Tally:
         )
 
 
-def _explain_pace(cycle_steps: float, planned_steps: int, clock: RoundClock) -> str:
+def _explain_pace(cycle_steps: float, planned_steps: int, clock: RoundClock, *, own_model: bool) -> str:
     """Say what is wrong with a peer's steps in a cycle, and what to do; empty where nothing is."""
     found = f"a cycle has {cycle_steps:.2g} inner steps here, planned were {planned_steps}"
     step_seconds = clock.round_seconds * clock.num_fragments / max(cycle_steps, 0.1)
-    remedy = f"if most islands are like this one, make the next run with new --step-seconds {step_seconds:.2g}"
+    new = f"new_run(step_seconds={step_seconds:.2g})" if own_model else f"new --step-seconds {step_seconds:.2g}"
+    remedy = f"if most islands are like this one, make the next run with {new}"
     if cycle_steps > MOST_OF_PLAN * planned_steps:
         return f"{found}, and long cycles learn less; {remedy}"
     if cycle_steps < FEWEST_IN_ROUND * clock.num_fragments:

@@ -331,6 +331,19 @@ def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan
     )
 
 
+def test_whoever_made_the_run_in_python_reads_what_to_write_there() -> None:
+    count, watcher = tally()
+    peer = engine()
+    peer.membership.ready = True
+    node: Any = SimpleNamespace(traffic=Traffic())
+    manifest = small_manifest({"rounds.planned_steps": 10, "model.tensors": [["weight", [4, 4], "radial"]]})
+    cycle = PLAN.rules.cycle_seconds
+    for index in (1, 2):
+        peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
+        count.say(peer, node, manifest, 1000, NOW + 100.0 * index * cycle)
+    assert watcher.last.pace.endswith(f"make the next run with new_run(step_seconds={cycle / 100:.2g})")
+
+
 def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
     count, watcher = tally()
     peer = engine()
