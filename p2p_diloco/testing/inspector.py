@@ -116,12 +116,14 @@ class Inspector:
         """The entry that leads to a chain digest."""
         self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
         self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
-        self._included: dict[tuple[SpanId, int, PeerId], Digest] = {}
+        self._included: dict[tuple[SpanId, int, PeerId, int], Digest] = {}
+        """The entry that counts the contribution of a peer's incarnation to a span in a round."""
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
-        self._followed_in: dict[Digest, int] = {}
-        """Of each roster that has a child with a majority, the round of the earliest ballot that certified that."""
-        self._last_entry: dict[Digest, int] = {}
+        self._voted_in: dict[tuple[Digest, PeerId], int] = {}
+        """The round of the earliest ballot that certified a child of a roster with a voter's vote."""
+        self._named_in: dict[tuple[Digest, PeerId], int] = {}
+        """The last round of which an entry under a roster has a voter there."""
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -256,15 +258,17 @@ class Inspector:
             self._broken("I8", f"{where} is of a roster that nobody keeps", machine)
             return
         self._check_majority(machine, entry, roster, where)
-        self._last_entry[entry.roster] = max(entry.round, self._last_entry.get(entry.roster, entry.round))
-        self._check_succession(machine, entry.roster)
+        for place in roster.voter_places.intersection(_places(entry.present, roster)):
+            key = (entry.roster, roster.members[place].peer)
+            self._named_in[key] = max(entry.round, self._named_in.get(key, entry.round))
+            self._check_succession(machine, *key)
         places = _places(entry.included, roster)
         signed = self._signed.setdefault((entry.span, entry.round, entry.roster), digest)
         if signed != digest and not roster.peers() & self.restored:
             self._broken("I2", f"{where} is the second one that its owner signed", machine)
         peers = [roster.members[place].peer for place in places]
-        for peer in peers:
-            counted = self._included.setdefault((entry.span, entry.round, peer), digest)
+        for peer, incarnation in ((roster.members[place].peer, roster.members[place].incarnation) for place in places):
+            counted = self._included.setdefault((entry.span, entry.round, peer, incarnation), digest)
             if counted != digest and peer not in self.restored and not self._machines[peer].is_hostile:
                 name = self._machines[peer].name
                 self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
@@ -329,8 +333,10 @@ class Inspector:
         digest = roster.digest()
         if roster.k and not roster.degraded:
             agreed_in, _ = ballot_turn(certified.ballot)
-            self._followed_in[roster.parent] = min(agreed_in, self._followed_in.get(roster.parent, agreed_in))
-            self._check_succession(machine, roster.parent)
+            for voter, _ in certified.votes:
+                key = (roster.parent, voter)
+                self._voted_in[key] = min(agreed_in, self._voted_in.get(key, agreed_in))
+                self._check_succession(machine, *key)
         if digest in self.rosters:
             return
         self.checks += 1
@@ -353,10 +359,12 @@ class Inspector:
             if is_fork:
                 self._broken("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine)
 
-    def _check_succession(self, machine: Inspected, digest: Digest) -> None:
-        followed, last = self._followed_in.get(digest), self._last_entry.get(digest)
-        if followed is not None and last is not None and last > followed:
-            text = f"an entry of round {last} names a roster whose child was agreed on in round {followed}"
+    def _check_succession(self, machine: Inspected, digest: Digest, voter: PeerId) -> None:
+        """Check that no voter is in an entry under a roster after the round in which its vote certified a child."""
+        voted, named = self._voted_in.get((digest, voter)), self._named_in.get((digest, voter))
+        if voted is not None and named is not None and named > voted and voter not in self.restored:
+            name = self._machines[voter].name
+            text = f"{name} is in an entry of round {named} under a roster whose child it voted for in round {voted}"
             self._broken("I8", text, machine)
 
     def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
