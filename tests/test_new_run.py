@@ -29,7 +29,7 @@ def test_with_the_time_of_a_step_a_cycle_suits_it(tmp_path: Path, caplog: pytest
     p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, islands=2, uplink="20mbit")
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (2.0, 2, 8)
-    assert caplog.messages == ["a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.341 kbit/s each way"]
+    assert caplog.messages == ["a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.455 kbit/s up and 0.341 kbit/s down"]
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:

@@ -63,18 +63,14 @@ def print_plan(options: PlanOptions) -> int:
 
 def plan_lines(question: Question, plan: Plan) -> list[str]:
     """Return the plan for people."""
-    size = question.parameters * plan.bytes_per_parameter
-    rate = 8.0 * size / plan.cycle_seconds
     ours = question.step_seconds / plan.utilisation
     return [
         f"{question.parameters:,} parameters, {question.islands} islands, {format_rate(question.uplink_bits)} up from "
         f"each, a step in {_seconds(question.step_seconds)}",
-        f"exchange       {question.contribution} up, {question.entry} down: {plan.bytes_per_parameter:.3f} bytes per "
-        f"parameter and cycle each way, {_bytes(size)}; {_seconds(plan.transfer_seconds)} on an empty line",
+        f"exchange       {_exchange(question, plan)}; {_seconds(plan.transfer_seconds)} on an empty line",
         f"cycle          {_seconds(plan.cycle_seconds)}, {plan.steps} steps; the line is busy for "
         f"{100 * plan.transfer_seconds / plan.cycle_seconds:.0f} % of it",
-        f"traffic        {_bytes(size)} up and as much down every {_seconds(plan.cycle_seconds)}: {format_rate(rate)}, "
-        f"{_bytes(size * DAY_SECONDS / plan.cycle_seconds)} a day each way",
+        f"traffic        {_traffic(question, plan)}",
         f"speed          {100 * plan.utilisation:.1f} % of training alone; the outer work costs "
         f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, on {question.cores} of them",
         f"memory         {_bytes(plan.host_bytes)} on the host beyond training",
@@ -86,6 +82,25 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"               spans_per_fragment = {plan.spans_per_fragment}",
         f"               planned_steps = {plan.steps}",
     ]
+
+
+def _exchange(question: Question, plan: Plan) -> str:
+    up, down = (f"{each:.3f}" for each in (plan.bytes_per_parameter, plan.received_per_parameter))
+    ways = "each way" if up == down else f"up and {down} down"
+    size = _bytes(question.parameters * plan.bytes_per_parameter)
+    return f"{question.contribution} up, {question.entry} down: {up} bytes per parameter and cycle {ways}, {size}"
+
+
+def _traffic(question: Question, plan: Plan) -> str:
+    sizes = [question.parameters * each for each in (plan.bytes_per_parameter, plan.received_per_parameter)]
+    every = _seconds(plan.cycle_seconds)
+    (up, up_rate, up_day), (down, down_rate, down_day) = (
+        (_bytes(size), format_rate(8.0 * size / plan.cycle_seconds), _bytes(size * DAY_SECONDS / plan.cycle_seconds))
+        for size in sizes
+    )
+    if up == down:
+        return f"{up} up and as much down every {every}: {up_rate}, {up_day} a day each way"
+    return f"{up} up and {down} down every {every}: {up_rate} and {down_rate}, {up_day} and {down_day} a day"
 
 
 def _round_seconds(seconds: float) -> str:

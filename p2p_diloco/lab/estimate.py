@@ -24,7 +24,7 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
-from p2p_diloco.protocol.demand import Encoded, exchange_flow
+from p2p_diloco.protocol.demand import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import check_count, check_positive, format_rate
 from p2p_diloco.swarm.vector_work import encode_contribution
 
@@ -94,7 +94,8 @@ class Plan:
     """What follows.
 
     Attributes:
-        bytes_per_parameter: sent by an island in a cycle; as much comes in.
+        bytes_per_parameter: sent by an island in a cycle.
+        received_per_parameter: bytes that come in: as many, or fewer with one or two islands, whose bootstrap reduces.
         transfer_seconds: of a cycle's bytes on an empty line.
         cycle_seconds: recommended.
         steps: inner steps in a cycle.
@@ -107,6 +108,7 @@ class Plan:
     """
 
     bytes_per_parameter: float
+    received_per_parameter: float
     transfer_seconds: float
     cycle_seconds: float
     steps: int
@@ -126,8 +128,8 @@ def make_plan(question: Question) -> Plan:
         ConfigError: rounds would be longer than a manifest allows.
     """
     size = question.parameters
-    per_parameter = bytes_per_parameter(question)
-    transfer = 8.0 * size * per_parameter / question.uplink_bits
+    flow = flow_per_parameter(question)
+    transfer = 8.0 * size * flow.sent / question.uplink_bits
     border = size * question.core_nanoseconds * 1e-9 / question.cores
     needed = question.fragments or min(math.ceil(size / LARGEST_FRAGMENT), MOST_FRAGMENTS)
     seconds: dict[Bound, float] = {
@@ -146,7 +148,8 @@ def make_plan(question: Question) -> Plan:
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
     return Plan(
-        bytes_per_parameter=per_parameter,
+        bytes_per_parameter=flow.sent,
+        received_per_parameter=flow.received,
         transfer_seconds=transfer,
         cycle_seconds=cycle,
         steps=steps,
@@ -182,8 +185,11 @@ def loss_cost(steps: float) -> float:
     return LOSS_BY_STEPS[max(LOSS_BY_STEPS)] / best - 1.0
 
 
-def bytes_per_parameter(question: Question) -> float:
-    """Return what an island sends in a cycle for each parameter, the mean over islands that can all be dialled."""
+def flow_per_parameter(question: Question) -> Flow:
+    """Return the bytes that an island moves in a cycle for each parameter.
+
+    The mean over islands that can all be dialled, with a bootstrap peer that founded the run.
+    """
     contribution, row_mean, entry = (
         _bytes_of(name) for name in (question.contribution, question.row_mean, question.entry)
     )
@@ -194,7 +200,8 @@ def bytes_per_parameter(question: Question) -> float:
         group_size=question.group_size,
         reachable=islands,
         is_reachable=True,
-    ).sent
+        has_bootstrap=True,
+    )
 
 
 def _bytes_of(codec_name: str) -> float:

@@ -135,10 +135,14 @@ def _num_parameters(manifest: RunManifest) -> int:
 
 
 def _cycle(question: Question, plan: Plan, cycle: float, steps: int, fragments: int) -> str:
-    rate = 8.0 * question.parameters * plan.bytes_per_parameter / cycle
+    up, down = (
+        format_rate(8.0 * question.parameters * per_parameter / cycle)
+        for per_parameter in (plan.bytes_per_parameter, plan.received_per_parameter)
+    )
     return (
         f"a cycle is {counted(steps, 'step')} of {format_step(question.step_seconds)}, "
-        f"{counted(fragments, 'round')} of {cycle / fragments:.3g} s; {format_rate(rate)} each way"
+        f"{counted(fragments, 'round')} of {cycle / fragments:.3g} s; "
+        f"{f'{up} each way' if up == down else f'{up} up and {down} down'}"
     )
 
 

@@ -2,7 +2,8 @@
 
 The one place of the formula. In one row of g members each sends its contribution to the reducers of all spans but its
 own, and its own spans' entries to all others: (1 - 1/g) of a contribution and as much of an entry. In a grid of R rows
-a reducer also sends its share of a row's means, and an owner its entries to the reducers of the other rows.
+a reducer also sends its share of a row's means, and an owner its entries to the reducers of the other rows. A bootstrap
+that is needed is one of the row: it reduces and follows, and contributes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.grid import num_rows
 from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
+from p2p_diloco.protocol.proposal import ENOUGH_REDUCERS
+from p2p_diloco.protocol.roster import FEWEST_COUNTING
 
 USABLE_SHARE = 0.85
 """Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""
@@ -55,26 +58,38 @@ class Flow:
 
 
 def exchange_flow(
-    encoded: Encoded, *, members: int, group_size: int, reachable: int, is_reachable: bool, share: float = 1.0
+    encoded: Encoded,
+    *,
+    members: int,
+    group_size: int,
+    reachable: int,
+    is_reachable: bool,
+    has_bootstrap: bool = False,
+    share: float = 1.0,
 ) -> Flow:
     """Return what a member moves.
 
     Args:
-        members: of the run, this one told.
+        members: of the run that train, this one included.
         group_size: of the manifest.
-        reachable: members that can be dialled, this one told if it can; they alone reduce.
+        reachable: members that can be dialled, this one included if it can; they and the bootstrap reduce.
         is_reachable: whether this one can.
+        has_bootstrap: whether there is one that is listed while it is needed; see `is_bootstrap_needed`. All members
+            are taken to count, as they do after a few cycles.
         share: of averaging, over the mean of those who average; see `Grid.share_of`.
     """
     if not is_reachable:
         return Flow(contributed=encoded.contribution, handed_out=0.0, gathered=0.0, followed=encoded.entry)
-    rows = num_rows(members, reachable, group_size)
-    width, averaged = members / rows, min(share * rows / reachable, 1.0)
+    is_needed = members < FEWEST_COUNTING or reachable < ENOUGH_REDUCERS
+    num_bootstraps = int(has_bootstrap and is_needed)  # with one there is a single row, for so few reduce
+    listed, reducing = members + num_bootstraps, reachable + num_bootstraps
+    rows = num_rows(listed, reducing, group_size)
+    width, averaged = listed / rows, min(share * rows / reducing, 1.0)
     others = 1.0 - 1.0 / rows
     return Flow(
         contributed=(1.0 - averaged) * encoded.contribution,
         handed_out=(others * (encoded.row_mean + encoded.entry) + (width - 1.0) * encoded.entry) * averaged,
-        gathered=((width - 1.0) * encoded.contribution + others * encoded.row_mean) * averaged,
+        gathered=((width - 1.0 - num_bootstraps) * encoded.contribution + others * encoded.row_mean) * averaged,
         followed=(1.0 - averaged / rows) * encoded.entry,
     )
 

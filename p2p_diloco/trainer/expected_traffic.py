@@ -51,7 +51,15 @@ class Forecast:
     members: int
 
 
-def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: bool, share: float = 1.0) -> Forecast:
+def forecast(
+    rules: RunRules,
+    *,
+    members: int,
+    reachable: int,
+    is_reachable: bool,
+    has_bootstrap: bool = False,
+    share: float = 1.0,
+) -> Forecast:
     """Work out what a member that trains will move; see `exchange_flow` for the arguments."""
     sizes = (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
     sums = [[0, 0, 0] for _ in range(rules.clock.num_fragments)]
@@ -66,6 +74,7 @@ def forecast(rules: RunRules, *, members: int, reachable: int, is_reachable: boo
             group_size=rules.group_size,
             reachable=reachable,
             is_reachable=is_reachable,
+            has_bootstrap=has_bootstrap,
             share=share,
         )
 

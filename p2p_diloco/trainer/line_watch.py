@@ -44,7 +44,7 @@ class LineWatch:
         self._samples: deque[tuple[float, float, float]] = deque()
         self._said_bytes: float | None = None
         self._rate = LineRate()
-        self._forecasts: dict[tuple[int, int, float], Forecast] = {}
+        self._forecasts: dict[tuple[int, int, bool, float], Forecast] = {}
 
     def share(self, engine: PeerEngine, now: float) -> int:
         """Return the share of averaging that the line carries: by its caps, and by what it has shown.
@@ -116,18 +116,25 @@ class LineWatch:
         roster, me = engine.book.in_force, engine.me
         assert roster is not None, "asked before"
         alive = engine.membership.alive(now)
-        dialable = {member.peer: member.reduces for member in roster.members}
+        dialable = {member.peer: member.reduces for member in roster.members if member.trains}
+        has_bootstrap = not all(member.trains for member in roster.members)
         dialable |= {peer: beat.can_be_dialled for peer, beat in alive.items()}
         dialable = {peer: can for peer, can in dialable.items() if peer not in alive or alive[peer].trains}
         dialable[me.peer] = can = engine.membership.can_be_dialled
-        alone = len(dialable) == 1  # say how it will be when the next one comes, who can be dialled
-        question = (len(dialable) + alone, sum(dialable.values()) + alone, share)
+        # Alone it moves nothing: say how it will be when the next one comes, who can be dialled.
+        alone = len(dialable) == 1 and not has_bootstrap
+        question = (len(dialable) + alone, sum(dialable.values()) + alone, has_bootstrap, share)
         if question not in self._forecasts:
             if len(self._forecasts) >= MOST_FORECASTS:
                 self._forecasts.clear()
-            members, reachable, _ = question
+            members, reachable, _, _ = question
             self._forecasts[question] = forecast(
-                engine.rules, members=members, reachable=reachable, is_reachable=can, share=share
+                engine.rules,
+                members=members,
+                reachable=reachable,
+                is_reachable=can,
+                has_bootstrap=has_bootstrap,
+                share=share,
             )
         return self._forecasts[question]
 

@@ -51,6 +51,13 @@ def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureF
     assert "MB" in printed
 
 
+def test_two_islands_and_their_bootstrap_move_more_up_than_down(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--parameters", "10M", "--islands", "2", "--uplink", "20mbit"]) == 0
+    printed = capsys.readouterr().out
+    assert "0.708 bytes per parameter and cycle up and 0.531 down, 7.08 MB; 2.83 s on an empty line\n" in printed
+    assert "7.08 MB up and 5.31 MB down every 8 s: 7.08 Mbit/s and 5.31 Mbit/s, 76.5 GB and 57.4 GB a day\n" in printed
+
+
 def test_a_rate_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="--uplink is 'fast'; expected a rate with its unit"):
         print_plan(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.estimate import Question, bytes_per_parameter, loss_cost, make_plan, measure_outer_work
+from p2p_diloco.lab.estimate import Question, flow_per_parameter, loss_cost, make_plan, measure_outer_work
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 
@@ -19,17 +19,24 @@ PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_sec
 @pytest.mark.parametrize(("islands", "measured"), [(8, 0.930), (64, 1.070), (256, 1.089), (1024, 1.082)])
 def test_bytes_are_those_that_the_lab_measures_but_for_headers(islands: int, measured: float) -> None:
     """`python -m p2p_diloco.testing scale`, docs/lab-log.md."""
-    estimate = bytes_per_parameter(dataclasses.replace(PAPER, islands=islands))
+    estimate = flow_per_parameter(dataclasses.replace(PAPER, islands=islands)).sent
     assert 0.96 * measured < estimate < measured
 
 
-def test_one_alone_sends_nothing_and_a_wide_codec_more() -> None:
-    assert bytes_per_parameter(dataclasses.replace(PAPER, islands=1)) == 0.0
+@pytest.mark.parametrize(("islands", "up", "down"), [(1, 1.0, 0.5), (2, 4 / 3, 1.0), (3, 4 / 3, 4 / 3), (4, 1.5, 1.5)])
+def test_for_one_or_two_islands_the_bootstrap_reduces_too(islands: int, up: float, down: float) -> None:
+    """It contributes nothing, so less comes in than goes out."""
+    plan = make_plan(dataclasses.replace(PAPER, islands=islands))
+    assert plan.bytes_per_parameter == pytest.approx(up * 4.25 / 8)
+    assert plan.received_per_parameter == pytest.approx(down * 4.25 / 8)
+
+
+def test_a_wide_codec_sends_more() -> None:
     wide = dataclasses.replace(PAPER, contribution="float32", entry="float32")
-    assert bytes_per_parameter(wide) == pytest.approx(0.75 * 8)
+    assert flow_per_parameter(wide).sent == pytest.approx(0.75 * 8)
     # Sparse on the way to the reducer, 4.25 bits on the way back.
     sparse = dataclasses.replace(PAPER, contribution="topk2")
-    assert bytes_per_parameter(sparse) == pytest.approx(0.75 * (0.4453125 + 4.25) / 8)
+    assert flow_per_parameter(sparse).sent == pytest.approx(0.75 * (0.4453125 + 4.25) / 8)
 
 
 def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> None:
@@ -74,7 +81,7 @@ def test_two_steps_end_in_the_half_of_a_round_in_which_islands_contribute(
         ({"fragments": 10}, 40, 10, "steps"),
         ({"step_seconds": 0.1, "heartbeat_seconds": 3.0}, 30, 1, "heartbeat"),
         ({"uplink_bits": 1e6}, 13, 3, "line"),
-        ({"uplink_bits": 1e6, "islands": 2}, 9, 2, "line"),
+        ({"uplink_bits": 1e6, "islands": 2}, 12, 3, "line"),
         ({"uplink_bits": 1e6, "islands": 16}, 16, 4, "line"),
         ({"core_nanoseconds": 1000.0}, 10, 2, "cores"),
     ],

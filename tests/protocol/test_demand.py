@@ -28,14 +28,23 @@ from p2p_diloco.protocol.grid import Grid, fold_roster, grid_order
 INT4 = Encoded(contribution=4.25, row_mean=8.25, entry=4.25)
 
 
-def grid_of(num_members: int, num_reducing: int, group_size: int) -> tuple[Grid, Sequence[PeerId]]:
+BOOTSTRAP = peer_id("boot")
+
+
+def grid_of(
+    num_members: int, num_reducing: int, group_size: int, *, has_bootstrap: bool = False
+) -> tuple[Grid, Sequence[PeerId]]:
     members = [member(peer_id(f"peer {place}"), reduces=place < num_reducing) for place in range(num_members)]
-    roster = replace(roster_of(1), k=1, members=grid_order(members, RUN, 0))
+    listed = [*members, member(BOOTSTRAP, trains=False, counts=False)] if has_bootstrap else members
+    roster = replace(roster_of(1), k=1, members=grid_order(listed, RUN, 0))
     return fold_roster(roster, group_size), [m.peer for m in members[:num_reducing]]
 
 
 def counted(grid: Grid, num_spans: int, encoded: Encoded) -> dict[PeerId, dict[str, float]]:
-    """Play one exchange message by message; return what each peer moves, of a vector of `num_spans` equal spans."""
+    """Play one exchange message by message; return what each peer moves, of a vector of `num_spans` equal spans.
+
+    The bootstrap contributes nothing.
+    """
     moved = {peer: dict.fromkeys(Flow.__slots__, 0.0) for row in grid.rows for peer in row}
     contribution, row_mean, entry = (x / num_spans for x in (encoded.contribution, encoded.row_mean, encoded.entry))
 
@@ -51,7 +60,8 @@ def counted(grid: Grid, num_spans: int, encoded: Encoded) -> dict[PeerId, dict[s
         for row, members in enumerate(grid.rows):
             reducer = grid.column(span)[row]
             for peer in members:
-                count(peer, reducer, ("contributed", "gathered"), contribution)
+                if peer != BOOTSTRAP:
+                    count(peer, reducer, ("contributed", "gathered"), contribution)
                 if peer != owner:
                     count(reducer, peer, ("handed_out", "followed"), entry)
             count(reducer, owner, ("handed_out", "gathered"), row_mean)
@@ -79,6 +89,35 @@ def test_the_formula_is_the_mean_of_what_is_counted_message_by_message(
         for name in Flow.__slots__:
             mean = sum(moved[peer][name] for peer in peers) / len(peers)
             assert getattr(flow, name) == pytest.approx(mean), name
+
+
+@pytest.mark.parametrize(
+    ("num_members", "num_reducing"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (7, 1), (40, 1)]
+)
+@pytest.mark.parametrize("group_size", [1, 2, 16])
+def test_a_bootstrap_that_is_needed_is_one_of_those_who_reduce_and_contributes_nothing(
+    num_members: int, num_reducing: int, group_size: int
+) -> None:
+    grid, reachable = grid_of(num_members, num_reducing, group_size, has_bootstrap=True)
+    moved = counted(grid, len(grid.columns), INT4)
+    for peer in moved.keys() - {BOOTSTRAP}:
+        flow = exchange_flow(
+            INT4, members=num_members, group_size=group_size, reachable=num_reducing,
+            is_reachable=peer in reachable, has_bootstrap=True,
+        )  # fmt: skip
+        for name in Flow.__slots__:
+            assert getattr(flow, name) == pytest.approx(moved[peer][name]), name
+
+
+@pytest.mark.parametrize(("num_members", "num_reducing"), [(3, 3), (3, 2), (5, 5), (100, 2)])
+def test_a_bootstrap_that_is_not_needed_changes_nothing(num_members: int, num_reducing: int) -> None:
+    with_one, without = (
+        exchange_flow(
+            INT4, members=num_members, group_size=16, reachable=num_reducing, is_reachable=True, has_bootstrap=has_one
+        )
+        for has_one in (True, False)
+    )
+    assert with_one == without
 
 
 @pytest.mark.parametrize(("num_members", "share"), [(4, 1), (4, 4), (8, 2), (3, 1), (2, 1)])

@@ -25,9 +25,16 @@ def peer_id(number: int) -> PeerId:
 
 
 def engine(
-    members: int, *, trains: bool = True, has_roster: bool = True, alive: dict[PeerId, Any] | None = None
+    members: int,
+    *,
+    trains: bool = True,
+    has_roster: bool = True,
+    alive: dict[PeerId, Any] | None = None,
+    has_bootstrap: bool = False,
 ) -> Any:
-    listed = tuple(SimpleNamespace(peer=peer_id(number), reduces=True) for number in range(members))
+    listed = [SimpleNamespace(peer=peer_id(number), reduces=True, trains=True) for number in range(members)]
+    if has_bootstrap:
+        listed.append(SimpleNamespace(peer=PeerId(sha256(b"boot")), reduces=True, trains=False))
     peers = frozenset(member.peer for member in listed)
     roster = SimpleNamespace(members=listed, peers=lambda: peers)
     return SimpleNamespace(
@@ -66,6 +73,16 @@ def test_who_is_alone_hears_what_it_will_be_with_the_next_one() -> None:
     (notice,) = watch().notices(engine(1), 0.0)
     assert notice.text.startswith("with 2 trainers about")
     assert notice.figures["up_bytes"]
+
+
+@pytest.mark.parametrize(("members", "up", "down"), [(1, 1 / 2, 0), (2, 2 / 3, 1 / 3), (3, 2 / 3, 2 / 3)])
+def test_a_bootstrap_on_the_roster_reduces_for_fewer_than_three(members: int, up: float, down: float) -> None:
+    (notice,) = watch().notices(engine(members, has_bootstrap=True), 0.0)
+    assert notice.text.startswith(f"with {members} trainer")
+    contribution, entry = (sum(sizes.values()) for sizes in (PLAN.rules.payload_bytes, PLAN.rules.entry_bytes))
+    followed = 1 / 2 if members == 1 else 2 / 3
+    assert notice.figures["up_bytes"] == pytest.approx(up * (contribution + entry), abs=1)
+    assert notice.figures["down_bytes"] == pytest.approx(down * contribution + followed * entry, abs=1)
 
 
 def test_who_is_alive_and_trains_counts_and_who_helps_does_not() -> None:

@@ -1,0 +1,87 @@
+"""The traffic that is announced beside the bytes that simulated peers move: few members, whoever can be dialled.
+
+A bootstrap reduces where fewer than three members count or fewer than two others can. Show the figures, in MB a cycle:
+`python -m pytest -s tests/swarm/test_announced_traffic.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+
+from p2p_diloco.testing.machine import Machine
+from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
+from p2p_diloco.testing.run import run_rules
+from p2p_diloco.testing.simulation import Simulation, play
+from p2p_diloco.trainer.line_watch import LineWatch
+
+FRAGMENTS = 2
+RULES = run_rules(
+    num_spans=(6,) * FRAGMENTS, void_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=16384
+)
+"""Vectors outweigh their headers, as in real runs."""
+SETTLING_ROUNDS = 20
+"""All count after four cycles, and all that can be dialled reduce after eight."""
+CYCLES = 3
+HEADERS = 0.04
+"""Of what is moved, at most; nobody announces them."""
+
+
+def announced(machine: Machine, now: float) -> tuple[float, float]:
+    """Return the bytes up and down in a cycle as a peer says them when it is asked first."""
+    assert machine.transport is not None
+    notice, *_ = LineWatch(machine.limits, machine.transport.counters).notices(machine.running, now)
+    return float(notice.figures["up_bytes"]), float(notice.figures["down_bytes"])
+
+
+def moved(machine: Machine) -> tuple[int, int]:
+    """Return the bytes of vectors that a peer has sent and received so far."""
+    assert machine.node is not None
+    traffic = machine.node.traffic
+    return traffic.sent["vectors"], traffic.received["vectors"]
+
+
+@pytest.mark.parametrize(
+    ("islands", "reachable", "has_bootstrap"),
+    [(1, 1, True), (2, 2, True), (2, 1, True), (2, 2, False), (3, 3, True), (5, 5, True), (5, 1, True)],
+)
+def test_a_peer_announces_what_it_moves_but_for_headers(islands: int, reachable: int, has_bootstrap: bool) -> None:
+    async def scene() -> None:
+        async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
+            if has_bootstrap:
+                swarm.add("bootstrap", trains=False, founds=True)
+            for number in range(islands):
+                founds = number == 0 and not has_bootstrap
+                swarm.add(f"p{number}", founds=founds, place=OPEN if number < reachable else OUTBOUND_ONLY)
+            await swarm.until(swarm.all_ready, within=400.0)
+            await swarm.run_to_round(FRAGMENTS * (swarm.round // FRAGMENTS) + SETTLING_ROUNDS)
+            trainers = swarm.running()
+            before = [moved(machine) for machine in trainers]
+            await swarm.run_to_round(swarm.round + FRAGMENTS * CYCLES)
+            now = swarm.loop.true_seconds()
+            after = [moved(machine) for machine in trainers]
+            rows = [
+                (*announced(machine, now), (sent - sent_before) / CYCLES, (received - received_before) / CYCLES)
+                for machine, (sent, received), (sent_before, received_before) in zip(
+                    trainers, after, before, strict=True
+                )
+            ]
+            for place, alike in (("reachable", rows[:reachable]), ("outbound only", rows[reachable:])):
+                if alike:
+                    print_and_compare(f"{len(alike)} of {islands} trainers, {place}", has_bootstrap, alike)
+            await swarm.finish()
+
+    play(scene)
+
+
+def print_and_compare(who: str, has_bootstrap: bool, rows: Sequence[tuple[float, ...]]) -> None:
+    """Compare means, for owners take turns."""
+    up, down, sent, received = (fmean(column) for column in zip(*rows, strict=True))
+    print(
+        f"\n{who}, {'a' if has_bootstrap else 'no'} bootstrap: up {up / 1e6:.3f} said, {sent / 1e6:.3f} moved "
+        f"({up / sent - 1:+.1%}); down {down / 1e6:.3f} said, {received / 1e6:.3f} moved ({down / received - 1:+.1%})"
+    )
+    assert (1 - HEADERS) * sent < up < sent
+    assert (1 - HEADERS) * received < down < received
