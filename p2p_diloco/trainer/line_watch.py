@@ -44,7 +44,7 @@ class LineWatch:
         self._samples: deque[tuple[float, float, float]] = deque()
         self._said_bytes: float | None = None
         self._rate = LineRate()
-        self._forecasts: dict[tuple[int, int, bool, float], Forecast] = {}
+        self._forecasts: dict[tuple[int, int, bool, bool, float], Forecast] = {}
 
     def share(self, engine: PeerEngine, now: float) -> int:
         """Return the share of averaging that the line carries: by its caps, and by what it has shown.
@@ -123,11 +123,11 @@ class LineWatch:
         dialable[me.peer] = can = engine.membership.can_be_dialled
         # Alone it moves nothing: say how it will be when the next one comes, who can be dialled.
         alone = len(dialable) == 1 and not has_bootstrap
-        question = (len(dialable) + alone, sum(dialable.values()) + alone, has_bootstrap, share)
+        question = (len(dialable) + alone, sum(dialable.values()) + alone, can, has_bootstrap, share)
         if question not in self._forecasts:
             if len(self._forecasts) >= MOST_FORECASTS:
                 self._forecasts.clear()
-            members, reachable, _, _ = question
+            members, reachable, *_ = question
             self._forecasts[question] = forecast(
                 engine.rules,
                 members=members,

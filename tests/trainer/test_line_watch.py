@@ -204,6 +204,15 @@ def test_what_is_said_follows_what_the_roster_deals() -> None:
     assert again.figures == whole.figures, "who is not on a roster yet will have its part"
 
 
+def test_who_can_be_dialled_no_more_moves_less_though_another_can_be_in_its_place() -> None:
+    others = [SimpleNamespace(can_be_dialled=False, trains=True) for _ in range(2)]
+    line, state = watch(), engine(3, alive={peer_id(1): others[0], peer_id(2): others[1]})
+    (reducing,) = line.notices(state, 0.0)
+    state.membership.can_be_dialled, others[0].can_be_dialled = False, True
+    (at_home,) = line.notices(state, 1.0)
+    assert at_home.figures["up_bytes"] == reducing.figures["up_bytes"] / 2, "a contribution, where it sent two entries"
+
+
 def test_forecasts_are_kept_for_a_few_questions_only() -> None:
     line = watch()
     for members in range(2, 2 * MOST_FORECASTS):
