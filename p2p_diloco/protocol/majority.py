@@ -47,7 +47,7 @@ class Voices:
         carriers: linked peers that may be linked with those.
         half: of all who count, this peer with them where it does.
         is_strict: whether nobody but more than half of the electorate is believed.
-        is_few: whether less than that is, because most of the electorate could not be asked.
+        is_few: whether less than that is, because most of the electorate could not be asked, or waits itself.
     """
 
     near: frozenset[PeerId] = frozenset()
@@ -89,10 +89,10 @@ class Voices:
         )
 
     def sentence_of_few(self) -> str:
-        """Return the warning that most voters could not be reached, with the peers that are believed instead."""
+        """Return the warning that most voters could not be asked, with the peers that are believed instead."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
-            f"most voters could not be reached, directly or through other peers; going by what {names} hold; "
+            f"most voters could not be reached, or wait for the state themselves; going by what {names} hold; "
             f"{self.needed} of them must agree. If you do not trust them, leave and join again with a newer invite"
         )
 
@@ -167,6 +167,7 @@ def namers_for(
     gone: Collection[PeerId],
     linked: Collection[PeerId],
     holders: Collection[PeerId],
+    ready: Collection[PeerId],
     empty: Collection[PeerId],
     told: Collection[PeerId],
     told_empty: Collection[PeerId],
@@ -174,11 +175,13 @@ def namers_for(
     """Return whose word counts for the bytes of spans that `me` fetches: the electorate's.
 
     Who is not ready, has waited as long as a stall takes and could not ask most of the electorate, goes by its
-    `voices`. So does a member of a grid.
+    `voices`. So does a member of a grid. A member that has waited so long does not count voters that wait for names
+    themselves, such as those that came back with an old disk: each would wait for the others for ever.
 
     Args:
         linked: members, and the founder, that are linked and alive.
-        holders, empty: peers that are linked, alive, and say that they hold the state, or nothing.
+        holders, empty: peers that are linked, alive, and say that they hold some state, or nothing.
+        ready: those of the holders that say that it is the agreed one.
         told, told_empty: peers that have signed the same of late; they count where they are not linked.
     """
     is_member = roster.member(me) is not None
@@ -192,6 +195,11 @@ def namers_for(
     half = (len(voters) + (me in roster.voters)) / 2
     found = replace(voices, told=told, far=far, carriers=carriers, half=half)
     needed = (len(voters) + 1 if is_ready and is_member else len(voters) - len(empty)) // 2 + 1
+    waiting, known = heard.difference(ready), voters.intersection(ready)
+    if is_member and has_waited and not is_ready and waiting and ready:
+        known = known if len(known) >= ENOUGH_VOTERS else frozenset(ready)
+        needed = len((voters - empty - waiting) | known) // 2 + 1
+        return replace(found, near=voters | known, heard=heard | known, empty=empty, needed=needed, is_few=True)
     if not has_waited or is_ready or len(heard | told) >= needed:
         return replace(found, near=voters, heard=heard, empty=empty, needed=needed, is_strict=not is_member)
     if not is_member and len(heard | told) >= ENOUGH_VOTERS:

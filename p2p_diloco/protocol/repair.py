@@ -196,7 +196,7 @@ class Repair:
         if roster is None or grid is None:
             return
         self._short_since = min(self._short_since, now) if self.catch_up.lacks_names else math.inf
-        holders = self._holders(now).keys()
+        holders = self._holders(now)
         self._listens_since = min(self._listens_since, now) if holders else math.inf
         alive = membership.alive(now)
         empty = [peer for peer, beat in alive.items() if peer in self._linked and not beat.heads]
@@ -226,6 +226,7 @@ class Repair:
             gone=gone,
             linked=[peer for peer in alive if peer in self._linked and self._may_give(peer)],
             holders=holders,
+            ready=[peer for peer, beat in holders.items() if beat.ready],
             empty=empty,
             told=self.catch_up.signed(now, holds=True),
             told_empty=self.catch_up.signed(now, holds=False),
