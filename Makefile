@@ -135,15 +135,15 @@ disasters: $(STAMP)
 # What was played is kept, so this may be stopped at any time.
 KEPT := docs/results/outcomes.jsonl
 learning: $(STAMP)
-	for islands in 4 8 16; do $(BIN)/p2p-diloco experiment parity --size micro --islands $$islands --seeds 4 --keep $(KEPT) || exit 1; done
-	for name in mixed loss bits sync outer short merge fragments schedule residual void churn topics radial; do $(BIN)/p2p-diloco experiment $$name --size micro --keep $(KEPT) || exit 1; done
-	for islands in 2 8 16; do $(BIN)/p2p-diloco experiment radial --size micro --islands $$islands --seeds 2 --keep $(KEPT) || exit 1; done
-	for seeds in 1 8; do $(BIN)/p2p-diloco experiment parity --seeds $$seeds --keep $(KEPT) || exit 1; done
-	$(BIN)/p2p-diloco experiment loss --rows 25%-lost,none-lost --keep $(KEPT)
-	$(BIN)/p2p-diloco experiment mixed --rows half-slow,all-fast --keep $(KEPT)
-	$(BIN)/p2p-diloco experiment bits --rows int4,float32 --keep $(KEPT)
-	$(BIN)/p2p-diloco experiment parity --size small --rows p2p-diloco-every-4,p2p-diloco-every-8,data-parallel --seeds 1 --keep $(KEPT)
-	for name in parity bits loss merge mixed; do $(BIN)/p2p-diloco experiment $$name --size micro --optimizer adamw --keep $(KEPT) || exit 1; done
+	for islands in 4 8 16; do $(BIN)/python -m research parity --size micro --islands $$islands --seeds 4 --keep $(KEPT) || exit 1; done
+	for name in mixed loss bits sync outer short merge fragments schedule residual void churn topics radial; do $(BIN)/python -m research $$name --size micro --keep $(KEPT) || exit 1; done
+	for islands in 2 8 16; do $(BIN)/python -m research radial --size micro --islands $$islands --seeds 2 --keep $(KEPT) || exit 1; done
+	for seeds in 1 8; do $(BIN)/python -m research parity --seeds $$seeds --keep $(KEPT) || exit 1; done
+	$(BIN)/python -m research loss --rows 25%-lost,none-lost --keep $(KEPT)
+	$(BIN)/python -m research mixed --rows half-slow,all-fast --keep $(KEPT)
+	$(BIN)/python -m research bits --rows int4,float32 --keep $(KEPT)
+	$(BIN)/python -m research parity --size small --rows p2p-diloco-every-4,p2p-diloco-every-8,data-parallel --seeds 1 --keep $(KEPT)
+	for name in parity bits loss merge mixed; do $(BIN)/python -m research $$name --size micro --optimizer adamw --keep $(KEPT) || exit 1; done
 
 results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
@@ -158,8 +158,8 @@ BENCH_STATE ?= 800:3:3
 BENCH_TRAINING ?= --repeat 2 --against $(BENCH_TRAINERS)
 BENCH_MEMORY ?= --peers 2 --parameters 10M,40M
 BENCH_TO ?= docs/performance
-# torchft plays where `p2p-diloco bench install-torchft` has been.
-ASK_FOR_TORCHFT := from p2p_diloco.bench.training.torchft_environment import torchft_interpreter as ask; ask()
+# torchft plays where `python -m benchmarks install-torchft` has been.
+ASK_FOR_TORCHFT := from benchmarks.training.torchft_environment import torchft_interpreter as ask; ask()
 BENCH_TRAINERS = $(shell $(BIN)/python -c '$(ASK_FOR_TORCHFT)' 2>/dev/null && echo blocking,torchft || echo blocking)
 
 # The first, second or third part of such a word; and of 4x10M.
@@ -169,12 +169,12 @@ define NEWLINE
 
 
 endef
-averaging = $(BIN)/p2p-diloco bench averaging --peers $(call side,$1,1) --parameters $(call side,$1,2) \
+averaging = $(BIN)/python -m benchmarks averaging --peers $(call side,$1,1) --parameters $(call side,$1,2) \
   --against $(call part,$1,2) --repeat $(call part,$1,3) --json $(BENCH_TO)/averaging-$(call part,$1,1).json$(NEWLINE)
-state = $(BIN)/p2p-diloco bench state --megabytes $(call part,$1,1) --donors $(call part,$1,2) \
+state = $(BIN)/python -m benchmarks state --megabytes $(call part,$1,1) --donors $(call part,$1,2) \
   --repeat $(call part,$1,3) --json $(BENCH_TO)/state-$(call part,$1,1)MB.json$(NEWLINE)
 # A bench that is told by its flags; nothing where there are none.
-other = $(if $2,$(BIN)/p2p-diloco bench $1 $2 --json $(BENCH_TO)/$1.json)
+other = $(if $2,$(BIN)/python -m benchmarks $1 $2 --json $(BENCH_TO)/$1.json)
 
 # A bench that fails ends it, and what came before is kept: make bench-figures draws that. Training is the last, for it
 # needs networks of its own, which not every machine lets it make.

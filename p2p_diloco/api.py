@@ -32,9 +32,9 @@ from p2p_diloco.invite import parse_invite
 from p2p_diloco.island.own_files import own_files, own_tensors
 from p2p_diloco.island.provenance import Provenance
 from p2p_diloco.key_file import read_key_file
-from p2p_diloco.lab.rounds import Conditions, choose_rounds
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
+from p2p_diloco.planning.rounds import Conditions, choose_rounds
 from p2p_diloco.rate import parse_rate
 from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, read_run_toml, values_by_key, write_new_run
 from p2p_diloco.settings import PeerSettings, flags_as_keys, load_settings

@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
     ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
-    ("trainer", "lab", "bench", "watch"),
+    ("trainer", "planning", "replay", "watch"),
     ("testing", "api"),
     ("cli", "__main__"),
 )
@@ -126,6 +126,11 @@ def test_no_two_rooms_know_each_other() -> None:
         (one, other) for one, known in sorted(knows.items()) for other in known if one in knows[other] and one < other
     ]
     assert circles == []
+
+
+def test_the_package_knows_nothing_that_stands_beside_it() -> None:
+    beside = {"benchmarks", "research", "tests"}
+    assert [module_name(path) for path in MODULES if {name.split(".")[0] for name in all_imports(path)} & beside] == []
 
 
 @pytest.mark.parametrize("path", PURE_FILES, ids=module_name)

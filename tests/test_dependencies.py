@@ -11,7 +11,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 ELSEWHERE = frozenset({"torchft"})
-"""Runs in an environment of its own, which `p2p-diloco bench install-torchft` makes."""
+"""Runs in an environment of its own, which `python -m benchmarks install-torchft` makes."""
 
 
 def declared(extra: str | None = None) -> set[str]:
@@ -44,11 +44,16 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def test_the_package_imports_what_is_declared_and_nothing_else() -> None:
-    assert imported(PROJECT / "p2p_diloco") - ELSEWHERE == declared()
+    assert imported(PROJECT / "p2p_diloco") == declared()
+
+
+def test_what_stands_beside_the_package_brings_nothing_else_either() -> None:
+    beside = imported(PROJECT / "benchmarks") | imported(PROJECT / "research")
+    assert beside - {"benchmarks", "research"} - ELSEWHERE <= declared()
 
 
 def test_plots_are_drawn_with_what_their_extra_brings() -> None:
-    assert imported(PROJECT / "docs") - declared() == declared("plots")
+    assert imported(PROJECT / "docs") - {"benchmarks", "research"} - declared() == declared("plots")
 
 
 def test_there_is_no_extra_that_nothing_uses() -> None:

@@ -19,17 +19,17 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from p2p_diloco.bench.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
-from p2p_diloco.bench.footprint.figures import GOAL_BYTES_PER_PARAMETER, GOAL_CONSTANT_BYTES, MIB
-from p2p_diloco.bench.kept_figures import Kept, read_kept
-from p2p_diloco.bench.tables import (
+from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
+from benchmarks.footprint.figures import GOAL_BYTES_PER_PARAMETER, GOAL_CONSTANT_BYTES, MIB
+from benchmarks.kept_figures import Kept, read_kept
+from benchmarks.tables import (
     NAMES,
     exchange_of_as_many,
     peers_by_parameters,
     performance_lines,
     vector_parts,
 )
-from p2p_diloco.bench.training.figures import BLOCKING, TORCHFT
+from benchmarks.training.figures import BLOCKING, TORCHFT
 
 HERE = Path(__file__).parent
 COLOURS = {

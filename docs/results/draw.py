@@ -23,13 +23,13 @@ import matplotlib.pyplot as plt
 
 from p2p_diloco.island.data import open_corpus
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.lab.learning.experiments import EXPERIMENTS, experiment_named
-from p2p_diloco.lab.learning.kept import KeptOutcomes
-from p2p_diloco.lab.learning.learners import shape_named
-from p2p_diloco.lab.learning.scope import Scope
-from p2p_diloco.lab.learning.setting import OURS, Outcome, Setting
-from p2p_diloco.lab.learning.table import paired_gap
-from p2p_diloco.lab.learning.wall_clock import tick_seconds, ticks_to_loss
+from research.experiments import EXPERIMENTS, experiment_named
+from research.kept import KeptOutcomes
+from research.learners import shape_named
+from research.scope import Scope
+from research.setting import OURS, Outcome, Setting
+from research.table import paired_gap
+from research.wall_clock import tick_seconds, ticks_to_loss
 
 HERE = Path(__file__).parent
 RATES = (20, 100, 1000)
@@ -190,7 +190,7 @@ def _table(name: str, options: str, scope: Scope, fewest_rows: int = 1) -> list[
     trials = kept_trials(name, scope)
     if len(trials) < fewest_rows:
         return []
-    command = f"`p2p-diloco experiment {name} {options}`"
+    command = f"`python -m research {name} {options}`"
     return ["", f"## {name}, {options}", "", command, "", *gap_lines(trials)]
 
 
@@ -212,7 +212,7 @@ def _parity(scope: Scope) -> list[str]:
         "",
         f"## parity, {scope.size} model, {scope.islands} islands, {scope.optimizer}",
         "",
-        f"`p2p-diloco experiment parity {options}`; ![curves]({name}.svg)",
+        f"`python -m research parity {options}`; ![curves]({name}.svg)",
         "",
         *gap_lines(trials),
         "",

@@ -1,39 +1,30 @@
-"""`p2p-diloco`: reads the command line, runs one command, and turns every error into one sentence and an exit code.
+"""`p2p-diloco`: reads the command line and runs one command.
 
 Nothing heavy is imported here: help and `status` answer at once, without torch and hivemind.
 """
 
 from __future__ import annotations
 
-import difflib
-import errno
 import importlib.metadata
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
-from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, Parameter
 
-from p2p_diloco.cli.bench_commands import make_bench
+from p2p_diloco.cli.command_line import call_command, exit_code_of
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.lab_commands import add_experiment, add_plan, add_replay
 from p2p_diloco.cli.last_step import end_despite_last_step
-from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
 from p2p_diloco.cli.refusals import Refusals
-from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 from p2p_diloco.invite import SCHEME
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import ALIASES, EXPLAINED
 from p2p_diloco.settings import split_arguments
 from p2p_diloco.toml_document import known_keys, nearest_key
 
-STOPPED = 130
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-_PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
+PROGRAM = "p2p-diloco"
 # A paragraph is one line: the terminal wraps it.
 _HELP = (
     "Train one language model on many machines that never wait for each other.\n\n"
@@ -58,37 +49,8 @@ KeyFlag = Annotated[Path | None, Parameter(help="organiser's key; organiser.key 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (this process's own if none is given) and return its exit code."""
     if arguments is None:
-        return end_despite_last_step(_exit_code_of(sys.argv[1:]))
-    return _exit_code_of(arguments)
-
-
-def _exit_code_of(arguments: Sequence[str]) -> int:
-    try:
-        return _run_and_flush(arguments)
-    except KeyboardInterrupt:
-        return STOPPED
-    except BrokenPipeError:
-        return 0  # whoever read our output has read enough
-    except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):
-            raise
-        return 0  # the same: rich answers a broken pipe with an exit code of 1
-    except Exception as error:
-        return _report(error)
-    finally:
-        flush_or_discard(sys.stdout)
-
-
-def _run_and_flush(arguments: Sequence[str]) -> int:
-    """Run one command line, and write all of its output while it can still be said that this fails."""
-    code = run_command(arguments)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        pass  # and the code stays: whoever needs no more of the output may need that
-    except OSError as error:
-        raise StateError(f"cannot write the output: {error.strerror}; free some space or send it elsewhere") from None
-    return code
+        return end_despite_last_step(exit_code_of(PROGRAM, lambda: run_command(sys.argv[1:])))
+    return exit_code_of(PROGRAM, lambda: run_command(arguments))
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -103,22 +65,18 @@ def run_command(arguments: Sequence[str]) -> int:
     app = make_app(around)
     if rest and rest[0] in _WORDS_AS_FLAGS:
         rest = [*rest[1:], _WORDS_AS_FLAGS[rest[0]]]
-    words = _joined_dash(_invite_first(rest))
-    try:
-        command, bound, *_ = app.parse_args(words, print_error=False, exit_on_error=False)
-    except CycloptsError as error:
-        raise ConfigError(_sentence(error, list(error.app or app))) from None
-    code = command(*bound.args, **bound.kwargs)
+    words = _invite_first(rest)
+    code = call_command(app, words, _nearest_manifest_flag)
     if words[:1] == ["new"] and not {"--help", "-h"}.isdisjoint(words):
         from p2p_diloco.cli.new import print_keys
 
         print_keys()
-    return code if isinstance(code, int) else 0
+    return code
 
 
 def make_app(around: Surroundings) -> App:
     """Return all commands, for a command line with these surroundings."""
-    app = App(name="p2p-diloco", help=_HELP, version=_version, help_format="plaintext", config=Refusals(around))
+    app = App(name=PROGRAM, help=_HELP, version=_version, help_format="plaintext", config=Refusals(around))
     app.version_flags = ("--version", "-v")
 
     @app.command
@@ -326,10 +284,67 @@ def make_app(around: Surroundings) -> App:
         )
         return run_demo(options, around)
 
-    app.command(make_bench())
-    add_experiment(app)
-    add_plan(app)
-    add_replay(app)
+    @app.command
+    def plan(
+        *,
+        parameters: str,
+        islands: int,
+        uplink: str,
+        step_seconds: float = 1.0,
+        cores: int = 1,
+        group_size: int = 16,
+        json: str | None = None,
+    ) -> int:
+        """Work out what a run would need before anybody starts one: bytes, length of a cycle, speed kept.
+
+        Parameters
+        ----------
+        parameters
+            of the model, like 12B
+        islands
+            that train
+        uplink
+            of the slowest island, like 20mbit or 2gbit
+        step_seconds
+            that an inner step takes
+        cores
+            that share the outer work of an island; one process, as islands are today, uses one
+        group_size
+            peers that average in one row
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.plan import PlanOptions, print_plan
+
+        options = PlanOptions(
+            parameters=parameters,
+            islands=islands,
+            uplink=uplink,
+            step_seconds=step_seconds,
+            cores=cores,
+            group_size=group_size,
+            json=json,
+        )
+        return print_plan(options)
+
+    @app.command
+    def replay(*folders: Path, data: str | None = None, json: str | None = None) -> int:
+        """Replay a run from the diaries of its peers, and report how close the replay comes to the run.
+
+        Parameters
+        ----------
+        folders
+            state directories of the peers, each started with --keep-diary
+        data
+            this machine's copy of the run's text
+        json
+            file for the figures, or - for standard output
+        """
+        from p2p_diloco.cli.replay import ReplayOptions
+        from p2p_diloco.cli.replay import replay as run
+
+        return run(ReplayOptions(folders=folders, data=data, json=json))
+
     return app
 
 
@@ -339,17 +354,6 @@ def _invite_first(words: Sequence[str]) -> list[str]:
     return [*words[:1], *invites, *(word for word in words[1:] if word not in invites)]
 
 
-def _joined_dash(words: Sequence[str]) -> list[str]:
-    """Tie a lone dash to its flag: `--json -` means standard output, and the parser would take it for a flag."""
-    joined: list[str] = []
-    for word in words:
-        if word == "-" and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
-            joined[-1] += "=-"
-        else:
-            joined.append(word)
-    return joined
-
-
 def _version() -> str:
     try:
         return importlib.metadata.version("p2p-diloco")
@@ -357,66 +361,6 @@ def _version() -> str:
         return "not installed; run from its source folder"
 
 
-def _sentence(error: CycloptsError, commands: Sequence[str]) -> str:
-    """Put a parser's complaint the way that ours read, with the nearest name where something is misspelt."""
-    chain = " ".join(error.command_chain or ())
-    see = f"see {' '.join(filter(None, ('p2p-diloco', chain)))} --help"
-    if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        names = [name for name in commands if not name.startswith("-")]
-        near = difflib.get_close_matches(error.unused_tokens[0], names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}; {see}"
-        return f"unknown command {error.unused_tokens[0]}; {hint}"
-    if isinstance(error, UnknownOptionError):
-        word = (error.token.keyword or error.token.value).partition("=")[0]
-        nearest = _nearest_flag(word, [name for each in error.argument_collection if each.show for name in each.names])
-        if nearest is None and chain in _RUN_COMMANDS:
-            key = nearest_key(word.lstrip("-").replace("-", "_"), known_keys(RunManifest))
-            nearest = f"--{key}" if key else None
-        return f"unknown option {word}; {f'did you mean {nearest}?' if nearest else see}"
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        purpose = f": {error.argument.parameter.help}" if error.argument.parameter.help else ""
-        needed = f"{chain} needs {error.argument.name}" if error.keyword is None else f"{error.keyword} needs a value"
-        return f"{needed}{purpose}; {see}"
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"{chain} has no use for {error.unused_tokens[0]!r}; leave it out, or {see}"
-    line = " ".join(str(error).split()).rstrip(".")
-    return f"{line[:1].lower()}{line[1:]}; {see}"
-
-
-def _nearest_flag(word: str, names: Sequence[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, [name for name in names if name.startswith("--")], n=1)), None)
-
-
-def _report(error: Exception) -> int:
-    known = _known_error(error)
-    if known is not None:
-        _print_error(str(known))
-        return known.exit_code
-    traceback.print_exception(error)
-    _print_error(f"internal error ({type(error).__name__}: {error}); please report it with the lines above")
-    return P2PDilocoError.exit_code
-
-
-def _known_error(error: BaseException) -> P2PDilocoError | None:
-    """Return the first error that says who must act, also from within a group."""
-    if isinstance(error, P2PDilocoError):
-        return error
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        return StateError(
-            f"cannot write {error.filename or 'to the disk'}: {error.strerror}; free some space, or choose another "
-            "place with --state-directory"
-        )
-    # Without a name it is no file: a bug of ours, perhaps, that needs its traceback.
-    if isinstance(error, OSError) and error.errno in _PERMISSION_ERRORS and error.filename is not None:
-        return ConfigError(
-            f"permission denied: {os.fsdecode(error.filename)}; let this user read and write there, or name another "
-            "file or folder"
-        )
-    if isinstance(error, BaseExceptionGroup):
-        return next((known for inner in error.exceptions if (known := _known_error(inner)) is not None), None)
-    return None
-
-
-def _print_error(text: str) -> None:
-    """Print one sentence; what other peers sent may be part of it."""
-    print_to_stderr(f"p2p-diloco: error: {clean_text(text)}")
+def _nearest_manifest_flag(command: str, word: str) -> str | None:
+    key = nearest_key(word.lstrip("-").replace("-", "_"), known_keys(RunManifest)) if command in _RUN_COMMANDS else None
+    return f"--{key}" if key else None

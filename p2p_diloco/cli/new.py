@@ -153,7 +153,7 @@ def _with_rounds(
     draft: RunManifest, given: Document, options: NewRunOptions, settings: PeerSettings
 ) -> tuple[Document, tuple[str, ...]]:
     """Return the values of the run, with rounds that suit it where they were not given, and what to say of them."""
-    from p2p_diloco.lab.rounds import Conditions, choose_rounds, plan_end  # only here, for it brings NumPy
+    from p2p_diloco.planning.rounds import Conditions, choose_rounds, plan_end  # only here, for it brings NumPy
 
     values, notes = dict(given), []
     step_seconds = options.step_seconds
@@ -180,7 +180,7 @@ def _with_rounds(
 
 def _measure(draft: RunManifest, settings: PeerSettings) -> tuple[float | None, list[str]]:
     """Return how long an inner step takes here, and what is to be said of it."""
-    from p2p_diloco.lab import inner_step  # only here, for it brings PyTorch
+    from p2p_diloco.planning import inner_step  # only here, for it brings PyTorch
 
     try:
         step = inner_step.measure_inner_step(draft, device=settings.device, threads=settings.threads)

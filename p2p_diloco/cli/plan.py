@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.lab.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
+from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
 from p2p_diloco.rate import check_count, check_positive, count_named, format_rate, parse_rate
 
 

@@ -19,8 +19,8 @@ _OWN_WORDS = "demo"
 class Refusals:
     """Looks at what was typed before the parser makes values of it; called by cyclopts as a `config`."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, around: Surroundings | None = None) -> None:
+        self._around = around if around is not None else Surroundings(overrides={}, environment={})
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Refuse what this command would leave unheard.

@@ -179,7 +179,7 @@ def follow_entry(
 ) -> SpanAdvance:
     """Let θ and the list in flight follow an entry that is absorbed already: the second half of `advance_span`.
 
-    For whoever shares the absorbed state between many islands, as the lab does.
+    For whoever shares the absorbed state between many islands, as the experiments of `research/` do.
 
     Args:
         state: the entry's parent.

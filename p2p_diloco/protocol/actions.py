@@ -1,4 +1,4 @@
-"""What the rules want done. The shell plays these in the order given; the lab plays the same ones in virtual time."""
+"""What the rules want done. The shell plays these in the order given."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from p2p_diloco.lab.cores import end_with_parent, usable_cores
+from p2p_diloco.testing.cores import end_with_parent, usable_cores
 from p2p_diloco.testing.scenario import draw_scenario
 from p2p_diloco.testing.trial import TrialResult, play_scenario
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.lab.cores import end_with_parent, usable_cores
 from p2p_diloco.rate import count_named
 from p2p_diloco.testing.campaign import CampaignPlan, first_catch, run_campaign
+from p2p_diloco.testing.cores import end_with_parent, usable_cores
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.mistakes import MISTAKES
 from p2p_diloco.testing.roster_cost import RosterCost, RosterPlan, measure_rosters

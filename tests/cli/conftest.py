@@ -9,8 +9,8 @@ import pytest
 
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.cli.new import NewRunOptions, make_run
-from p2p_diloco.lab import inner_step
-from p2p_diloco.lab.inner_step import MeasuredStep
+from p2p_diloco.planning import inner_step
+from p2p_diloco.planning.inner_step import MeasuredStep
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner steps take 45 ms; `tests/lab/test_inner_step.py` makes real ones."""
+    """Inner steps take 45 ms; `tests/planning/test_inner_step.py` makes real ones."""
     step = MeasuredStep(seconds=0.045, is_estimated=False, is_disturbed=False)
     monkeypatch.setattr(inner_step, "measure_inner_step", lambda manifest, **_: step)
 

@@ -12,9 +12,9 @@ import pytest
 from p2p_diloco.cli.app import main
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.key_file import read_key_file
-from p2p_diloco.lab import inner_step
-from p2p_diloco.lab.inner_step import MeasuredStep, Unmeasured
 from p2p_diloco.manifest import RunManifest
+from p2p_diloco.planning import inner_step
+from p2p_diloco.planning.inner_step import MeasuredStep, Unmeasured
 from p2p_diloco.run_file import read_run_toml
 from p2p_diloco.toml_document import known_keys
 
@@ -261,7 +261,8 @@ def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys:
     assert capsys.readouterr().out.splitlines()[1:3] == [
         "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
         "the clock sets that: rounds under 2 s lose contributions over the internet; cycles of 45 steps end with a "
-        "loss about 6 % above that of 8 (short trials; `p2p-diloco experiment sync --size micro` repeats them)",
+        "loss about 6 % above that of 8 (short trials; `python -m research sync --size micro` in a checkout repeats "
+        "them)",
     ]
 
 

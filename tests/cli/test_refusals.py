@@ -13,11 +13,7 @@ PLAN = ["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20mbit"]
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["experiment", "moments", "--outer.learning_rate", "99"], "experiment takes no --outer.learning_rate"),
-        (["experiment", "moments", "@nosuch.toml"], "experiment takes no @nosuch.toml"),
         ([*PLAN, "--outer.momentum", "0.9"], "plan takes no --outer.momentum"),
-        (["bench", "vectors", "--outer.momentum=0.9"], "bench vectors takes no --outer.momentum"),
-        (["bench", "vectors", "@nosuch.toml"], "bench vectors takes no @nosuch.toml"),
         (["replay", "a", "@nosuch.toml"], "replay takes no @nosuch.toml"),
     ],
 )
@@ -31,12 +27,11 @@ def test_a_command_without_a_manifest_takes_no_values_of_one(words: list[str], t
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["experiment", "moments", "--seeds", "1.5"], "--seeds is 1.5; expected a whole number"),
         ([*PLAN, "--cores", "1.5"], "--cores is 1.5; expected a whole number"),
         (["new", "x.toml", "--islands", "2.5"], "--islands is 2.5; expected a whole number"),
         (["demo", "--peers=4.5"], "--peers is 4.5; expected a whole number"),
         (["join", "--found", "run.toml", "--until-round", "7.5"], "--until-round is 7.5; expected a whole number"),
-        (["experiment", "moments", "--seeds", "many"], 'unable to convert "many" into int'),
+        ([*PLAN, "--cores", "many"], 'unable to convert "many" into int'),
     ],
 )
 def test_a_count_that_is_not_whole_is_refused(words: list[str], text: str, capsys: Captured) -> None:

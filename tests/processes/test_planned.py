@@ -32,14 +32,14 @@ import pytest
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.key_file import read_key_file
-from p2p_diloco.lab.learning.learners import EVALUATION_TOKENS
-from p2p_diloco.lab.learning.pace import pace_of
-from p2p_diloco.lab.learning.recording import Recording, read_recording
-from p2p_diloco.lab.learning.setting import Circumstances, Setting, run_trial
+from p2p_diloco.replay.pace import pace_of
+from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.run_file import read_run_toml
 from p2p_diloco.settings import IDENTITY_FILE
 from p2p_diloco.trainer.run_text import open_run_text
 from p2p_diloco.watch.status_file import PeerStatus, read_status
+from research.learners import EVALUATION_TOKENS
+from research.setting import Circumstances, Setting, run_trial
 from tests.swarm.process_swarm import PROJECT
 
 SECONDS = float(os.environ.get("PLANNED_SECONDS", "300"))

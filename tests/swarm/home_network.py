@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2p_diloco.bench.private_network import PrivateNetwork
+from benchmarks.private_network import PrivateNetwork
 
 MIDDLE = "45.10.0.1"
 # Classic BPF over an Ethernet frame: 2 drops a TCP segment over IPv4 that has SYN and no ACK, 0 lets all others pass.

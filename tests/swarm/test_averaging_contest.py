@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.bench.averaging import contest
-from p2p_diloco.bench.averaging.contest import ContestPlan, play_contest
-from p2p_diloco.bench.averaging.figures import document_of
-from p2p_diloco.bench.averaging.systems import GLOO, OURS
+from benchmarks.averaging import contest
+from benchmarks.averaging.contest import ContestPlan, play_contest
+from benchmarks.averaging.figures import document_of
+from benchmarks.averaging.systems import GLOO, OURS
 from p2p_diloco.errors import PeerError
 from tests.swarm.bench_processes import Witness
 
@@ -52,7 +52,7 @@ def test_a_peer_that_dies_ends_the_bench_with_a_sentence_and_all_processes() -> 
     def say(text: str) -> None:
         witness.look()
         if text.startswith("repeat 1 of 2: gloo"):
-            workers = [p for p in witness.seen if p.is_running() and "p2p_diloco.bench.averaging.worker" in p.cmdline()]
+            workers = [p for p in witness.seen if p.is_running() and "benchmarks.averaging.worker" in p.cmdline()]
             min(workers, key=lambda process: process.create_time()).kill()
 
     with pytest.raises(PeerError, match=r"peer \d of p2p_diloco was ended by signal 9 when it was to prepare"):
@@ -67,7 +67,7 @@ def test_an_opponent_that_dies_is_started_again() -> None:
         said.append(text)
         witness.look()
         if text.startswith("repeat 1 of 2: p2p_diloco"):
-            workers = [p for p in witness.seen if p.is_running() and "p2p_diloco.bench.averaging.worker" in p.cmdline()]
+            workers = [p for p in witness.seen if p.is_running() and "benchmarks.averaging.worker" in p.cmdline()]
             max(workers, key=lambda process: process.create_time()).kill()
 
     played = play_contest(PLAN, say)

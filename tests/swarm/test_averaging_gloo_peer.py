@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.bench.averaging.contest import ContestPlan, play_turn, ready_crew
-from p2p_diloco.bench.averaging.systems import GLOO, OURS
+from benchmarks.averaging.contest import ContestPlan, play_turn, ready_crew
+from benchmarks.averaging.systems import GLOO, OURS
 from tests.swarm.bench_processes import Witness
 
 pytestmark = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_diloco.bench.crew import Crew
+from benchmarks.crew import Crew
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 from tests.swarm.bench_processes import Witness, is_alive
 
@@ -112,8 +112,8 @@ def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from p2p_diloco.bench.averaging.contest import WORKER
-from p2p_diloco.bench.crew import Crew
+from benchmarks.averaging.contest import WORKER
+from benchmarks.crew import Crew
 order = {"num_peers": 2, "parameters": 64}
 with Crew("gloo_fp32", [order, order], Path(sys.argv[1]), command=WORKER) as crew:
     crew.ask({"do": "start"}, 60.0)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench.memory_watch import MemoryWatch
+from benchmarks.memory_watch import MemoryWatch
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from p2p_diloco.bench.meters import (
+from benchmarks.meters import (
     cpu_seconds,
     family_of,
     forget_peaks,

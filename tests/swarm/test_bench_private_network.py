@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench import private_network
-from p2p_diloco.bench.meters import loopback_bytes
-from p2p_diloco.bench.private_network import PrivateNetwork
+from benchmarks import private_network
+from benchmarks.meters import loopback_bytes
+from benchmarks.private_network import PrivateNetwork
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from p2p_diloco.bench.staged_peer import StageClock, StagedSwarmClock
+from benchmarks.staged_peer import StageClock, StagedSwarmClock
 from p2p_diloco.ids import PeerId
 
 pytestmark = pytest.mark.wall_clock

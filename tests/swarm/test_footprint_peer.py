@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.bench.footprint.peer import SwarmPeer
-from p2p_diloco.bench.footprint.play import FootprintPlan, orders_of
+from benchmarks.footprint.peer import SwarmPeer
+from benchmarks.footprint.play import FootprintPlan, orders_of
 from p2p_diloco.errors import ConfigError, NetworkError
 
 pytestmark = pytest.mark.wall_clock

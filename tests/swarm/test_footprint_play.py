@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench.footprint.figures import MIB
-from p2p_diloco.bench.footprint.play import FRAGMENTS, ROUNDS_FIRST, ROUNDS_MORE, FootprintPlan, measure_footprints
+from benchmarks.footprint.figures import MIB
+from benchmarks.footprint.play import FRAGMENTS, ROUNDS_FIRST, ROUNDS_MORE, FootprintPlan, measure_footprints
 from tests.swarm.bench_processes import Witness
 
 pytestmark = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.bench.state.transfer import TransferPlan, play_transfer
+from benchmarks.state.transfer import TransferPlan, play_transfer
 
 pytestmark = [
     pytest.mark.wall_clock,

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench.training.figures import BLOCKING, OURS, OWN_LOOP, Window, steps_per_second
-from p2p_diloco.bench.training.our_run import RunShape
-from p2p_diloco.bench.training.play import TrainingPlan, ready_islands
-from p2p_diloco.bench.training.uplinks import Uplink
+from benchmarks.training.figures import BLOCKING, OURS, OWN_LOOP, Window, steps_per_second
+from benchmarks.training.our_run import RunShape
+from benchmarks.training.play import TrainingPlan, ready_islands
+from benchmarks.training.uplinks import Uplink
 from tests.swarm.bench_processes import Witness
 
 pytestmark = [

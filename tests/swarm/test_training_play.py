@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench.training import play
-from p2p_diloco.bench.training.figures import BLOCKING, OURS, document_of
-from p2p_diloco.bench.training.our_run import RunShape
-from p2p_diloco.bench.training.play import TrainingPlan, play_training
-from p2p_diloco.bench.training.uplinks import Uplink
+from benchmarks.training import play
+from benchmarks.training.figures import BLOCKING, OURS, document_of
+from benchmarks.training.our_run import RunShape
+from benchmarks.training.play import TrainingPlan, play_training
+from benchmarks.training.uplinks import Uplink
 from tests.swarm.bench_processes import Witness
 
 pytestmark = [

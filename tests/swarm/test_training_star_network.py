@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench import private_network
-from p2p_diloco.bench.training.star_network import StarNetwork
+from benchmarks import private_network
+from benchmarks.training.star_network import StarNetwork
 from p2p_diloco.errors import ConfigError
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from p2p_diloco.bench.training.figures import TORCHFT
-from p2p_diloco.bench.training.our_run import RunShape
-from p2p_diloco.bench.training.play import TrainingPlan, ready_islands
-from p2p_diloco.bench.training.torchft_environment import torchft_interpreter
-from p2p_diloco.bench.training.uplinks import Uplink
+from benchmarks.training.figures import TORCHFT
+from benchmarks.training.our_run import RunShape
+from benchmarks.training.play import TrainingPlan, ready_islands
+from benchmarks.training.torchft_environment import torchft_interpreter
+from benchmarks.training.uplinks import Uplink
 from p2p_diloco.errors import ConfigError
 from tests.swarm.bench_processes import Witness
 

@@ -9,8 +9,8 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from p2p_diloco.cli.app import main
 from p2p_diloco.island.corpus_files import list_corpus_files
+from research.command import main
 from tests.swarm.process_swarm import ProcessSwarm
 from tests.swarm.test_faults import end_together
 
@@ -51,8 +51,8 @@ def test_a_run_of_real_processes_is_made_again_by_its_twin(text: Callable[[], by
 
         folders = [str(peer.folder) for peer in swarm.peers.values()]
         figures = tmp_path / "figures.json"
-        words = ["--data", str(swarm.text), "--data-parallel", "--json", str(figures)]
-        assert main(["replay", *folders, *words]) == 0
+        words = ["--data", str(swarm.text), "--json", str(figures)]
+        assert main(["data-parallel", *folders, *words]) == 0
     result = json.loads(figures.read_text())
     assert result["islands"] == 5
     assert abs(result["gap"]) <= MOST_APART

@@ -1,0 +1,10 @@
+"""`python -m benchmarks`: measures on this machine and prints tables, ratios first."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,252 @@
+"""Plays systems in turn, each once in a repeat, and measures what each turn took of the machine.
+
+A turn is measured from outside and alike for all: the monotonic clock, the kernel's clocks of all processes, the
+counter of the network interface. What must come before an exchange (filling vectors, finding a group) and what comes
+after it (hashing results) is done by all, and not measured of any.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from benchmarks.averaging.figures import Contest, Turn
+from benchmarks.averaging.our_run import our_orders
+from benchmarks.averaging.systems import OURS, can_all_stay
+from benchmarks.crew import Crew
+from benchmarks.meters import cpu_seconds, forget_peaks, loopback_bytes, peak_rss_bytes
+from p2p_diloco.errors import NetworkError, P2PDilocoError
+
+WORKER = ("-m", "benchmarks.averaging.worker")
+START_SECONDS = 180.0
+PREPARE_SECONDS = 300.0
+HASH_SECONDS = 120.0
+LEAD_SECONDS = 0.1
+"""Between the word to begin and the moment that it names: all must have heard it by then."""
+MOST_TRIALS = 16
+MOST_SETTLING = 32
+MOST_FAILURES = 3
+"""Of an opponent, in a whole run: hivemind does not always find a group on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContestPlan:
+    """What to measure.
+
+    Attributes:
+        systems: by name, ours the first.
+        codec: ours alone goes by it.
+        spans: pieces in which ours exchanges the vector.
+        repeats: turns of each system that count.
+    """
+
+    systems: tuple[str, ...]
+    num_peers: int
+    parameters: int
+    codec: str
+    spans: int
+    repeats: int
+
+    @property
+    def turn_seconds(self) -> float:
+        """Longest turn that is waited for; a hundred times what it should take on one core."""
+        return 60.0 + 1e-6 * self.parameters * self.num_peers
+
+
+def play_contest(plan: ContestPlan, say: Callable[[str], None]) -> Contest:
+    """Start all processes, play, end them, and return what came out.
+
+    Args:
+        say: told how it goes on.
+    Raises:
+        PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
+    """
+    available = psutil.virtual_memory().available
+    stays = can_all_stay(plan.systems, plan.num_peers, plan.parameters, available)
+    turns: dict[str, list[Turn]] = {system: [] for system in plan.systems}
+    with _scratch_folder() as root, _Stage(plan, root, say, stays=stays) as stage:
+        for repeat in range(plan.repeats):
+            for system in plan.systems:
+                turn = stage.play(system)
+                say(f"repeat {repeat + 1} of {plan.repeats}: {system} {turn.wall_seconds:.3f} s")
+                turns[system].append(turn)
+        is_private = stage.is_private
+    return Contest(
+        num_peers=plan.num_peers,
+        parameters=plan.parameters,
+        codec=plan.codec,
+        turns=turns,
+        on_own_network=is_private,
+        kept_alive=stays,
+        num_cores=len(os.sched_getaffinity(0)),
+    )
+
+
+class _Stage:
+    """The processes of all systems. An opponent that fails is started again: its failures are not the bench's.
+
+    Args:
+        stays: whether all live through the whole run; else each is started for its turn.
+    Attributes:
+        is_private: whether each had a network of its own so far.
+    """
+
+    def __init__(self, plan: ContestPlan, root: Path, say: Callable[[str], None], *, stays: bool) -> None:
+        self._plan, self._root, self._say, self._stays = plan, root, say, stays
+        self._crews: dict[str, Crew] = {}
+        self._ends = {system: ExitStack() for system in plan.systems}
+        self._failures = dict.fromkeys(plan.systems, 0)
+        self.is_private = True
+
+    def __enter__(self) -> Self:
+        try:
+            for system in self._plan.systems if self._stays else ():
+                self._crew(system)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with ExitStack() as all_ends:
+            for system in self._plan.systems:
+                all_ends.callback(self._end, system)
+
+    def play(self, system: str) -> Turn:
+        """Let a system exchange once.
+
+        Raises:
+            PeerError, StateError, NetworkError: it failed; an opponent, for the last time.
+        """
+        for other in () if self._stays else self._plan.systems:
+            self._end(other)
+        while True:
+            try:
+                crew = self._crew(system)
+                others = [other for name, other in self._crews.items() if name != system]
+                return play_turn(crew, others, self._plan.turn_seconds)
+            except P2PDilocoError as error:
+                self._end(system)
+                self._failures[system] += 1
+                if system == OURS or self._failures[system] > MOST_FAILURES:
+                    raise
+                self._say(f"{error}; starting {system} again")
+
+    def _crew(self, system: str) -> Crew:
+        if system not in self._crews:
+            crew = self._ends[system].enter_context(ready_crew(self._plan, system, self._root, self._say))
+            self._crews[system] = crew
+            self.is_private = self.is_private and crew.network.is_private
+        return self._crews[system]
+
+    def _end(self, system: str) -> None:
+        self._crews.pop(system, None)
+        self._ends[system].close()
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def ready_crew(plan: ContestPlan, system: str, root: Path, say: Callable[[str], None]) -> Iterator[Crew]:
+    """Start a system and let it play until a turn was whole: it is warm then, and its turns count."""
+    say(f"starting {plan.num_peers} peers of {system}")
+    place = Path(tempfile.mkdtemp(prefix="c", dir=root))
+    with Crew(system, _orders(plan, system), place, command=WORKER) as crew:
+        words = crew.ask({"do": "start"}, START_SECONDS)
+        crew.ask({"do": "meet", "words": words}, START_SECONDS)
+        for _ in range(MOST_TRIALS):
+            _prepare(crew)
+            trouble = _play(crew, plan.turn_seconds, is_trial=True).trouble
+            if not trouble:
+                break
+        else:
+            raise NetworkError(f"{system} came to no whole exchange in {MOST_TRIALS} turns: {trouble}")
+        _settle(crew, plan.turn_seconds)
+        yield crew
+
+
+def _settle(crew: Crew, turn_seconds: float) -> None:
+    """Have done what a system does once after its start, before turns count."""
+    for _ in range(MOST_SETTLING):
+        word = {"do": "settle", "turn": crew.num_plays, "at": time.monotonic() + LEAD_SECONDS}
+        crew.num_plays += 1
+        answers = crew.ask(word, turn_seconds)
+        # Swarm time stands still between turns: a peer that lacks the newest roster would begin the next without it.
+        if all(answer["is_settled"] for answer in answers) and len({answer["roster"] for answer in answers}) == 1:
+            return
+    raise NetworkError(f"{crew.system} did not come to rest in {MOST_SETTLING} turns without an exchange")
+
+
+def _orders(plan: ContestPlan, system: str) -> Sequence[Mapping[str, Any]]:
+    common = {"num_peers": plan.num_peers, "parameters": plan.parameters}
+    if system != OURS:
+        return [common] * plan.num_peers
+    ours = our_orders(codec=plan.codec, spans=plan.spans, turn_seconds=plan.turn_seconds)
+    return [{**common, **ours}] * plan.num_peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    began_at: float
+    applied_at: float
+    trouble: str
+
+
+def _prepare(crew: Crew) -> None:
+    crew.ask({"do": "prepare", "turn": crew.num_plays}, PREPARE_SECONDS)
+
+
+def _play(crew: Crew, turn_seconds: float, *, is_trial: bool) -> _Played:
+    at = time.monotonic() + LEAD_SECONDS
+    word = {"do": "play", "turn": crew.num_plays, "at": at, "is_trial": is_trial}
+    crew.num_plays += 1
+    answers = crew.ask(word, turn_seconds)
+    troubles = [f"peer {place}: {answer['trouble']}" for place, answer in enumerate(answers) if answer["trouble"]]
+    return _Played(
+        began_at=at,
+        applied_at=max(answer["applied_at"] for answer in answers),
+        trouble="; ".join(troubles[:1]),
+    )
+
+
+def play_turn(crew: Crew, others: Sequence[Crew], turn_seconds: float) -> Turn:
+    """Let a system that is warm exchange once, and measure it.
+
+    Raises:
+        NetworkError: the exchange was not one of all among all.
+    """
+    _prepare(crew)
+    pids_by_peer = crew.pids_by_peer()
+    pids = [pid for peer in pids_by_peer for pid in peer]
+    waiting = [pid for other in others for peer in other.pids_by_peer() for pid in peer]
+    forget_peaks(pids)
+    before = (cpu_seconds(pids), cpu_seconds(waiting), loopback_bytes(crew.network.pid))
+    played = _play(crew, turn_seconds, is_trial=False)
+    after = (cpu_seconds(pids), cpu_seconds(waiting), loopback_bytes(crew.network.pid))
+    peak = max(peak_rss_bytes(peer) for peer in pids_by_peer)
+    if played.trouble:
+        raise NetworkError(
+            f"an exchange of {crew.system} was not whole: {played.trouble}; try again on a machine with less to do"
+        )
+    digests = {answer["digest"] for answer in crew.ask({"do": "digest"}, HASH_SECONDS)}
+    return Turn(
+        wall_seconds=played.applied_at - played.began_at,
+        cpu_seconds=after[0] - before[0],
+        others_cpu_seconds=after[1] - before[1],
+        wire_bytes=after[2] - before[2],
+        peak_rss_bytes=peak,
+        results_equal=len(digests) == 1,
+    )

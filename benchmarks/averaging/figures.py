@@ -1,0 +1,138 @@
+"""What turns come to: medians with their quartiles, ratios within each repeat, the document for `--json`.
+
+Figures of a machine that others use too are noisy; of two systems that had their turns one right after the other the
+ratio is less so. A ratio here is the median over the repeats of the ratios within one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.averaging.systems import OURS
+from benchmarks.interleaved import Spread, spread_of
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One exchange of one system.
+
+    Attributes:
+        wall_seconds: from the word to begin until the last peer has applied its outer step.
+        cpu_seconds: of all processes of all peers, user and system.
+        wire_bytes: sent over the network interface by all peers, headers and acknowledgements told.
+        peak_rss_bytes: resident memory of a peer's processes at their peaks; of the peer that took most.
+        others_cpu_seconds: what the waiting processes of the other systems took meanwhile.
+        results_equal: whether all peers ended with the same bytes.
+    """
+
+    wall_seconds: float
+    cpu_seconds: float
+    wire_bytes: int
+    peak_rss_bytes: int
+    others_cpu_seconds: float
+    results_equal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """All turns that count, by system, in order of repeats; and what they were of.
+
+    Attributes:
+        on_own_network: whether each system had a network of its own, so that nobody else's bytes were counted.
+        kept_alive: whether all processes lived through the whole run; else each system's were started for its turn.
+        num_cores: of this machine.
+    """
+
+    num_peers: int
+    parameters: int
+    codec: str
+    turns: Mapping[str, Sequence[Turn]]
+    on_own_network: bool
+    kept_alive: bool
+    num_cores: int
+
+    @property
+    def repeats(self) -> int:
+        """Turns of each system."""
+        return len(next(iter(self.turns.values())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemFigures:
+    """One system's turns, each figure with its quartiles; cpu and wire for each parameter and peer."""
+
+    wall_seconds: Spread
+    cpu_ns_per_parameter_per_peer: Spread
+    wire_bytes_per_parameter_per_peer: Spread
+    peak_rss_mib: Spread
+    results_equal: bool
+
+
+MEASURED = ("wall_seconds", "cpu_ns_per_parameter_per_peer", "wire_bytes_per_parameter_per_peer", "peak_rss_mib")
+
+
+def figures_of(contest: Contest, system: str) -> SystemFigures:
+    """Return the figures of one system."""
+    spreads = {name: spread_of([_figure(contest, turn, name) for turn in contest.turns[system]]) for name in MEASURED}
+    return SystemFigures(**spreads, results_equal=all(turn.results_equal for turn in contest.turns[system]))
+
+
+def ratios_to_ours(contest: Contest, system: str) -> dict[str, Spread]:
+    """Return how often ours fits into a system's figure: ratios within each repeat, their median and quartiles."""
+    pairs = list(zip(contest.turns[system], contest.turns[OURS], strict=True))
+    return {
+        name: spread_of([_figure(contest, theirs, name) / _figure(contest, ours, name) for theirs, ours in pairs])
+        for name in MEASURED
+    }
+
+
+def idle_cores(contest: Contest) -> float:
+    """Return how many cores the waiting processes took while others had their turns: what they may have spoilt."""
+    turns = [turn for played in contest.turns.values() for turn in played]
+    return sum(turn.others_cpu_seconds for turn in turns) / sum(turn.wall_seconds for turn in turns)
+
+
+def document_of(contest: Contest) -> dict[str, Any]:
+    """Return what `--json` writes: medians under the names of old, spreads and ratios in keys of their own."""
+    figures = {system: figures_of(contest, system) for system in contest.turns}
+    return {
+        "peers": contest.num_peers,
+        "parameters": contest.parameters,
+        "repeats": contest.repeats,
+        "codec": contest.codec,
+        "cores": contest.num_cores,
+        "own_network": contest.on_own_network,
+        "processes_kept_alive": contest.kept_alive,
+        "idle_cores": idle_cores(contest),
+        "systems": {system: _system_document(figures[system]) for system in contest.turns},
+        "ratios": {
+            system: {name: dataclasses.asdict(spread) for name, spread in ratios_to_ours(contest, system).items()}
+            for system in contest.turns
+            if system != OURS
+        },
+        "turns": {system: [dataclasses.asdict(turn) for turn in played] for system, played in contest.turns.items()},
+    }
+
+
+def _system_document(figures: SystemFigures) -> dict[str, Any]:
+    medians = {name: getattr(figures, name).middle for name in MEASURED}
+    quartiles = {name: dataclasses.asdict(getattr(figures, name)) for name in MEASURED}
+    return {**medians, "results_equal": figures.results_equal, "spread": quartiles}
+
+
+def _figure(contest: Contest, turn: Turn, name: str) -> float:
+    shares = contest.parameters * contest.num_peers
+    match name:
+        case "wall_seconds":
+            return turn.wall_seconds
+        case "cpu_ns_per_parameter_per_peer":
+            return turn.cpu_seconds * 1e9 / shares
+        case "wire_bytes_per_parameter_per_peer":
+            return turn.wire_bytes / shares
+        case _:
+            return turn.peak_rss_bytes / MIB

@@ -1,0 +1,169 @@
+"""A peer of this project, but for its training: engine, node, island thread, archive, disk and transport are a
+volunteer's.
+
+The whole vector is one fragment, so that one round is one exchange. Swarm time stands still between turns, and the
+loop runs only while there is something to do: see `StagedPeer`. What a volunteer has beside it and this peer has not
+is said there, and: the comparison of contents every few cycles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.averaging.synthetic_island import SyntheticState, tensors_of
+from benchmarks.averaging.textbook import seed_of
+from benchmarks.staged_peer import StagedPeer
+from p2p_diloco.ids import SpanId
+from p2p_diloco.island.model import model_shape
+from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.swarm.vector_work import warm_up
+from p2p_diloco.trainer.last_round import state_digest
+from p2p_diloco.trainer.processor import wake_politely
+from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
+from p2p_diloco.trainer.training_thread import TrainingThread
+
+TRIAL_LINGER_SECONDS = 1.0
+"""In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
+LINGER_SECONDS = 0.1
+TRIAL_SHARE = 0.125
+"""The part of a round that a trial may take. If some peers begin it under the previous roster there are no entries;
+the trial ends then and is played again. A round is twice as long as a turn may take."""
+START_SCALE = 0.02
+
+
+class OurPeer:
+    """One peer; its loop runs inside these calls only."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        wake_politely()  # as `p2p-diloco join` does
+        torch.set_num_threads(1)
+        self._place = int(order["place"])
+        self._plan = plan_of(order)
+        self._peer = StagedPeer(
+            signed=decode_signed_manifest(bytes.fromhex(order["manifest"])),
+            plan=self._plan,
+            organiser=SigningKey(bytes.fromhex(order["organiser"])),
+            folder=Path(order["folder"]),
+        )
+        self._applied = asyncio.Event()
+        self._applied_at, self._num_absorbed, self._is_in_all = 0.0, 0, True
+        self._state: SyntheticState
+
+    # -- for the worker
+
+    def start(self) -> dict[str, Any]:
+        """Start the transport."""
+        warm_up()
+        return self._peer.start()
+
+    def meet(self, words: list[dict[str, Any]]) -> None:
+        """Hold the same start and the same founding roster as all others, and have a link to each of them."""
+        self._peer.found(words[0]["peer"], _start_of(self._plan), self._make_thread)
+        self._peer.link(words, self._place)
+
+    def prepare(self, turn: int) -> None:
+        """Go away from the anchor, as training would have done."""
+        self._peer.thread.wait_until_idle()
+        self._state.walk(seed_of(self._place, turn))
+
+    def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
+        """Begin the round of this turn at `at`, and go on until all its entries are in φ, m and θ, and on the disk."""
+        trouble = self._peer.run(self._play(turn, at, is_trial=is_trial))
+        if is_trial and not trouble:
+            trouble = self._non_voters(turn + 1)
+        return {"applied_at": self._applied_at, "trouble": trouble}
+
+    def settle(self, turn: int, at: float) -> dict[str, Any]:
+        """Sit through a turn without an exchange, so that contents are compared as after every start.
+
+        Not while a peer is missing on the roster, or has just come back to it: the next turn would be without it.
+        """
+        is_settled = self._peer.run(self._peer.settle(turn, at)) and not self._peer.missing_members(turn + 1)
+        roster = self._peer.governing_roster(turn + 1)
+        return {"is_settled": is_settled, "roster": roster.digest().hex() if roster is not None else ""}
+
+    def digest(self) -> str:
+        """Return a hash of φ and m."""
+        return state_digest(self._state.states())
+
+    def close(self) -> None:
+        """End the transport with its daemon, and all threads."""
+        self._peer.close()
+
+    def _make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
+        peer = self._peer
+        self._state = SyntheticState(self._plan, absorbed=self._note_absorbed, **peer.of_state())
+        self._state.hold(states)
+        return TrainingThread(state=self._state, step=None, in_loop=peer.in_loop, died=peer.failures.append)
+
+    # -- a turn
+
+    def _note_absorbed(self, at: float, is_in: bool) -> None:
+        """Count an entry; called by the island's thread."""
+        self._num_absorbed += 1
+        self._is_in_all = self._is_in_all and is_in
+        self._applied_at = at
+        if self._num_absorbed == len(self._plan.places):
+            self._peer.in_loop(self._applied.set)
+
+    async def _play(self, turn: int, at: float, *, is_trial: bool) -> str:
+        self._num_absorbed, self._is_in_all, self._applied_at = 0, True, at
+        self._applied.clear()
+        self._peer.listener.sentences.clear()
+        async with self._peer.driven(turn, at) as driving:
+            round_seconds = self._plan.rules.clock.round_seconds
+            await self._wait_for_entries(driving, TRIAL_SHARE * round_seconds if is_trial else round_seconds)
+            # What is on its way to the disk belongs to the exchange too.
+            await self._peer.wait_for_disk()
+            trouble = self._trouble(turn)
+            await asyncio.sleep(TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS)
+        return trouble
+
+    async def _wait_for_entries(self, driving: asyncio.Future[None], seconds: float) -> None:
+        applied = asyncio.ensure_future(self._applied.wait())
+        try:
+            waits: set[asyncio.Future[Any]] = {applied, driving}
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            self._peer.check(driving)
+        finally:
+            applied.cancel()
+
+    def _non_voters(self, turn: int) -> str:
+        """Return what to report while members may not vote yet, or nothing: the roster is replaced once they may."""
+        roster = self._peer.governing_roster(turn)
+        num_waiting = sum(not member.counts for member in roster.members) if roster is not None else 0
+        return f"{num_waiting} members may not vote yet, and a roster that lets them is to come" if num_waiting else ""
+
+    def _trouble(self, turn: int) -> str:
+        """Say what is lacking for an exchange of all among all, or nothing."""
+        num_spans = len(self._plan.places)
+        if missing := self._peer.missing_members(turn):
+            return missing
+        if self._num_absorbed == num_spans and self._is_in_all:
+            return ""
+        said = " | ".join(self._peer.listener.sentences) or "nothing"
+        included = "all" if self._is_in_all else "not all"
+        return f"{self._num_absorbed} of {num_spans} entries came, {included} with this peer; it said: {said}"
+
+
+def plan_of(order: Mapping[str, Any]) -> RunPlan:
+    """Return the plan of a run over one long vector."""
+    manifest = decode_signed_manifest(bytes.fromhex(order["manifest"])).manifest
+    return plan_tensors(manifest, model_shape(manifest.model.size), tensors_of(int(order["parameters"])))
+
+
+def _start_of(plan: RunPlan) -> dict[SpanId, Any]:
+    """Return φ at the start, the same for all."""
+    rng = np.random.Generator(np.random.Philox(key=0))
+    return {
+        span: np.float32(START_SCALE) * rng.standard_normal(place.stop - place.start, dtype=np.float32)
+        for span, place in plan.places.items()
+    }

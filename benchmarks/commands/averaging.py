@@ -1,0 +1,142 @@
+"""`python -m benchmarks averaging`: a whole exchange of real processes beside hivemind's and gloo's, ratios first."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from benchmarks.averaging.contest import ContestPlan, play_contest
+from benchmarks.averaging.figures import (
+    MEASURED,
+    Contest,
+    SystemFigures,
+    document_of,
+    figures_of,
+    idle_cores,
+    ratios_to_ours,
+)
+from benchmarks.averaging.our_run import check_codec
+from benchmarks.averaging.systems import OURS, systems_against
+from benchmarks.commands.document import bench_document
+from benchmarks.ended_politely import ended_politely
+from benchmarks.interleaved import Spread
+from benchmarks.machine import describe_machine
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.fragments import suited_spans
+from p2p_diloco.rate import count_named
+
+FEWEST_PEERS, MOST_PEERS = 2, 16
+"""One row of a grid; the default `membership.group_size`."""
+_HEADINGS = ("wall s", "CPU ns/param/peer", "wire B/param/peer", "peak MiB/peer")
+_DIGITS = (3, 1, 3, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragingOptions:
+    """As typed.
+
+    Attributes:
+        parameters: like `10M`.
+        codec: of ours.
+        against: whom to play against, with commas.
+        spans: pieces in which ours exchanges; None: as `plan` would have it.
+        repeat: turns of each that count.
+        json: file for the figures, `-` for standard output.
+    """
+
+    peers: int
+    parameters: str
+    codec: str
+    against: str
+    spans: int | None
+    repeat: int
+    json: str | None
+
+
+def bench_averaging(options: AveragingOptions) -> int:
+    """Measure, print, and return the exit code, 0.
+
+    Raises:
+        ConfigError: an option that means nothing, or a system without what measures processes.
+        PeerError, StateError, NetworkError: a process ended, failed or fell silent.
+    """
+    plan = plan_of(options)
+    if sys.platform != "linux":
+        raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
+    machine, options = describe_machine(), replace(options, spans=plan.spans)
+    with ended_politely():
+        contest = play_contest(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
+    write_figures(options.json, bench_document("averaging", options, document_of(contest), machine))
+    if options.json != STANDARD_OUTPUT:
+        print("\n".join(averaging_lines(contest)))
+    return 0
+
+
+def plan_of(options: AveragingOptions) -> ContestPlan:
+    """Return what the options mean.
+
+    Raises:
+        ConfigError: one means nothing.
+    """
+    if not FEWEST_PEERS <= options.peers <= MOST_PEERS:
+        raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
+    if options.repeat < 1:
+        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    if options.spans is not None and not options.peers <= options.spans <= 2048:
+        raise ConfigError(f"--spans is {options.spans}; expected {options.peers} to 2048, one for each peer at least")
+    check_codec(options.codec)
+    check_target(options.json)
+    parameters = count_named(options.parameters)
+    return ContestPlan(
+        systems=systems_against(options.against),
+        num_peers=options.peers,
+        parameters=parameters,
+        codec=options.codec,
+        spans=options.spans or suited_spans(parameters, options.peers),
+        repeats=options.repeat,
+    )
+
+
+def averaging_lines(contest: Contest) -> list[str]:
+    """Return the tables for people: ratios, then figures, then what was counted and how."""
+    width = max(map(len, contest.turns)) + 2
+    heading = "".join(f"{heading:>26}" for heading in _HEADINGS)
+    lines = [
+        f"{contest.num_peers} peers, {contest.parameters:,} parameters, {contest.codec}, {contest.num_cores} cores, "
+        f"{contest.repeats} repeats in turn: medians and quartiles"
+    ]
+    opponents = [system for system in contest.turns if system != OURS]
+    if opponents:
+        lines += ["", f"{'times ours':{width}}{heading}"]
+        lines += [f"{system:{width}}{_ratio_words(contest, system)}" for system in opponents]
+    lines += ["", f"{'':{width}}{heading}  results"]
+    lines += [f"{system:{width}}{_figure_words(figures_of(contest, system))}" for system in contest.turns]
+    return [*lines, "", *_remarks(contest)]
+
+
+def _ratio_words(contest: Contest, system: str) -> str:
+    ratios = ratios_to_ours(contest, system)
+    return "".join(f"{_spread_words(ratios[name], 2, 'x'):>26}" for name in MEASURED)
+
+
+def _figure_words(figures: SystemFigures) -> str:
+    words = [
+        f"{_spread_words(getattr(figures, name), digits):>26}" for name, digits in zip(MEASURED, _DIGITS, strict=True)
+    ]
+    return "".join(words) + ("  equal" if figures.results_equal else "  DIFFER")
+
+
+def _spread_words(spread: Spread, digits: int, unit: str = "") -> str:
+    return f"{spread.middle:.{digits}f}{unit} ({spread.low:.{digits}f}–{spread.high:.{digits}f})"
+
+
+def _remarks(contest: Contest) -> list[str]:
+    network = "bytes sent over loopback, headers and acknowledgements told, "
+    network += "in a network of each system's own" if contest.on_own_network else "OTHER PROGRAMS' TOO: no own network"
+    kept = "all processes lived through the run" if contest.kept_alive else "processes were started for each turn"
+    return [
+        f"wire: {network}",
+        f"CPU and memory: all processes, daemons too; {kept}; those who waited took {idle_cores(contest):.3f} cores",
+        "results: whether all peers ended with the same bytes, by hash",
+    ]

@@ -1,0 +1,103 @@
+"""`python -m benchmarks memory`: what a peer holds beyond the training itself, for several sizes of model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.commands.document import bench_document
+from benchmarks.ended_politely import ended_politely
+from benchmarks.footprint.figures import (
+    GOAL_BYTES_PER_PARAMETER,
+    GOAL_CONSTANT_BYTES,
+    MIB,
+    Line,
+    SizeFigures,
+    document_of,
+    peak_line,
+    steady_line,
+)
+from benchmarks.footprint.play import FootprintPlan, measure_footprints
+from benchmarks.footprint.shapes import shape_of
+from benchmarks.machine import describe_machine
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.rate import count_named
+
+FEWEST_PEERS, MOST_PEERS = 2, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """As typed.
+
+    Attributes:
+        parameters: sizes like `10M`, with commas.
+        json: file for the figures, `-` for standard output.
+    """
+
+    peers: int
+    parameters: str
+    json: str | None
+
+
+def bench_memory(options: MemoryOptions) -> int:
+    """Measure, print, and return the exit code, 0.
+
+    Raises:
+        ConfigError: an option that means nothing, or a system without what measures processes.
+        PeerError, StateError, NetworkError: a process ended, failed or fell silent.
+    """
+    plan = plan_of(options)
+    if sys.platform != "linux":
+        raise ConfigError("bench memory measures by Linux's /proc, which this system has not; run it on Linux")
+    machine = describe_machine()
+    with ended_politely():
+        sizes = measure_footprints(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
+    figures = document_of(sizes, plan.num_peers)
+    write_figures(options.json, bench_document("memory", options, figures, machine))
+    if options.json != STANDARD_OUTPUT:
+        print("\n".join(memory_lines(sizes, plan.num_peers)))
+    return 0
+
+
+def plan_of(options: MemoryOptions) -> FootprintPlan:
+    """Return what the options mean.
+
+    Raises:
+        ConfigError: one means nothing.
+    """
+    if not FEWEST_PEERS <= options.peers <= MOST_PEERS:
+        raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
+    sizes = tuple(count_named(word) for word in options.parameters.split(","))
+    for size in sizes:
+        shape_of(size)
+    check_target(options.json)
+    return FootprintPlan(num_peers=options.peers, parameters=sizes)
+
+
+def memory_lines(sizes: Sequence[SizeFigures], num_peers: int) -> list[str]:
+    """Return the table for people: each size, then the line through them."""
+    lines = [
+        f"{num_peers} peers; resident MiB at the peak of the largest peer, beside training alone in a process",
+        "   parameters  training    peer  daemon  beyond   goal  on average  results",
+    ]
+    lines += [_size_line(size) for size in sizes]
+    for name, line in (("at the peak", peak_line(sizes)), ("on average", steady_line(sizes))):
+        if line is not None:
+            lines.append(f"{name}: {_line_words(line)}")
+    goal = Line(slope=GOAL_BYTES_PER_PARAMETER, constant=GOAL_CONSTANT_BYTES)
+    return [*lines, f"goal: {_line_words(goal)}"]
+
+
+def _size_line(size: SizeFigures) -> str:
+    largest = size.largest
+    held = (size.alone.peak, largest.peer.peak, largest.daemon.peak, size.beyond, size.goal, size.beyond_steady)
+    words = "".join(f"{value / MIB:{width}.0f}" for value, width in zip(held, (10, 8, 8, 8, 7, 12), strict=True))
+    equal = "equal" if size.results_equal else "DIFFER"
+    return f"{size.parameters:>13,}{words}  {equal}, {size.num_entries} entries of {size.num_rounds} rounds"
+
+
+def _line_words(line: Line) -> str:
+    return f"{line.slope:.2f} bytes for each parameter and {line.constant / 1e6:.0f} MB beyond training"

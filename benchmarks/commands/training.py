@@ -1,0 +1,157 @@
+"""`python -m benchmarks training`: inner steps per second with and without the exchange, beside what waits."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+
+from benchmarks.averaging.our_run import check_codec
+from benchmarks.commands.document import bench_document
+from benchmarks.ended_politely import ended_politely
+from benchmarks.training.figures import TORCHFT, Row, Setting, document_of, processor_left
+from benchmarks.training.our_run import MODEL, RunShape
+from benchmarks.training.play import Played, TrainingPlan, play_training
+from benchmarks.training.systems import systems_against
+from benchmarks.training.torchft_environment import install_torchft, torchft_interpreter
+from benchmarks.training.uplinks import parse_uplinks
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.model import model_shape
+from p2p_diloco.outer.fragments import suited_spans
+
+FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
+"""One row of a grid; the default `membership.group_size`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """As typed.
+
+    Attributes:
+        uplink: rates, with commas.
+        against: whom to play against, with commas.
+        codec: of contributions and entries.
+        fragments: parts of the model, exchanged in turn.
+        spans: pieces of a part; None: as `plan` would have it.
+        cycle_seconds: 0: four times its own transmission.
+        repeat: windows with the exchange, of each system on each line.
+        json: file for the figures, `-` for standard output.
+    """
+
+    islands: int
+    uplink: str
+    against: str
+    codec: str
+    fragments: int
+    spans: int | None
+    cycle_seconds: float
+    repeat: int
+    json: str | None
+
+
+def bench_training(options: TrainingOptions) -> int:
+    """Measure, print, and return the exit code, 0.
+
+    Raises:
+        ConfigError: an option that means nothing, torchft is not installed, or no network can be made.
+        PeerError, StateError, NetworkError: a process of ours ended, failed or fell silent.
+    """
+    plan = plan_of(options)
+    if sys.platform != "linux":
+        raise ConfigError("bench training needs network namespaces, which only Linux has; run it there")
+    with ended_politely():
+        played = play_training(plan, say=_say)
+    figures = document_of(played.setting, played.rows)
+    options = replace(options, spans=plan.shape.spans_per_fragment)
+    write_figures(options.json, bench_document("training", options, figures, played.setting.machine))
+    if options.json != STANDARD_OUTPUT:
+        print("\n".join(training_lines(played)))
+    return 0
+
+
+def bench_install_torchft() -> int:
+    """Make torchft's environment; return the exit code, 0.
+
+    Raises:
+        NetworkError: pip did not get it.
+    """
+    install_torchft(say=_say)
+    return 0
+
+
+def plan_of(options: TrainingOptions) -> TrainingPlan:
+    """Return what the options mean.
+
+    Raises:
+        ConfigError: one means nothing, or torchft is wanted and not installed.
+    """
+    if not FEWEST_ISLANDS <= options.islands <= MOST_ISLANDS:
+        raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
+    if options.repeat < 1:
+        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    if options.fragments < 1:
+        raise ConfigError(f"--fragments is {options.fragments}; expected at least 1")
+    if options.spans is not None and not options.islands <= options.spans <= 2048:
+        raise ConfigError(
+            f"--spans is {options.spans}; expected {options.islands} to 2048, one for each island at least"
+        )
+    if options.cycle_seconds != 0.0 and not (math.isfinite(options.cycle_seconds) and options.cycle_seconds >= 0.2):
+        raise ConfigError(f"--cycle-seconds is {options.cycle_seconds:g}; expected at least 0.2, or 0")
+    check_codec(options.codec)
+    check_target(options.json)
+    systems = systems_against(options.against)
+    elements = math.ceil(model_shape(MODEL).num_parameters / options.fragments)
+    spans = options.spans or suited_spans(elements, options.islands)
+    plan = TrainingPlan(
+        systems=systems,
+        uplinks=parse_uplinks(options.uplink),
+        num_islands=options.islands,
+        shape=RunShape(codec=options.codec, fragments=options.fragments, spans_per_fragment=spans),
+        repeats=options.repeat,
+        cycle_seconds=options.cycle_seconds or None,
+        torchft_interpreter=torchft_interpreter() if TORCHFT in systems else "",
+    )
+    plan.run_plan(
+        options.cycle_seconds or float(options.fragments)
+    )  # more parts than the model has tensors are an error here
+    return plan
+
+
+def training_lines(played: Played) -> list[str]:
+    """Return the table for people: speed kept first, then what the exchange cost, then how it was counted."""
+    setting = played.setting
+    lines = [
+        f"{setting.islands} islands, {setting.parameters:,} parameters, {setting.codec}, {setting.machine['cores']} "
+        f"cores, {setting.repeats} repeats: medians and quartiles",
+        "",
+        f"{'uplink':12}{'system':12}{'speed kept':>24}{'participation':>15}{'cycle s':>9}{'steps/cycle':>13}"
+        f"{'CPU s/cycle':>13}{'CPU left':>10}",
+        *(_row_words(setting, row) for row in played.rows),
+        "",
+    ]
+    lines += [f"FAILED: {failure}" for failure in played.failures]
+    return [*lines, *_REMARKS]
+
+
+_REMARKS = (
+    "speed kept: inner steps per second with the exchange over those without it, in the same processes just before and "
+    "after",
+    "participation: share of rounds and islands whose contribution was included",
+    "CPU: what an exchange takes of the processor for each island and cycle, the libp2p daemon too; left: the share "
+    "that it leaves, had the islands the machine to themselves; of torchft not told apart",
+)
+
+
+def _row_words(setting: Setting, row: Row) -> str:
+    kept, left = row.speed_kept, processor_left(setting, row)
+    words = f"{kept.middle:.1%} ({kept.low:.1%}–{kept.high:.1%})"
+    costs = "" if left is None else f"{row.cost.seconds:>13.2f}{left:>10.1%}"
+    return (
+        f"{row.uplink:12}{row.system:12}{words:>24}{row.participation:>15.1%}{row.cycle_seconds:>9.2f}"
+        f"{row.steps_per_cycle:>13.1f}{costs}"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""`python -m benchmarks`: measures on this machine and prints tables, ratios first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from benchmarks.commands.document import bench_document
+from benchmarks.machine import describe_machine
+from benchmarks.vectors import PARTS, StepFigures, measure_vectors
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.manifest import DenseCodecName
+from p2p_diloco.rate import count_named
+
+CODECS: tuple[str, ...] = get_args(DenseCodecName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorsOptions:
+    """As typed.
+
+    Attributes:
+        codec: by name.
+        parameters: length of the vectors, like `1M`.
+        repeat: measurements of each step.
+        json: file for the figures, `-` for standard output.
+    """
+
+    codec: str
+    parameters: str
+    repeat: int
+    json: str | None
+
+
+def bench_vectors(options: VectorsOptions) -> int:
+    """Measure, print, and return the exit code, 0.
+
+    Raises:
+        ConfigError: an option that means nothing.
+    """
+    elements = count_named(options.parameters)
+    if options.repeat < 1:
+        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    if options.codec not in CODECS:
+        raise ConfigError(
+            f"--codec is {options.codec!r}; expected one of {', '.join(CODECS)}, for entries are encoded with it too"
+        )
+    check_target(options.json)
+    machine = describe_machine()
+    steps = measure_vectors(codec_name=options.codec, elements=elements, repeats=options.repeat)
+    figures = vectors_figures(options, elements, steps)
+    write_figures(options.json, bench_document("vectors", options, figures, machine))
+    if options.json != STANDARD_OUTPUT:
+        print("\n".join(vectors_lines(options.codec, steps)))
+    return 0
+
+
+def vectors_figures(options: VectorsOptions, elements: int, steps: Sequence[StepFigures]) -> dict[str, Any]:
+    """Return what `--json` writes; nanoseconds of one core per element."""
+    return {
+        "codec": options.codec,
+        "parameters": elements,
+        "repeats": options.repeat,
+        "steps": [dataclasses.asdict(step) for step in steps],
+        "cycle": {"compiled": _cycle(steps, "compiled"), "numpy": _cycle(steps, "numpy")},
+    }
+
+
+def vectors_lines(codec: str, steps: Sequence[StepFigures]) -> list[str]:
+    """Return the table for people."""
+    lines = [
+        f"{codec}, nanoseconds of one core per element: median and quartiles, compiled loops and NumPy alone in turn",
+        f"{'':28}  ratio  compiled               numpy                  of all parameters",
+    ]
+    for step in steps:
+        ratio = step.numpy.middle / step.compiled.middle
+        share = f"{step.share:.2f}" if step.share else "not in the sum"
+        lines.append(f"{step.name:<28}  {ratio:4.1f}x  {_words(step, 'compiled')}  {_words(step, 'numpy')}  {share}")
+    compiled, numpy = _cycle(steps, "compiled"), _cycle(steps, "numpy")
+    lines.append(f"{f'a cycle, {PARTS} peers':<28}  {numpy / compiled:4.1f}x  {compiled:6.2f}{'':15}  {numpy:6.2f}")
+    return lines
+
+
+def _cycle(steps: Sequence[StepFigures], which: str) -> float:
+    return float(sum(step.share * getattr(step, which).middle for step in steps))
+
+
+def _words(step: StepFigures, which: str) -> str:
+    spread = getattr(step, which)
+    return f"{spread.middle:6.2f} ({spread.low:5.2f}–{spread.high:5.2f})"

@@ -1,0 +1,143 @@
+"""Lets peers train a model of each size and measures what they hold, beside the same training alone."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.crew import Crew
+from benchmarks.footprint.figures import Footprint, PeerFootprint, SizeFigures
+from benchmarks.footprint.shapes import shape_of
+from benchmarks.footprint.worker import ALONE, PEER
+from benchmarks.memory_watch import MemoryWatch
+from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.signing import SigningKey
+
+WORKER = ("-m", "benchmarks.footprint.worker")
+FRAGMENTS = 4
+ROUNDS_FIRST = 2
+"""Rounds with entries before averages are taken."""
+ROUNDS_MORE = FRAGMENTS
+STEPS_ALONE = 12
+WARM_STEPS = 3
+_SHORTEST_ROUND_SECONDS = 8.0
+_ROUND_SECONDS_PER_PARAMETER = 1.2e-7
+"""For each peer, on a machine with two cores and other work: a step must fit into half a round."""
+_START_SECONDS, _SECONDS_PER_PARAMETER = 180.0, 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FootprintPlan:
+    """What to measure: so many peers, with models of about these sizes, one after the other."""
+
+    num_peers: int
+    parameters: tuple[int, ...]
+
+    def round_seconds(self, parameters: int) -> float:
+        """Return the length of a round, such that all peers' work fits in."""
+        return max(_SHORTEST_ROUND_SECONDS, _ROUND_SECONDS_PER_PARAMETER * parameters * self.num_peers)
+
+    def patience_seconds(self, parameters: int) -> float:
+        """Return how long an answer may take; many times what it should."""
+        return _START_SECONDS + _SECONDS_PER_PARAMETER * parameters + 20.0 * self.round_seconds(parameters)
+
+
+def measure_footprints(plan: FootprintPlan, say: Callable[[str], None]) -> tuple[SizeFigures, ...]:
+    """Measure each size.
+
+    Args:
+        say: told how it goes on.
+    Raises:
+        PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
+    """
+    return tuple(_measure(plan, parameters, say) for parameters in plan.parameters)
+
+
+def _measure(plan: FootprintPlan, parameters: int, say: Callable[[str], None]) -> SizeFigures:
+    size = shape_of(parameters).num_parameters
+    orders = orders_of(plan, parameters)
+    patience = plan.patience_seconds(parameters)
+    with _scratch_folder() as root, Crew(ALONE, orders[:1], root, command=WORKER) as crew:
+        say(f"{size:,} parameters: training alone")
+        alone = _train_alone(crew, patience)
+    with _scratch_folder() as root, Crew(PEER, orders, root, command=WORKER) as crew:
+        say(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
+        peers, ends = _train_together(crew, patience)
+    return SizeFigures(
+        parameters=size,
+        alone=alone,
+        peers=peers,
+        num_rounds=min(end["rounds"] for end in ends),
+        num_entries=min(end["entries"] for end in ends),
+        results_equal=len({end["digest"] for end in ends}) == 1 and bool(ends[0]["digest"]),
+    )
+
+
+def _train_alone(crew: Crew, patience: float) -> Footprint:
+    with MemoryWatch(crew.pids_by_peer) as watch:
+        crew.ask({"do": "train", "steps": WARM_STEPS}, patience)
+        watch.begin_average()
+        crew.ask({"do": "train", "steps": STEPS_ALONE}, patience)
+        steady = watch.averages()[0]
+        crew.ask({"do": "evaluate", "steps": 0}, patience)
+        watch.look()
+        return Footprint(peak=watch.peaks()[0], steady=steady)
+
+
+def _train_together(crew: Crew, patience: float) -> tuple[tuple[PeerFootprint, ...], list[dict[str, Any]]]:
+    with MemoryWatch(lambda: _processes_apart(crew)) as watch:
+        invite = crew.ask({"do": "found", "seconds": patience}, patience)[0]["invite"]
+        crew.ask({"do": "join", "invite": invite}, patience)
+        crew.ask({"do": "exchange", "rounds": ROUNDS_FIRST, "seconds": patience}, patience)
+        watch.begin_average()
+        standing = crew.ask({"do": "exchange", "rounds": ROUNDS_FIRST + ROUNDS_MORE, "seconds": patience}, patience)
+        steady = watch.averages()
+        last_round = max(answer["round"] for answer in standing) + 1
+        ends = crew.ask({"do": "finish", "last_round": last_round, "seconds": patience}, patience)
+        watch.look()
+        held = [Footprint(peak=peak, steady=mean) for peak, mean in zip(watch.peaks(), steady, strict=True)]
+    pairs = zip(held[::2], held[1::2], strict=True)
+    return tuple(PeerFootprint(peer=peer, daemon=daemon) for peer, daemon in pairs), ends
+
+
+def _processes_apart(crew: Crew) -> list[Sequence[int]]:
+    """Return for each peer its own process, then all that it has started: the daemon, and a shell that tidies up."""
+    return [group for pids in crew.pids_by_peer() for group in (pids[:1], pids[1:])]
+
+
+def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
+    """Return what each peer is told first: the signed manifest of a run of this size, and its organiser's key."""
+    organiser = SigningKey(secrets.token_bytes(32))
+    shape, round_seconds = shape_of(parameters), plan.round_seconds(parameters)
+    manifest = draft_manifest(
+        organiser=organiser.peer,
+        now_seconds=time.time(),
+        name="footprint",
+        values={
+            "model": {
+                "layers": shape.layers,
+                "width": shape.width,
+                "heads": shape.heads,
+                "feed_forward": shape.feed_forward,
+                "context": shape.context,
+            },
+            # With so few tokens making matrices orthogonal would be most of a step, and rounds would come late.
+            "inner": {"batch": 1, "optimizer": "adamw", "learning_rate": 1e-3},
+            "rounds": {"round_seconds": round_seconds, "fragments": FRAGMENTS},
+        },
+    )
+    common = {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}
+    return [common] * plan.num_peers
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -1,0 +1,21 @@
+"""One process of this bench: a whole peer, or training alone; `python -m benchmarks.footprint.worker`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from benchmarks import worker
+
+PEER, ALONE = "peer", "training"
+_CLASSES = {PEER: ("peer", "SwarmPeer"), ALONE: ("training", "TrainingAlone")}
+
+
+def make_worker(order: worker.Order) -> worker.Worker:
+    """Return what an order asks for; only its own libraries are imported."""
+    module, name = _CLASSES[order["system"]]
+    made: worker.Worker = getattr(import_module(f"benchmarks.footprint.{module}"), name)(order)
+    return made
+
+
+if __name__ == "__main__":
+    worker.run(lambda words, answers: worker.obey(words, answers, make_worker))

@@ -1,0 +1,193 @@
+"""Has a newcomer fetch the whole state from donors, one of which is killed half-way, and measures what that takes.
+
+Measured from outside, as in `benchmarks.averaging`: the monotonic clock, the kernel's clocks of all processes, peaks of
+resident memory. Each repeat has processes of its own: a donor that was killed is gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.averaging.contest import WORKER
+from benchmarks.averaging.figures import MIB
+from benchmarks.averaging.systems import STATE
+from benchmarks.crew import Crew
+from benchmarks.interleaved import Spread, spread_of
+from benchmarks.meters import cpu_seconds, forget_peaks, peak_rss_bytes
+from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
+from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.signing import SigningKey
+
+START_SECONDS = 180.0
+LEAD_SECONDS = 0.1
+MEGABYTE = 1_000_000
+FRAGMENTS, SPANS_PER_FRAGMENT = 2, 64
+"""As many spans as a run has unless its manifest says otherwise; the vector of the bench has two tensors only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """What to measure.
+
+    Attributes:
+        megabytes: of φ and m together, millions of bytes.
+        killed: how many of the donors are killed when half of the bytes have come.
+    """
+
+    megabytes: int
+    donors: int
+    killed: int
+    repeats: int
+
+    @property
+    def parameters(self) -> int:
+        """Elements of φ."""
+        return self.megabytes * MEGABYTE // BYTES_PER_ELEMENT_OF_STATE
+
+    @property
+    def turn_seconds(self) -> float:
+        """Longest transfer that is waited for: at 4 MB/s."""
+        return 60.0 + self.megabytes / 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One newcomer's joining.
+
+    Attributes:
+        seconds: from the word to begin until all spans were here and their hashes compared with two donors'.
+        installed_seconds: until all spans were here, checked piece by piece.
+        cpu_seconds: of all processes of all peers, those of the killed up to their end.
+        daemon_cpu_seconds: the libp2p daemons' part of it: what carrying bytes costs whatever is done with them.
+        received_bytes: that came in answers to requests, frames told; more than the state when pieces came twice.
+        peak_joiner_bytes, peak_donor_bytes: resident memory of a peer's processes; of the donor that took most.
+        late_seconds: by how much the loops of donors came late, the 99th percentile, and at worst.
+        is_equal: whether the newcomer and the donors that live hold the same bytes, by hash.
+    """
+
+    seconds: float
+    installed_seconds: float
+    cpu_seconds: float
+    daemon_cpu_seconds: float
+    received_bytes: int
+    peak_joiner_bytes: int
+    peak_donor_bytes: int
+    late_seconds: tuple[float, float]
+    is_equal: bool
+
+
+def measure_transfers(plan: TransferPlan, say: Callable[[str], None]) -> list[Transfer]:
+    """Play all repeats.
+
+    Raises:
+        PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
+    """
+    transfers = []
+    with tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as folder:
+        for repeat in range(plan.repeats):
+            place = Path(folder) / str(repeat)
+            place.mkdir()
+            transfers.append(play_transfer(plan, place))
+            seconds = transfers[-1].seconds
+            say(f"repeat {repeat + 1} of {plan.repeats}: {seconds:.2f} s, {plan.megabytes / seconds:.0f} MB/s")
+    return transfers
+
+
+def play_transfer(plan: TransferPlan, folder: Path) -> Transfer:
+    """Start donors and a newcomer, have it fetch everything, and end them all."""
+    killed = range(plan.donors - plan.killed, plan.donors)
+    with Crew(STATE, _orders(plan), folder, command=WORKER) as crew:
+        words = crew.ask({"do": "start"}, START_SECONDS)
+        crew.ask({"do": "meet", "words": words}, START_SECONDS)
+        pids_by_peer = crew.pids_by_peer()
+        pids = [pid for peer in pids_by_peer for pid in peer]
+        lasting = [pids for place, pids in enumerate(pids_by_peer) if place not in killed]
+        forget_peaks(pids)
+        began_cpu, at = cpu_seconds_apart(pids_by_peer), time.monotonic() + LEAD_SECONDS
+        word = {"do": "play", "turn": 0, "at": at, "is_trial": False}
+        *donors, joiner = crew.ask(word, plan.turn_seconds, may_end=killed)
+        ended_cpu, lost_cpu = cpu_seconds_apart(lasting), joiner["lost_cpu_seconds"]
+        *donor_peaks, joiner_peak = (peak_rss_bytes(peer) for peer in pids_by_peer)
+        digests = [answer.get("digest") for answer in crew.ask({"do": "digest"}, START_SECONDS, may_end=killed)]
+    lags = sorted(lag for donor in donors if donor for lag in donor["lags"])
+    return Transfer(
+        seconds=joiner["ready_at"] - at,
+        installed_seconds=joiner["installed_at"] - at,
+        cpu_seconds=sum(ended_cpu) + sum(lost_cpu) - sum(began_cpu),
+        daemon_cpu_seconds=ended_cpu[1] + lost_cpu[1] - began_cpu[1],
+        received_bytes=joiner["received_bytes"],
+        peak_joiner_bytes=joiner_peak,
+        peak_donor_bytes=max(donor_peaks),
+        late_seconds=(lags[int(0.99 * len(lags))], lags[-1]),
+        is_equal=len(set(digests) - {None}) == 1,
+    )
+
+
+def cpu_seconds_apart(pids_by_peer: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return what peers' own processes have had of all cores, and what those had that they started: their daemons."""
+    return sum(cpu_seconds(pids[:1]) for pids in pids_by_peer), sum(cpu_seconds(pids[1:]) for pids in pids_by_peer)
+
+
+def _orders(plan: TransferPlan) -> Sequence[Mapping[str, Any]]:
+    organiser = SigningKey(secrets.token_bytes(32))
+    manifest = draft_manifest(
+        organiser=organiser.peer,
+        now_seconds=time.time(),
+        name="bench",
+        values={"rounds": {"fragments": FRAGMENTS, "spans_per_fragment": SPANS_PER_FRAGMENT}},
+    )
+    order = {
+        "num_peers": plan.donors + 1,
+        "parameters": plan.parameters,
+        "killed": plan.killed,
+        "manifest": manifest.sign(organiser).encode().hex(),
+        "organiser": organiser.private_bytes().hex(),
+    }
+    return [order] * (plan.donors + 1)
+
+
+# -- what it comes to
+
+
+def figures_of(plan: TransferPlan, transfers: Sequence[Transfer]) -> dict[str, Spread]:
+    """Return medians and quartiles over the repeats."""
+    state_bytes = plan.megabytes * MEGABYTE
+    taken: dict[str, list[float]] = {
+        "seconds": [one.seconds for one in transfers],
+        "installed_seconds": [one.installed_seconds for one in transfers],
+        "megabytes_per_second": [plan.megabytes / one.seconds for one in transfers],
+        "cpu_ns_per_byte": [one.cpu_seconds * 1e9 / state_bytes for one in transfers],
+        "daemon_cpu_ns_per_byte": [one.daemon_cpu_seconds * 1e9 / state_bytes for one in transfers],
+        "received_share": [one.received_bytes / state_bytes for one in transfers],
+        "peak_joiner_mib": [one.peak_joiner_bytes / MIB for one in transfers],
+        "peak_donor_mib": [one.peak_donor_bytes / MIB for one in transfers],
+        "late_milliseconds": [1e3 * one.late_seconds[0] for one in transfers],
+        "latest_milliseconds": [1e3 * one.late_seconds[1] for one in transfers],
+    }
+    return {name: spread_of(values) for name, values in taken.items()}
+
+
+def document_of(plan: TransferPlan, transfers: Sequence[Transfer]) -> dict[str, Any]:
+    """Return what `--json` writes."""
+    figures = figures_of(plan, transfers)
+    middles = {name: spread.middle for name, spread in figures.items()}
+    return {
+        **asdict(plan),
+        "seconds": middles["seconds"],
+        "installed_seconds": middles["installed_seconds"],
+        "megabytes_per_second": middles["megabytes_per_second"],
+        "cpu_ns_per_byte": middles["cpu_ns_per_byte"],
+        "daemon_cpu_ns_per_byte": middles["daemon_cpu_ns_per_byte"],
+        "received_share": middles["received_share"],
+        "peak_rss_mib": {"joiner": middles["peak_joiner_mib"], "donor": middles["peak_donor_mib"]},
+        "donor_loop_late_ms": {"p99": middles["late_milliseconds"], "worst": middles["latest_milliseconds"]},
+        "equal": all(one.is_equal for one in transfers),
+        "spread": {name: asdict(spread) for name, spread in figures.items()},
+        "turns": [asdict(one) for one in transfers],
+    }

@@ -1,0 +1,283 @@
+"""Tables in Markdown of the figures that a folder keeps: ratios first, medians with what they spread over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.averaging.figures import MEASURED
+from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
+from benchmarks.footprint.figures import GOAL_BYTES_PER_PARAMETER, GOAL_CONSTANT_BYTES, MIB
+from benchmarks.kept_figures import Kept
+from benchmarks.vectors import PARTS
+
+NAMES = {
+    HIVEMIND_FLOAT16: "hivemind, fp16",
+    HIVEMIND_FLOAT32: "hivemind, float32",
+    GLOO: "gloo, float32",
+}
+"""What people read; of who is not listed, the name in the document."""
+_PASSING = frozenset({"load", "date"})
+"""What is another one each time, on the same machine."""
+_DIGITS = (3, 1, 3, 0)
+"""Of `MEASURED`."""
+_NOTED_CORES = 0.05
+"""What processes that wait may take of a turn and nothing is said of it."""
+
+
+def performance_lines(kept: Sequence[Kept], plots: Mapping[str, str]) -> list[str]:
+    """Return the whole page; what is not kept is left out.
+
+    Args:
+        kept: in the order of the page.
+        plots: by bench, the file of its plot beside the page.
+    """
+    lines = ["# Tables of what an exchange costs", ""]
+    if not kept:
+        return [*lines, "Nothing is kept here yet: `make bench` takes half an hour, and writes this page."]
+    lines += [
+        "Written by `make bench` from the JSON files beside this page; `make bench-figures` only draws again. Medians, "
+        "and in brackets quartiles, of fewer than four repeats the least and the greatest. Ratios are of one run in "
+        "which all took turns; seconds and nanoseconds are one machine's.",
+        "",
+        *_machine_lines(kept),
+    ]
+    for bench, (title, tables) in _SECTIONS.items():
+        documents = [one for one in kept if one.bench == bench]
+        if documents:
+            lines += ["", f"## {title}", "", *(_source_line(one, kept) for one in documents), ""]
+            lines += [f"![{bench}]({plots[bench]})", ""] if bench in plots else []
+            lines += tables(documents, kept)
+    return lines
+
+
+def peers_by_parameters(figures: Mapping[str, Any]) -> str:
+    """Return words like `4 x 10M`."""
+    return f"{figures['peers']} x {short_count(figures['parameters'])}"
+
+
+def short_count(count: int) -> str:
+    """Return a count as people say it, such as 10M; its nearest tenth of a million if it is no round one."""
+    return f"{round(count / 1e6, 1):g}M"
+
+
+def spread_words(spread: Mapping[str, float], digits: int, unit: str = "") -> str:
+    """Return a median with what it spreads over in brackets."""
+    middle, low, high = (f"{spread[which]:,.{digits}f}" for which in ("middle", "low", "high"))
+    return f"{middle}{unit} ({low} to {high})"
+
+
+# -- where figures come from
+
+
+def _machines(kept: Sequence[Kept]) -> list[dict[str, Any]]:
+    """Return each machine once."""
+    found: list[dict[str, Any]] = []
+    for one in kept:
+        machine = {name: value for name, value in one.figures["machine"].items() if name not in _PASSING}
+        if machine not in found:
+            found.append(machine)
+    return found
+
+
+def _machine_lines(kept: Sequence[Kept]) -> list[str]:
+    machines = _machines(kept)
+    if len(machines) == 1:
+        return [f"Machine: {_machine_words(machines[0])}."]
+    return [f"- Machine {number}: {_machine_words(machine)}" for number, machine in enumerate(machines, 1)]
+
+
+def _machine_words(machine: Mapping[str, Any]) -> str:
+    name = machine["processor"] or "a processor without a name"
+    return (
+        f"{name}, {machine['cores']} cores ({machine['architecture']}), {machine['memory_gib']} GiB, "
+        f"{machine['kernel']}, Python {machine['python']}, torch {machine['torch']}"
+    )
+
+
+def _source_line(one: Kept, kept: Sequence[Kept]) -> str:
+    machine = one.figures["machine"]
+    machines = _machines(kept)
+    same = {name: value for name, value in machine.items() if name not in _PASSING}
+    which = f", machine {machines.index(same) + 1}" if len(machines) > 1 else ""
+    words = (
+        f"- [{one.name}]({one.name}.json): `python -m benchmarks {one.figures['command']}`, {machine['date']}{which}"
+    )
+    return f"{words}; load before it {machine['load']:.2f}"
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+# -- averaging, and the work on vectors in it
+
+
+def _averaging(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    ratios, rows, remarks = [], [], []
+    for one in documents:
+        figures, setting = one.figures, peers_by_parameters(one.figures)
+        for system, found in figures["ratios"].items():
+            wall, *others = (spread_words(found[name], 2, " x") for name in MEASURED)
+            ratios.append([setting, NAMES.get(system, system), _bold_middle(wall), *others])
+        for system, found in figures["systems"].items():
+            words = [
+                spread_words(found["spread"][name], digits) for name, digits in zip(MEASURED, _DIGITS, strict=True)
+            ]
+            name = f"{OURS}, {figures['codec']}" if system == OURS else NAMES.get(system, system)
+            rows.append([setting, name, *words, "equal" if found["results_equal"] else "differ"])
+        remarks += _averaging_remarks(setting, figures)
+    heading = ["peers x parameters", "times ours"]
+    costs = ["wall", "CPU, all processes", "bytes on the wire", "peak memory of a peer"]
+    units = ["wall, s", "CPU, ns per parameter and peer", "bytes per parameter and peer", "peak of a peer, MiB"]
+    lines = [*_table([*heading, *costs], ratios), ""] if ratios else []
+    return [*lines, *_table([heading[0], "", *units, "results"], rows), *(["", *remarks] if remarks else [])]
+
+
+def _averaging_remarks(setting: str, figures: Mapping[str, Any]) -> list[str]:
+    remarks = []
+    if not figures["own_network"]:
+        remarks.append("bytes are those of other programs too: no network of one's own could be made")
+    if not figures["processes_kept_alive"]:
+        remarks.append("memory is too small for all at once, so processes were started for each turn")
+    if figures["idle_cores"] >= _NOTED_CORES:
+        remarks.append(f"those who waited took {figures['idle_cores']:.2f} cores")
+    return [f"{setting}: {'; '.join(remarks)}."] if remarks else []
+
+
+def vector_parts(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return what each step of a cycle takes of a core, in ns for each parameter and peer."""
+    return [(step["name"], step["share"] * step["compiled"]["middle"]) for step in figures["steps"] if step["share"]]
+
+
+def exchange_of_as_many(kept: Sequence[Kept], codec: str) -> Mapping[str, Any] | None:
+    """Return the longest exchange kept of as many peers as `vectors` has a mean made of; None without one."""
+    found = [
+        one.figures
+        for one in kept
+        if one.bench == "averaging" and (one.figures["peers"], one.figures["codec"]) == (PARTS, codec)
+    ]
+    return max(found, key=lambda figures: int(figures["parameters"]), default=None)
+
+
+def _vectors(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    lines: list[str] = []
+    for one in documents:
+        figures = one.figures
+        rows = []
+        for step in figures["steps"]:
+            compiled, numpy = step["compiled"], step["numpy"]
+            ratio = f"{numpy['middle'] / compiled['middle']:.1f} x"
+            share = f"{step['share']:g}" if step["share"] else "not in the sum"
+            rows.append([step["name"], ratio, spread_words(compiled, 2), spread_words(numpy, 2), share])
+        cycle = figures["cycle"]
+        whole = [f"{cycle['numpy'] / cycle['compiled']:.1f} x", f"{cycle['compiled']:.2f}", f"{cycle['numpy']:.2f}"]
+        rows.append([f"**a cycle of {PARTS} peers**", *whole, ""])
+        heading = ["step", "NumPy alone, times ours", "ours, ns per element", "NumPy alone", "of all parameters"]
+        lines += ["", *_table(heading, rows)] if lines else _table(heading, rows)
+        exchange = exchange_of_as_many(kept, figures["codec"])
+        if exchange is not None:
+            cpu = exchange["systems"][OURS]["cpu_ns_per_parameter_per_peer"]
+            lines += [
+                "",
+                f"That is {cycle['compiled'] / cpu:.0%} of the {cpu:.1f} ns which an exchange of "
+                f"{peers_by_parameters(exchange)} takes of all processes; less in truth, for here each step is "
+                "taken by itself, and a peer contributes, and follows an entry, in one pass.",
+            ]
+    return lines
+
+
+# -- state, training, memory
+
+
+def _state(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    rows = []
+    for one in documents:
+        figures, spread = one.figures, one.figures["spread"]
+        rows.append(
+            [
+                f"{figures['megabytes']:,} MB, {figures['donors']} donors, {figures['killed']} killed",
+                f"**{spread_words(spread['megabytes_per_second'], 0)}**",
+                spread_words(spread["installed_seconds"], 2),
+                spread_words(spread["seconds"], 2),
+                spread_words(spread["cpu_ns_per_byte"], 1),
+                spread_words(spread["daemon_cpu_ns_per_byte"], 1),
+                f"{spread['received_share']['middle']:.3f}",
+                f"{spread['peak_joiner_mib']['middle']:,.0f} and {spread['peak_donor_mib']['middle']:,.0f}",
+                f"{spread['late_milliseconds']['middle']:.0f} and {spread['latest_milliseconds']['middle']:.0f}",
+                "equal" if figures["equal"] else "differ",
+            ]
+        )
+    heading = ["state", "MB/s, all told", "s until all spans are here", "s until compared", "CPU, ns per byte"]
+    heading += ["of that libp2p daemons", "came, of the state", "peak of newcomer and donor, MiB"]
+    return _table([*heading, "donors' loops late, ms: p99 and worst", "results"], rows)
+
+
+def _training(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    lines: list[str] = []
+    for one in documents:
+        figures = one.figures
+        rows = []
+        for row in figures["rows"]:
+            percent = {which: 100.0 * value for which, value in row["spread"]["speed_kept"].items()}
+            left = row["processor_left"]
+            rows.append(
+                [
+                    row["uplink"],
+                    NAMES.get(row["system"], row["system"]),
+                    _bold_middle(spread_words(percent, 1, " %")),
+                    f"{row['participation']:.0%}",
+                    f"{row['cycle_seconds']:.2f}",
+                    f"{row['inner_steps_per_cycle']:.1f}",
+                    _cost_words(row) if left is not None else "",
+                    f"{left:.1%}" if left is not None else "",
+                ]
+            )
+        what = f"{figures['islands']} islands, {short_count(figures['parameters'])} parameters, {figures['codec']}:"
+        heading = ["each island sends", "", "speed kept", "included", "cycle, s", "steps in it"]
+        heading += ["CPU s per island and cycle: outer, slower steps, rest, daemon", "CPU left"]
+        lines += ["", what] if lines else [what]
+        lines += ["", *_table(heading, rows)]
+    return lines
+
+
+def _cost_words(row: Mapping[str, Any]) -> str:
+    cost = row["cpu_seconds_per_cycle_per_island"]
+    parts = ", ".join(f"{cost[name]:.2f}" for name in ("outer", "slower_steps", "rest", "daemon"))
+    return f"{sum(cost.values()):.2f}: {parts}"
+
+
+def _memory(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    rows, lines = [], []
+    for one in documents:
+        figures = one.figures
+        for row in figures["rows"]:
+            held = [row[name] for name in ("training_mib", "peer_mib", "daemon_mib", "beyond_mib", "goal_mib")]
+            words = [f"{value:,.0f}" for value in (*held, row["steady_beyond_mib"])]
+            words[3] = f"**{words[3]}**"
+            ratio = f"{row['beyond_mib'] / row['goal_mib']:.2f} x"
+            equal = "equal" if row["results_equal"] else "differ"
+            rows.append([f"{figures['peers']} x {short_count(row['parameters'])}", ratio, *words, equal])
+        if figures["slope_bytes_per_parameter"] is not None:
+            line = figures["slope_bytes_per_parameter"], figures["constant_mib"] * MIB / 1e6
+            lines.append(f"{one.name}: {line[0]:.2f} bytes for each parameter and {line[1]:.0f} MB beyond training.")
+    lines.append(
+        f"The goal: {GOAL_BYTES_PER_PARAMETER:g} bytes for each parameter and {GOAL_CONSTANT_BYTES / 1e6:g} MB."
+    )
+    heading = ["peers x parameters", "times the goal", "training alone, MiB", "largest peer", "its daemon"]
+    return [*_table([*heading, "beyond training", "goal", "beyond on average", "results"], rows), "", *lines]
+
+
+def _bold_middle(words: str) -> str:
+    middle, bracket, rest = words.partition(" (")
+    return f"**{middle}**{bracket}{rest}"
+
+
+_SECTIONS: dict[str, tuple[str, Callable[[Sequence[Kept], Sequence[Kept]], list[str]]]] = {
+    "averaging": ("Averaging", _averaging),
+    "vectors": ("What the work on vectors takes of it", _vectors),
+    "state": ("State: what joining costs", _state),
+    "training": ("Training while exchanging", _training),
+    "memory": ("Memory", _memory),
+}

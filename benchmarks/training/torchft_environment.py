@@ -1,0 +1,78 @@
+"""An environment of its own for torchft, with one version of it, in this user's cache.
+
+It sees what this environment has, so that no second PyTorch is fetched, but what it brings is not seen from here:
+torchft wants libraries that this project does without.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from p2p_diloco.errors import ConfigError, NetworkError
+from p2p_diloco.ids import sha256
+
+VERSION = "2026.10.26"
+PACKAGE = f"torchft-nightly=={VERSION}"
+INSTALL_COMMAND = "python -m benchmarks install-torchft"
+_DONE_FILE = "installed"
+_LAST_WORDS = 400
+
+
+def environment_folder() -> Path:
+    """Return where it lies: another one for each version, and for each environment that it sees."""
+    seen = sha256(sysconfig.get_path("purelib").encode()).hex()[:8]
+    return user_cache_path("p2p-diloco") / f"torchft-{VERSION}-{seen}"
+
+
+def torchft_interpreter(folder: Path | None = None) -> str:
+    """Return the Python that finds torchft.
+
+    Raises:
+        ConfigError: it is not installed; the text says how to get it.
+    """
+    folder = folder if folder is not None else environment_folder()
+    if not (folder / _DONE_FILE).is_file():
+        raise ConfigError(
+            f"torchft is not installed for the bench; install it with: {INSTALL_COMMAND} (all of it goes to {folder}), "
+            "or leave it out with --against blocking"
+        )
+    return str(_python_of(folder))
+
+
+def install_torchft(say: Callable[[str], None], folder: Path | None = None) -> Path:
+    """Make the environment, if it is not there; return its folder.
+
+    Args:
+        say: told how it goes on.
+    Raises:
+        NetworkError: pip did not get the package; what was begun is removed.
+    """
+    folder = folder if folder is not None else environment_folder()
+    if (folder / _DONE_FILE).is_file():
+        say(f"{PACKAGE} is installed in {folder}")
+        return folder
+    say(f"installing {PACKAGE} into {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
+    # Read after what is its own, so that its own comes first.
+    Path(own, "zz-seen.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    command = [str(_python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", PACKAGE]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise NetworkError(f"pip could not install {PACKAGE}: {done.stderr.strip()[-_LAST_WORDS:]}")
+    (folder / _DONE_FILE).write_text(PACKAGE + "\n", encoding="utf-8")
+    say("done")
+    return folder
+
+
+def _python_of(folder: Path) -> Path:
+    return folder / "bin" / "python"

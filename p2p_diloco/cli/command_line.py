@@ -1,0 +1,146 @@
+"""A command line: its words are given to a command, and every error becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from cyclopts import App, CycloptsError
+from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+
+from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
+from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
+
+STOPPED = 130
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
+
+Nearest: TypeAlias = Callable[[str, str], str | None]
+"""From a command and an unknown option to the option that may have been meant, beside those that it lists."""
+
+
+def exit_code_of(program: str, run: Callable[[], int]) -> int:
+    """Run a command line of a program and return its exit code; errors are printed."""
+    try:
+        return _run_and_flush(run)
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:
+        return 0  # whoever read our output has read enough
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return 0  # the same: rich answers a broken pipe with an exit code of 1
+    except Exception as error:
+        return _report(program, error)
+    finally:
+        flush_or_discard(sys.stdout)
+
+
+def _run_and_flush(run: Callable[[], int]) -> int:
+    """Run a command line, and write all of its output while it can still be said that this fails."""
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # and the code stays: whoever needs no more of the output may need that
+    except OSError as error:
+        raise StateError(f"cannot write the output: {error.strerror}; free some space or send it elsewhere") from None
+    return code
+
+
+def call_command(app: App, words: Sequence[str], nearest: Nearest = lambda command, word: None) -> int:
+    """Call the command that the words name; errors come as exceptions.
+
+    Raises:
+        P2PDilocoError: what is wrong and what to do.
+    """
+    try:
+        command, bound, *_ = app.parse_args(_joined_dash(words), print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ConfigError(_sentence(error, app, nearest)) from None
+    code = command(*bound.args, **bound.kwargs)
+    return code if isinstance(code, int) else 0
+
+
+def _joined_dash(words: Sequence[str]) -> list[str]:
+    """Tie a lone dash to its flag: `--json -` means standard output, and the parser would take it for a flag."""
+    joined: list[str] = []
+    for word in words:
+        if word == "-" and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += "=-"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _sentence(error: CycloptsError, app: App, nearest: Nearest) -> str:
+    """Put a parser's complaint the way that ours read, with the nearest name where something is misspelt."""
+    chain = " ".join(error.command_chain or ())
+    see = f"see {' '.join(filter(None, (app.name[0], chain)))} --help"
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        names = [name for name in error.app or app if not name.startswith("-")]
+        near = difflib.get_close_matches(error.unused_tokens[0], names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}; {see}"
+        return f"unknown command {error.unused_tokens[0]}; {hint}"
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        names = [name for each in error.argument_collection if each.show for name in each.names]
+        found = _nearest_flag(word, names) or nearest(chain, word)
+        return f"unknown option {word}; {f'did you mean {found}?' if found else see}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        purpose = f": {error.argument.parameter.help}" if error.argument.parameter.help else ""
+        needed = (
+            f"{chain or app.name[0]} needs {error.argument.name}"
+            if error.keyword is None
+            else f"{error.keyword} needs a value"
+        )
+        return f"{needed}{purpose}; {see}"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"{chain} has no use for {error.unused_tokens[0]!r}; leave it out, or {see}"
+    line = " ".join(str(error).split()).rstrip(".")
+    return f"{line[:1].lower()}{line[1:]}; {see}"
+
+
+def _nearest_flag(word: str, names: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, [name for name in names if name.startswith("--")], n=1)), None)
+
+
+def _report(program: str, error: Exception) -> int:
+    known = _known_error(error)
+    if known is not None:
+        _print_error(program, str(known))
+        return known.exit_code
+    traceback.print_exception(error)
+    _print_error(program, f"internal error ({type(error).__name__}: {error}); please report it with the lines above")
+    return P2PDilocoError.exit_code
+
+
+def _known_error(error: BaseException) -> P2PDilocoError | None:
+    """Return the first error that says who must act, also from within a group."""
+    if isinstance(error, P2PDilocoError):
+        return error
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return StateError(
+            f"cannot write {error.filename or 'to the disk'}: {error.strerror}; free some space, or choose another "
+            "place with --state-directory"
+        )
+    # Without a name it is no file: a bug of ours, perhaps, that needs its traceback.
+    if isinstance(error, OSError) and error.errno in _PERMISSION_ERRORS and error.filename is not None:
+        return ConfigError(
+            f"permission denied: {os.fsdecode(error.filename)}; let this user read and write there, or name another "
+            "file or folder"
+        )
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for inner in error.exceptions if (known := _known_error(inner)) is not None), None)
+    return None
+
+
+def _print_error(program: str, text: str) -> None:
+    """Print one sentence; what other peers sent may be part of it."""
+    print_to_stderr(f"{program}: error: {clean_text(text)}")

@@ -1,1 +1,0 @@
-"""The bench of learning: many islands in one process, the real outer maths, and what others do beside it."""

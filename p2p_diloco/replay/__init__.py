@@ -1,0 +1,1 @@
+"""A run that was recorded, made again in one process."""

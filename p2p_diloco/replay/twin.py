@@ -1,0 +1,313 @@
+"""A run that real processes made, made again in one: the same islands, steps, entries, joins and deaths, from diaries.
+
+What the diaries say is when things happened: after how many steps an island contributed, absorbed, was replaced. What
+was sent is worked out anew, so that a twin whose anchor equals the real one has shown that all of the exchange
+(threads, transport, workers) did what the rules say and nothing else. For runs of one row whose peers kept diaries and
+entries.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.island.data import Corpus
+from p2p_diloco.island.evaluation import AnchorEvaluation
+from p2p_diloco.island.inner_loop import InnerLoop
+from p2p_diloco.island.model import build_model
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
+from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.entry import Entry, included_places
+from p2p_diloco.protocol.round import rounding_seed
+from p2p_diloco.replay.recording import Recording
+from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.swarm.vector_work import reduce_parts
+from p2p_diloco.trainer.diary import chosen_spans
+from p2p_diloco.trainer.founding import genesis_states, make_start
+from p2p_diloco.trainer.local_spans import LocalSpans
+from p2p_diloco.trainer.run_text import open_own_stream
+from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.trainer.training_thread import InnerSteps
+
+Heads = dict[SpanId, Digest]
+
+JUDGED_TOKENS = 32_768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinResult:
+    """What came of it.
+
+    Attributes:
+        real_loss, twin_loss: held-out loss of the anchor where the recording ends, nats per byte.
+        gap: of the twin to the real one, relative.
+        entries: made in the run; `equal_entries` of them hold the very bytes that the twin worked out.
+        islands: starts of peers, restarts counted.
+        tokens: trained on by all islands together.
+    """
+
+    real_loss: float
+    twin_loss: float
+    gap: float
+    entries: int
+    equal_entries: int
+    islands: int
+    tokens: int
+
+
+class Twin:
+    """Plays a recording."""
+
+    def __init__(self, recording: Recording, corpus: Corpus) -> None:
+        self.recording = recording
+        self.num_equal = 0
+        self.failures: list[BaseException] = []
+        self._corpus = corpus
+        start = genesis_states(make_start(recording.plan), recording.founding)
+        self._states = {(span, state.head.digest): state for span, state in start.items()}
+        self._genesis = start
+        self._sent: dict[tuple[PeerId, int, SpanId], bytes | memoryview] = {}
+        self._kept: dict[tuple[PeerId, str], Mapping[str, Any]] = {}
+        self._updates: dict[Digest, SpanUpdate] = {}
+        self._lives = [_Life(self, peer, events) for peer, lives in recording.lives.items() for events in lives]
+
+    def play(self, heard: Callable[[int, int], None] = lambda done, of: None) -> TwinResult:
+        """Play it to the end.
+
+        Args:
+            heard: told of the lines of diaries that are done, and how many there are.
+        Raises:
+            StateError: the diaries and entries do not fit together.
+        """
+        torch.set_num_threads(1)
+        total = sum(life.num_events for life in self._lives)
+        before = -1
+        while [life for life in self._lives if not life.go_on()]:  # all have their turn: each may free another
+            for failure in self.failures:
+                raise failure
+            done = sum(life.done for life in self._lives)
+            heard(done, total)
+            if done == before:
+                where = "; ".join(life.waits_for for life in self._lives)
+                raise StateError(f"the diaries and the entries kept do not fit together: {where}")
+            before = done
+        for life in self._lives:
+            life.island.state.close()
+        return self._result()
+
+    # -- what lives ask for
+
+    def state_at(self, span: SpanId, head: Digest) -> SpanState | None:
+        """Return a span where it stands at a chain digest, once the twin has come there."""
+        return self._states.get((span, head))
+
+    def keep(self, peer: PeerId, label: str, inner: Mapping[str, Any]) -> None:
+        """Take what a life of a peer keeps, where a later one goes on from it."""
+        lines = (line for life in self.recording.lives[peer] for line in life)
+        if any(line.get("kept") == label for line in lines):
+            self._kept[peer, label] = copy.deepcopy(dict(inner))
+
+    def kept(self, peer: PeerId, label: str) -> Mapping[str, Any] | None:
+        """Return what an earlier life of a peer has kept, once it has."""
+        return self._kept.get((peer, label))
+
+    def send(self, peer: PeerId, round_index: int, span: SpanId, payload: bytes | memoryview) -> None:
+        """Take a contribution."""
+        self._sent[peer, round_index, span] = payload
+
+    def update(self, digest: Digest) -> SpanUpdate | None:
+        """Return an entry as the twin works it out, once all that is in it has been sent."""
+        found = self._updates.get(digest)
+        if found is None:
+            entry = self.recording.entries.get(digest)
+            payload = self._reduce(entry) if entry is not None else None
+            if entry is None or payload is None:
+                return None
+            absorbed = absorbed_entry(entry)
+            found = SpanUpdate(span=entry.span, absorbed=absorbed, payload=payload, own_included=False)
+            self._updates[digest] = found
+            self.num_equal += payload == entry.payload
+            self._extend(found, entry)
+        return found
+
+    def _extend(self, update: SpanUpdate, entry: Entry) -> None:
+        before = self._states.get((entry.span, entry.parent))
+        if before is not None:
+            after = self._absorb(before, update)
+            self._states[entry.span, after.head.digest] = after
+
+    def _absorb(self, before: SpanState, update: SpanUpdate) -> SpanState:
+        plan = self.recording.plan
+        update_N = plan.codecs.entry.decode(update.payload, before.elements)
+        return absorb(before, entry=update.absorbed, update_N=update_N, rule=plan.outer)
+
+    def _reduce(self, entry: Entry) -> bytes | memoryview | None:
+        roster, plan = self.recording.rosters[entry.roster], self.recording.plan
+        peers = [roster.members[place].peer for place in included_places(entry)]
+        payloads = [self._sent.get((peer, entry.round, entry.span)) for peer in peers]
+        parts = tuple(
+            Part(peer=peer, payload=payload, weight=weight, norm=0.0)
+            for peer, payload, weight in zip(peers, payloads, entry.weights, strict=True)
+            if payload is not None
+        )
+        if len(parts) < len(peers):
+            return None
+        action = ReduceSpan(
+            round=entry.round,
+            span=entry.span,
+            stage=Stage.WHOLE,
+            parts=parts,
+            norm_limit=float("inf"),
+            rounding_seed=rounding_seed(plan.rules.run, entry.round, entry.span),
+        )
+        reduced = reduce_parts(action, plan.codecs, plan.rules.span_elements[entry.span])
+        if isinstance(reduced, str):
+            raise StateError(f"the entry for {entry.span} of round {entry.round} cannot be made again: {reduced}")
+        return reduced.payload
+
+    # -- the end
+
+    def _result(self) -> TwinResult:
+        plan = self.recording.plan
+        real, twin = dict(self._genesis), dict(self._genesis)
+        for entry in sorted(self.recording.chain(self._genesis), key=lambda entry: entry.height):
+            update = self._updates.get(entry.digest())
+            if update is None:
+                continue  # nobody with a diary absorbed it
+            real_update = SpanUpdate(
+                span=entry.span, absorbed=update.absorbed, payload=entry.payload, own_included=False
+            )
+            real[entry.span] = self._absorb(real[entry.span], real_update)
+            twin[entry.span] = self._absorb(twin[entry.span], update)
+        judge = AnchorEvaluation(plan.shape, plan.fragments, self._corpus, num_tokens=JUDGED_TOKENS)
+        losses = [
+            judge.loss([_joined(states, spans) for spans in map(plan.spans_of, range(len(plan.fragments)))])
+            for states in (real, twin)
+        ]
+        return TwinResult(
+            real_loss=losses[0],
+            twin_loss=losses[1],
+            gap=losses[1] / losses[0] - 1.0,
+            entries=len(self._updates),
+            equal_entries=self.num_equal,
+            islands=len(self._lives),
+            tokens=sum(life.island.state.counts.tokens for life in self._lives),
+        )
+
+    def island_of(self, peer: PeerId, position: int) -> InnerSteps:
+        """Return a new island of a peer."""
+        plan = self.recording.plan
+        stream = open_own_stream(self._corpus, plan, plan.rules.run, peer, position)
+        model = build_model(plan.shape, plan.manifest.model.seed)
+        loop = InnerLoop(model, stream, plan.inner, torch.device("cpu"))
+        lay_end_to_end(model, plan.fragments)
+        local = LocalSpans(plan, LocalParameters(model, plan.fragments))
+
+        def damaged(span: SpanId, reason: str) -> None:
+            self.failures.append(StateError(f"{span} cannot follow an entry of the recording: {reason}"))
+
+        state = TrainedState(
+            plan, local, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
+        )
+        return InnerSteps(loop, state)
+
+
+class _Life:
+    """One start of one peer."""
+
+    def __init__(self, twin: Twin, peer: PeerId, events: Sequence[dict[str, Any]]) -> None:
+        self.done = 1
+        self.num_events = len(events)
+        self._twin = twin
+        self._peer = peer
+        self._events = events
+        self.island = twin.island_of(peer, events[0]["position"])
+        self._state = self.island.state
+
+    @property
+    def waits_for(self) -> str:
+        """What it cannot do yet, for people."""
+        name = short_peer_id(self._peer)
+        return f"{name} waits at line {self.done + 1}" if self.done < self.num_events else f"{name} is done"
+
+    def go_on(self) -> bool:
+        """Play as many lines as possible; tell whether that was all of them."""
+        while self.done < self.num_events and self._do(self._events[self.done]):
+            self.done += 1
+        return self.done == self.num_events
+
+    def _do(self, line: dict[str, Any]) -> bool:
+        match line["what"]:
+            case "loaded":
+                heads = {SpanId(f, i): Digest(bytes.fromhex(head)) for f, i, head in line["heads"]}
+                return self._go_on_from(line.get("kept")) and self._load(heads)
+            case "kept":
+                self._step_to(line["steps"])
+                self._twin.keep(self._peer, line["label"], self.island.loop.state_dict())
+                return True
+            case "contributed":
+                self._step_to(line["steps"])
+                contribution = self._state.contribute(line["round"], line["fragment"], chosen_spans(line))
+                for span in contribution.spans if contribution is not None else ():
+                    self._twin.send(self._peer, line["round"], span.span, span.payload)
+                return True
+            case "absorbed":
+                return self._absorb(line)
+            case "took":
+                return self._take(line)
+            case other:
+                raise StateError(f"a diary of {short_peer_id(self._peer)} says {other!r}, which no island does")
+
+    def _go_on_from(self, label: str | None) -> bool:
+        kept = self._twin.kept(self._peer, label) if label is not None else None
+        if kept is not None:
+            self.island.loop.load_state_dict(kept)
+        return label is None or kept is not None
+
+    def _load(self, heads: Heads) -> bool:
+        states = {span: self._twin.state_at(span, head) for span, head in heads.items()}
+        found = {span: state for span, state in states.items() if state is not None}
+        if len(found) < len(states):
+            return False
+        for span, state in found.items():
+            self._state.replace(span, state)
+        self._state.wait_until_idle()
+        return self._state.begin()
+
+    def _absorb(self, line: dict[str, Any]) -> bool:
+        update = self._twin.update(Digest(bytes.fromhex(line["entry"])))
+        if update is None:
+            return False
+        self._step_to(line["steps"])
+        own = SpanUpdate(span=update.span, absorbed=update.absorbed, payload=update.payload, own_included=line["own"])
+        self._state.apply(own)
+        self._state.wait_until_idle()
+        return True
+
+    def _take(self, line: dict[str, Any]) -> bool:
+        span = SpanId(*line["span"])
+        state = self._twin.state_at(span, Digest(bytes.fromhex(line["head"])))
+        if state is None:
+            return False
+        self._step_to(line["steps"])
+        self._state.replace(span, state)
+        self._state.wait_until_idle()
+        return True
+
+    def _step_to(self, steps: int) -> None:
+        while self._state.counts.steps < steps:
+            self._state.border()
+            self.island.step()
+
+
+def _joined(states: dict[SpanId, SpanState], spans: Sequence[SpanId]) -> Vector:
+    return np.concatenate([states[span].anchor_N for span in spans])

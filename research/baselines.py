@@ -1,0 +1,286 @@
+"""What others do, each from its paper, on the same learners, text and outer step.
+
+Deviations are confessed where they are. Servers are free here: nothing fails and nobody waits, which is kinder to the
+baselines than the world is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.mean import contribution_weight, weighted_mean
+from p2p_diloco.outer.merge import MergeRule, merge_local
+from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
+from p2p_diloco.outer.vector import Vector
+from research.algorithm import Algorithm, Model, radial_mean
+from research.learners import Learners
+
+BFLOAT16_BYTES, FLOAT16_BYTES, FLOAT32_BYTES = 2.0, 2.0, 4.0
+_E3M0_EXPONENTS = 7
+"""Eight codes of three bits: seven powers of two and zero."""
+_E3M0_LEAST = 1.0 - _E3M0_EXPONENTS
+_E3M0_BLOCK = 128
+
+
+class DataParallel(Algorithm):
+    """One learner with the batch of all: gradients are averaged after every step.
+
+    Bytes: a ring all-reduce of bfloat16 gradients among `num_islands`.
+    """
+
+    def __init__(self, learners: Learners, num_islands: int) -> None:
+        super().__init__(learners)
+        if len(learners) != 1:
+            raise ConfigError(f"data-parallel has one learner with the batch of all islands, not {len(learners)}")
+        self._step_bytes = 2.0 * (1.0 - 1.0 / num_islands) * BFLOAT16_BYTES * self.num_parameters
+
+    def border(self, tick: int) -> None:
+        """Nothing is due but the bytes of the step."""
+        self.sent_bytes += self._step_bytes
+
+    def models(self) -> list[Model]:
+        """Return θ."""
+        return [self.read_all(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentralRule:
+    """How a run with a server, or a blocking all-reduce in place of one, exchanges.
+
+    Attributes:
+        sync_every: ticks from one exchange of a fragment to its next.
+        delay: ticks from a snapshot to the border at which learners get the new fragment.
+        local_share: α: θ ← α θ + (1 − α) φ when it comes.
+        outer: Nesterov, as everywhere here.
+        quantise: what a contribution is on the other side of the wire.
+        bytes_up, bytes_down: per parameter and exchange.
+        weights_by_tokens: quantity times quality; False: all alike.
+        is_radial: merge directions and norms apart.
+    """
+
+    sync_every: int
+    delay: int
+    local_share: float
+    outer: OuterRule
+    quantise: Callable[[Vector], Vector]
+    bytes_up: float
+    bytes_down: float
+    weights_by_tokens: bool = False
+    is_radial: bool = False
+
+
+class CentralDiloco(Algorithm):
+    """DiLoCo and its descendants that have one place where φ is.
+
+    Source: DiLoCo, arXiv 2311.08105, algorithm 1; with fragments, delay and α Streaming DiLoCo, arXiv 2501.18512,
+    algorithm 2; with token weights, radial means and α = 0 Decoupled DiLoCo, arXiv 2604.21428, all learners in time.
+    """
+
+    def __init__(self, learners: Learners, rule: CentralRule) -> None:
+        super().__init__(learners)
+        num_fragments = len(learners.fragments)
+        if rule.sync_every % num_fragments:
+            raise ConfigError(f"{rule.sync_every} steps do not divide into {num_fragments} exchanges")
+        self._rule = rule
+        self._ticks = rule.sync_every // num_fragments
+        self._anchor: list[Vector] = list(self.read_all(0))
+        self._momentum: list[Vector] = [np.zeros_like(anchor_N) for anchor_N in self._anchor]
+        self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
+        self._under_way: list[tuple[int, int, Vector]] = []
+
+    def border(self, tick: int) -> None:
+        """Deliver what is due, then exchange a fragment if one is."""
+        self._deliver(tick)
+        if tick % self._ticks == 0:
+            self._exchange((tick // self._ticks) % len(self._anchor), tick)
+            self._deliver(tick)
+
+    def settle(self, tick: int) -> None:
+        """Exchange each fragment once more that was not exchanged at the very end."""
+        for later in range(tick + 1, tick + self._rule.sync_every):
+            self.border(later)
+
+    def models(self) -> list[Model]:
+        """Return φ."""
+        return [tuple(self._anchor)]
+
+    def _exchange(self, fragment: int, tick: int) -> None:
+        rule, learners = self._rule, self.learners
+        vectors, weights = [], []
+        for learner in range(len(learners)):
+            now = (learners.tokens(learner), learners.steps(learner))
+            told, self._told[learner][fragment] = self._told[learner][fragment], now
+            if now[1] == told[1]:
+                continue
+            vectors.append(rule.quantise(self._anchor[fragment] - learners.read(learner, fragment)))
+            weight = contribution_weight(now[0] - told[0], now[1] - told[1])
+            weights.append(weight if rule.weights_by_tokens else 1.0)
+        if not vectors:
+            return
+        if rule.is_radial:
+            mean_N = radial_mean(vectors, weights, self.tensors_of(fragment))
+        else:
+            mean_N = weighted_mean(vectors, weights)
+        step = apply_outer_step(self._anchor[fragment], self._momentum[fragment], mean_N, rule.outer)
+        self._anchor[fragment], self._momentum[fragment] = step
+        self.sent_bytes += (rule.bytes_up + rule.bytes_down) * self.elements(fragment)
+        self._under_way.append((tick + rule.delay, fragment, self._anchor[fragment]))
+
+    def _deliver(self, tick: int) -> None:
+        while self._under_way and self._under_way[0][0] <= tick:
+            _, fragment, anchor_N = self._under_way.pop(0)
+            blend = MergeRule(kind="blend", alpha=self._rule.local_share, late="drop")
+            for learner in range(len(self.learners)):
+                local_N = self.learners.read(learner, fragment)
+                merged_N = merge_local(local_N, anchor_N, anchor_N, None, False, blend)
+                self.learners.write(learner, fragment, merged_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipRule:
+    """How replicas that stay different exchange in small groups.
+
+    Attributes:
+        sync_every: ticks of a cycle.
+        group: learners in a group, drawn anew each time.
+    """
+
+    sync_every: int
+    group: int
+
+
+class NoLoCo(Algorithm):
+    """Pairs average their pseudo-gradients and pull their anchors together; there is no run-wide φ.
+
+    δ ← α δ + β mean(θ − φ) − γ (φ − mean φ); φ ← φ + δ; θ ← φ. Source: NoLoCo, arXiv 2506.10911, equation 2 with the
+    sign of its appendix (equation 32) and of its authors' code.
+
+    Args:
+        alpha, beta, gamma: of the rule; 0.5, 0.7, 0.7 in the code.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        rule: GossipRule,
+        *,
+        seed: int,
+        alpha: float = 0.5,
+        beta: float = 0.7,
+        gamma: float = 0.7,
+    ) -> None:
+        super().__init__(learners)
+        self._rule = rule
+        self._rng = random.Random(seed)
+        self._rates = (np.float32(alpha), np.float32(beta), np.float32(gamma))
+        self._anchors = [list(self.read_all(learner)) for learner in range(len(learners))]
+        self._deltas = [[np.zeros_like(anchor_N) for anchor_N in anchors] for anchors in self._anchors]
+
+    def border(self, tick: int) -> None:
+        """Exchange at the end of a cycle."""
+        if tick % self._rule.sync_every == 0:
+            for group in draw_groups(self._rng, len(self.learners), self._rule.group):
+                for fragment in range(len(self.learners.fragments)):
+                    self._exchange(group, fragment)
+            # Each sends its pseudo-gradient and its anchor to the others of its group.
+            self.sent_bytes += 2 * FLOAT32_BYTES * (self._rule.group - 1) * self.num_parameters
+
+    def models(self) -> list[Model]:
+        """Return the anchors of all."""
+        return [tuple(anchors) for anchors in self._anchors]
+
+    def _exchange(self, group: list[int], fragment: int) -> None:
+        alpha, beta, gamma = self._rates
+        ones = [1.0] * len(group)
+        anchors = [self._anchors[learner][fragment] for learner in group]
+        moved = [self.learners.read(i, fragment) - anchor_N for i, anchor_N in zip(group, anchors, strict=True)]
+        mean_moved_N, mean_anchor_N = weighted_mean(moved, ones), weighted_mean(anchors, ones)
+        for learner, anchor_N in zip(group, anchors, strict=True):
+            delta_N = alpha * self._deltas[learner][fragment] + beta * mean_moved_N - gamma * (anchor_N - mean_anchor_N)
+            self._deltas[learner][fragment] = delta_N
+            self._anchors[learner][fragment] = anchor_N + delta_N
+            self.learners.write(learner, fragment, anchor_N + delta_N)
+
+
+class DeltaOnlyGroups(Algorithm):
+    """Rotating groups average pseudo-gradients only: what a swarm does that forgets to average its anchors."""
+
+    def __init__(self, learners: Learners, rule: GossipRule, outer: OuterRule, *, seed: int) -> None:
+        super().__init__(learners)
+        self._rule = rule
+        self._outer = outer
+        self._rng = random.Random(seed)
+        self._anchors = [list(self.read_all(learner)) for learner in range(len(learners))]
+        self._momenta = [[np.zeros_like(anchor_N) for anchor_N in anchors] for anchors in self._anchors]
+
+    def border(self, tick: int) -> None:
+        """Exchange at the end of a cycle."""
+        if tick % self._rule.sync_every == 0:
+            for group in draw_groups(self._rng, len(self.learners), self._rule.group):
+                for fragment in range(len(self.learners.fragments)):
+                    self._exchange(group, fragment)
+            self.sent_bytes += 2 * (1.0 - 1.0 / self._rule.group) * FLOAT32_BYTES * self.num_parameters
+
+    def models(self) -> list[Model]:
+        """Return the anchors of all."""
+        return [tuple(anchors) for anchors in self._anchors]
+
+    def _exchange(self, group: list[int], fragment: int) -> None:
+        deltas = [self._anchors[learner][fragment] - self.learners.read(learner, fragment) for learner in group]
+        mean_N = weighted_mean(deltas, [1.0] * len(group))
+        for learner in group:
+            anchor_N, momentum_N = self._anchors[learner][fragment], self._momenta[learner][fragment]
+            step = apply_outer_step(anchor_N, momentum_N, mean_N, self._outer)
+            self._anchors[learner][fragment], self._momenta[learner][fragment] = step
+            self.learners.write(learner, fragment, step[0])
+
+
+def draw_groups(rng: random.Random, num_learners: int, group: int) -> list[list[int]]:
+    """Return all learners in random groups of `group`, the last with whoever is left, never one alone if avoidable."""
+    order = list(range(num_learners))
+    rng.shuffle(order)
+    groups = [order[at : at + group] for at in range(0, num_learners, group)]
+    if len(groups) > 1 and len(groups[-1]) == 1:
+        alone = groups.pop()
+        groups[-1] += alone
+    return groups
+
+
+def as_float32(vector_N: Vector) -> Vector:
+    """Return the vector: nothing is lost on the wire."""
+    return vector_N
+
+
+def as_float16(vector_N: Vector) -> Vector:
+    """Return the vector as float16 carries it; OpenDiLoCo, arXiv 2407.07852, sends pseudo-gradients so."""
+    half_N: Vector = vector_N.astype(np.float16).astype(np.float32)
+    return half_N
+
+
+def as_int4(vector_N: Vector) -> Vector:
+    """Return the vector as p2p_diloco's four bits carry it, for those whose own four bits are not published."""
+    codec = codec_named("int4")
+    return codec.decode(codec.encode(vector_N), len(vector_N))
+
+
+def as_e3m0(vector_N: Vector) -> Vector:
+    """Return the vector in four bits: a sign and a power of two, relative to the largest of each 128 elements.
+
+    Source: Streaming DiLoCo, arXiv 2501.18512, section on low precision; the size of its blocks is not published.
+    """
+    padded = -len(vector_N) % _E3M0_BLOCK
+    blocks_BK = np.pad(vector_N, (0, padded)).reshape(-1, _E3M0_BLOCK)
+    largest_B1 = np.abs(blocks_BK).max(axis=1, keepdims=True)
+    shares_BK = np.abs(blocks_BK) / np.where(largest_B1 > 0, largest_B1, 1)
+    # The nearest power: the border between two of them is their mean, one and a half times the smaller.
+    exponents_BK = np.floor(np.log2(np.maximum(shares_BK, 2.0**-40) / 1.5)) + 1.0
+    powers_BK = np.where(shares_BK < 2.0**-_E3M0_EXPONENTS, 0.0, np.exp2(np.maximum(exponents_BK, _E3M0_LEAST)))
+    decoded_BK = np.sign(blocks_BK) * powers_BK * largest_B1
+    decoded_N: Vector = decoded_BK.reshape(-1)[: len(vector_N)].astype(np.float32)
+    return decoded_N

@@ -1,0 +1,323 @@
+"""The questions that the bench answers by name, each a table of settings that differ in one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.inner_loop import OptimizerName
+from research.scope import DELAYED, Scope, baselines, often, others_often
+from research.setting import CURVE_POINTS, OURS, Setting
+
+FEW, MANY = 4, 8
+"""Seeds: where the answer is seen at a glance, and where it is a figure to quote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A table.
+
+    Attributes:
+        question: for people, one line.
+        settings: one per row; the first is what the others are compared with.
+        seeds: trials of each row.
+    """
+
+    question: str
+    settings: tuple[Setting, ...]
+    seeds: int
+
+    def only(self, names: Sequence[str]) -> Experiment:
+        """Return some rows of it, in the order of `names`.
+
+        Raises:
+            ConfigError: there is no row of such a name, or fewer than two are left.
+        """
+        rows = {setting.name: setting for setting in self.settings}
+        for name in names:
+            if name not in rows:
+                raise ConfigError(f"no row is called {name!r}; known are {', '.join(rows)}")
+        if len(set(names)) < 2:
+            raise ConfigError(f"--rows names {', '.join(names)}; expected at least two rows, to be compared")
+        return replace(self, settings=tuple(rows[name] for name in dict.fromkeys(names)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variations:
+    """p2p_diloco with one thing changed in each row.
+
+    Attributes:
+        question: for people, one line.
+        rows: what is changed, by the row's name; the first is what the others are compared with.
+        seeds: trials of each row.
+        optimizer: of the inner steps, where the question is about one.
+    """
+
+    question: str
+    rows: Mapping[str, Mapping[str, Any]]
+    seeds: int = MANY
+    optimizer: OptimizerName | None = None
+
+    def within(self, scope: Scope) -> Experiment:
+        """Return the table at a size; rows that do not fit into it are left out."""
+        scope = replace(scope, optimizer=self.optimizer or scope.optimizer)
+        settings = tuple(scope.ours(name=name, **changes) for name, changes in self.rows.items())
+        return Experiment(
+            question=self.question,
+            settings=tuple(one for one in settings if one.delay < one.sync_every <= one.ticks),
+            seeds=self.seeds,
+        )
+
+
+_FLOAT32 = {"contribution": "float32", "entry": "float32"}
+_EVERY_8 = {"sync_every": 8, "fragments": 2, "delay": 1}
+"""As `plan` has it."""
+
+_VARIATIONS = {
+    "loss": Variations(
+        question="what does it cost when contributions are lost?",
+        rows={
+            "25%-lost": {"lost_share": 0.25},
+            "none-lost": {},
+            "50%-lost": {"lost_share": 0.5},
+            "25%-lost-late-keep": {"lost_share": 0.25, "late": "keep"},
+            "25%-lost-late-shrink": {"lost_share": 0.25, "late": "shrink"},
+            "25%-lost-every-8": {"lost_share": 0.25, **_EVERY_8},
+            "none-lost-every-8": _EVERY_8,
+        },
+    ),
+    "bits": Variations(
+        question="how few bits lose nothing?",
+        rows={
+            "int4": {},
+            "float32": _FLOAT32,
+            "int8": {"contribution": "int8", "entry": "int8"},
+            "int4-up-float32-down": {"entry": "float32"},
+            "int4-entries-to-nearest": {"rounds_stochastically": False},
+            "topk2-up": {"contribution": "topk2"},
+        },
+    ),
+    "residual": Variations(
+        question="where should stay what a codec leaves of a contribution?",
+        rows={
+            f"{codec}-{place}": {"contribution": codec, "residual": place}
+            for codec in ("int4", "topk2")
+            for place in ("weights", "buffer", "dropped")
+        },
+        seeds=FEW,
+    ),
+    "outer": Variations(
+        question="which outer rate and momentum?",
+        rows={
+            f"rate-{rate}-momentum-{momentum}": {"outer_rate": rate, "momentum": momentum}
+            for rate, momentum in (
+                (0.7, 0.3),
+                (1.0, 0.5),
+                (0.7, 0.5),
+                (1.0, 0.3),
+                (0.7, 0.7),
+                (0.7, 0.9),
+                (1.0, 0.7),
+                (1.3, 0.3),
+                (1.0, 0.0),
+            )
+        },
+        seeds=FEW,
+    ),
+    "schedule": Variations(
+        question="should the outer rate rise at first, or fall at last?",
+        rows={name: {"outer_schedule": name} for name in ("constant", "warm-up", "decay")},
+    ),
+    "merge": Variations(
+        question="how should local parameters follow an entry, the later it comes?",
+        rows={
+            f"{kind}-delay-{delay}": {"merge": kind, "alpha": alpha, "delay": delay}
+            for delay in (4, 0, 16)
+            for kind, alpha in (("keep", 0.0), ("overwrite", 0.0), ("blend", 0.5))
+        },
+    ),
+    "radial": Variations(
+        question="plain or radial mean?",
+        rows={
+            f"{kind}-rate-{rate}-momentum-{momentum}": {
+                "mean": kind,
+                "outer_rate": rate,
+                "momentum": momentum,
+            }
+            for rate, momentum in ((0.7, 0.3), (0.5, 0.5), (1.0, 0.5), (1.0, 0.0))
+            for kind in ("radial", "plain")
+        },
+        seeds=FEW,
+    ),
+    "sync": Variations(
+        question="how often should islands exchange?",
+        rows={
+            f"every-{steps}": {"sync_every": steps, "delay": max(1, steps // DELAYED)}
+            for steps in (32, 8, 16, 64, 128, 256)
+        },
+        seeds=FEW,
+    ),
+    "short": Variations(
+        question="how short may a cycle be, and what does an entry cost that comes late in it?",
+        rows={
+            f"every-{steps}-of-{fragments}-delay-{delay}": {
+                "sync_every": steps,
+                "fragments": fragments,
+                "delay": delay,
+            }
+            for steps, fragments, delay in (
+                (8, 2, 1),
+                (8, 2, 3),
+                (8, 4, 1),
+                (4, 1, 1),
+                (4, 1, 3),
+                (4, 2, 1),
+                (2, 1, 1),
+            )
+        },
+        seeds=FEW,
+    ),
+    "fragments": Variations(
+        question="in how many parts?",
+        rows={f"{parts}-fragments": {"fragments": parts} for parts in (4, 1, 2, 8)},
+        seeds=FEW,
+    ),
+    "moments": Variations(
+        question="how long should AdamW remember, whose island sees a part of the batch?",
+        rows={
+            f"{beta1}-{beta2}": {"beta1": beta1, "beta2": beta2}
+            for beta1, beta2 in ((0.9, 0.98), (0.8, 0.95), (0.8, 0.98), (0.9, 0.95), (0.95, 0.99))
+        },
+        optimizer="adamw",
+    ),
+    "void": Variations(
+        question="what do rounds without an entry cost?",
+        rows={f"{round(100 * share)}%-void": {"void_share": share} for share in (0.1, 0.0, 0.25)},
+    ),
+}
+
+
+def _parity(scope: Scope) -> Experiment:
+    rows = (scope.ours(), *often(scope), *baselines(scope), *others_often(scope))
+    return Experiment(
+        question="does it learn as well as one machine, and as well as what others do?",
+        settings=tuple(replace(row, points=CURVE_POINTS) for row in rows),
+        seeds=MANY,
+    )
+
+
+def _mixed(scope: Scope) -> Experiment:
+    even = scope.ours()
+    mixed = replace(even, slow=scope.islands // 2)
+    return Experiment(
+        question="what does it cost when half of the islands are four times slower, at equal tokens?",
+        settings=(
+            replace(mixed.with_tokens_of_all(), name="half-slow"),
+            replace(even, name="all-fast"),
+            replace(mixed.with_tokens_of_all(), name="half-slow-equal-weights", weights_by_tokens=False),
+        ),
+        seeds=MANY,
+    )
+
+
+def _churn(scope: Scope) -> Experiment:
+    shares = (0.25, 0.0, 0.5)
+    return Experiment(
+        question="what does it cost when islands come and go all the time, at equal tokens?",
+        settings=tuple(
+            scope.ours(name=f"{round(100 * share)}%-away", away_share=share).with_tokens_of_all() for share in shares
+        ),
+        seeds=MANY,
+    )
+
+
+def _inner(scope: Scope) -> Experiment:
+    with_muon, with_adamw = replace(scope, optimizer="muon"), replace(scope, optimizer="adamw")
+    muon = (with_muon.ours(), *baselines(with_muon)[:2])
+    return Experiment(
+        question="AdamW or Muon inside?",
+        settings=(
+            *(replace(row, name=f"{row.name}-muon") for row in muon),
+            with_adamw.ours(),
+            *baselines(with_adamw)[:2],
+        ),
+        seeds=MANY,
+    )
+
+
+def _rate(scope: Scope) -> Experiment:
+    rates = tuple(scope.ours().learning_rate * factor for factor in (1.0, 0.25, 0.5, 2.0, 4.0))
+    systems = (scope.ours(), *baselines(scope)[:2])
+    return Experiment(
+        question="which inner rate suits whom?",
+        settings=tuple(
+            replace(setting, name=f"{setting.name}-{rate:g}", learning_rate=rate)
+            for rate in rates
+            for setting in systems
+        ),
+        seeds=1,
+    )
+
+
+_CANDIDATES = {
+    OURS: ((0.7, 0.3), (1.0, 0.0), (0.5, 0.3), (0.5, 0.5), (0.7, 0.5)),
+    "textbook-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.3), (0.7, 0.5), (0.7, 0.9)),
+    "streaming-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (1.0, 0.7), (0.7, 0.5), (0.4, 0.9)),
+    "decoupled-diloco": ((0.7, 0.0), (0.7, 0.3), (0.5, 0.3), (0.5, 0.5), (1.0, 0.0), (0.7, 0.9)),
+    "noloco": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.3), (0.7, 0.5)),
+    "delta-only-groups": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5)),
+}
+"""Outer rate and momentum to choose from, for each algorithm that has them (opendiloco is textbook in float16)."""
+
+
+def _tune(scope: Scope) -> Experiment:
+    systems = {setting.name: setting for setting in (scope.ours(), *baselines(scope))}
+    return Experiment(
+        question="which outer rate and momentum suits whom?",
+        settings=tuple(
+            replace(systems[system], name=f"{system}-{rate}-{momentum}", outer_rate=rate, momentum=momentum)
+            for system, pairs in _CANDIDATES.items()
+            for rate, momentum in pairs
+        ),
+        seeds=2,
+    )
+
+
+def _topics(scope: Scope) -> Experiment:
+    return Experiment(
+        question="what does it cost when each island has text of its own kind?",
+        settings=(
+            scope.ours(name="by-topic", by_topic=True),
+            scope.ours(name="mixed-text"),
+            replace(baselines(scope)[1], name="textbook-by-topic", by_topic=True),
+        ),
+        seeds=FEW,
+    )
+
+
+EXPERIMENTS: dict[str, Callable[[Scope], Experiment]] = {
+    "parity": _parity,
+    "mixed": _mixed,
+    "churn": _churn,
+    "inner": _inner,
+    "rate": _rate,
+    "tune": _tune,
+    "topics": _topics,
+    **{name: variations.within for name, variations in _VARIATIONS.items()},
+}
+
+
+def experiment_named(name: str, scope: Scope) -> Experiment:
+    """Return an experiment.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"no experiment is called {name!r}; known are {', '.join(EXPERIMENTS)}")
+    experiment = EXPERIMENTS[name](scope)
+    if scope.seeds is not None:
+        return replace(experiment, seeds=scope.seeds)
+    return replace(experiment, seeds=min(2, experiment.seeds)) if scope.is_quick else experiment

@@ -1,0 +1,82 @@
+"""Outcomes kept in a file, a line each: a table that takes hours may be interrupted, grown and derived again.
+
+A line names its trial by a digest of what its setting says beyond the defaults (but its name), the seed and the text:
+a row of another table that plays the same trial finds it too, and a figure that settings have one day is no reason to
+play all again. What the code does is not part of it: when an algorithm or a default changes, its lines are to be
+removed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.ids import Digest, sha256
+from research.setting import CURVE_POINTS, Outcome, Setting
+
+
+class KeptOutcomes:
+    """The outcomes of one file; `path` None keeps none.
+
+    Args:
+        path: made when the first outcome comes.
+        text: the text's fingerprint.
+    Raises:
+        ConfigError: the file is not one of these, or cannot be read.
+    """
+
+    def __init__(self, path: Path | None, text: Digest) -> None:
+        self._path = path
+        self._text = text
+        self._found: dict[str, Outcome] = {}
+        if path is None or not path.exists():
+            return
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the outcomes in {path}: {error}") from None
+        for number, line in enumerate(lines, 1):
+            self._read(line, f"{path}, line {number}")
+
+    def _read(self, line: str, where: str) -> None:
+        try:
+            fields = json.loads(line)
+            name = fields.pop("trial")
+            curve = tuple((int(ticks), float(loss)) for ticks, loss in fields.pop("curve"))
+            self._found[name] = Outcome(**fields, curve=curve)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ConfigError(f"{where}: this is no outcome of a trial; remove it, or name another file") from None
+
+    def find(self, setting: Setting, seed: int) -> Outcome | None:
+        """Return what came of a trial, if it was played before."""
+        found = self._found.get(self._name(setting, seed))
+        if found is None and not setting.points:  # a curve changes nothing but that it is there
+            found = self._found.get(self._name(replace(setting, points=CURVE_POINTS), seed))
+        if found is None:
+            return None
+        return replace(found, name=setting.name, curve=found.curve if setting.points else ())
+
+    def add(self, setting: Setting, outcome: Outcome) -> None:
+        """Keep an outcome.
+
+        Raises:
+            StateError: the file cannot be written.
+        """
+        if self._path is None:
+            return
+        name = self._name(setting, outcome.seed)
+        self._found[name] = outcome
+        line = json.dumps({"trial": name, **asdict(outcome)}, allow_nan=False)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise StateError(f"cannot keep outcomes in {self._path}: {error.strerror}") from None
+
+    def _name(self, setting: Setting, seed: int) -> str:
+        defaults = asdict(Setting(name=setting.name))
+        figures = {name: value for name, value in asdict(setting).items() if value != defaults[name]}
+        words = json.dumps(figures, sort_keys=True).encode()
+        return sha256(words, seed.to_bytes(8, "little"), self._text)[:12].hex()

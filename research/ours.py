@@ -1,0 +1,299 @@
+"""p2p_diloco itself in the bench: contributions, entries and merges by the code that real peers run.
+
+One span per fragment, one row, a reducer that nobody distrusts; rounds are counted in ticks. Who is lost, slow or away
+is the experiment's business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
+from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.mean import clip_weight, contribution_weight
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import RadialBlocks, mark_radial
+from p2p_diloco.outer.state import SpanState, absorb, genesis_state
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.inclusion import Inclusion, balanced, build_entry
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.round import rounding_seed
+from p2p_diloco.swarm.replica import absorbed_entry
+from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_parts
+from research.algorithm import Algorithm, Model
+from research.learners import Learners
+
+RUN = sha256(b"a run on the bench of learning")
+
+
+def _one(progress: float) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurRule:
+    """How the swarm exchanges.
+
+    Attributes:
+        sync_every: ticks of a cycle.
+        delay: ticks from the begin of a round to the border at which its entry is absorbed.
+        outer, merge, codecs: as in a manifest.
+        weights_by_tokens: False weighs all alike.
+        is_radial: means are radial, but for embeddings.
+        lost_share: contributions that never reach their reducer; that their learner was there does.
+        void_share: rounds that end without an entry.
+        away_share: of the cycles that a learner is away.
+        residual: where what the codec leaves of a contribution stays; peers leave it in the weights.
+        outer_factor: what η is multiplied by, by how far the run is, 0 to 1.
+        num_cycles: of the run.
+        radius_factor: κ.
+        weight_clip: largest weight, in last medians.
+    """
+
+    sync_every: int
+    delay: int
+    outer: OuterRule
+    merge: MergeRule
+    codecs: Codecs
+    weights_by_tokens: bool = True
+    is_radial: bool = False
+    lost_share: float = 0.0
+    void_share: float = 0.0
+    away_share: float = 0.0
+    residual: Literal["weights", "buffer", "dropped"] = "weights"
+    outer_factor: Callable[[float], float] = _one
+    num_cycles: int = 1
+    radius_factor: float = 2.0
+    weight_clip: float = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sent:
+    """A learner's contribution to one round."""
+
+    payload: bytes
+    norm: float
+    tokens: int
+    steps: int
+    is_lost: bool
+
+
+class OurSwarm(Algorithm):
+    """All peers of one run; they hold the same bytes, so φ and m are kept once."""
+
+    def __init__(self, learners: Learners, rule: OurRule, *, seed: int) -> None:
+        super().__init__(learners)
+        num_fragments = len(learners.fragments)
+        if rule.sync_every % num_fragments:
+            raise ConfigError(f"a cycle of {rule.sync_every} steps does not divide into {num_fragments} rounds")
+        self._rule = rule
+        self._codecs = replace(rule.codecs, radial=self._radial_blocks() if rule.is_radial else {})
+        self._ticks = rule.sync_every // num_fragments
+        if not 0 <= rule.delay < rule.sync_every:
+            raise ConfigError(f"a delay of {rule.delay} steps does not fit into a cycle of {rule.sync_every}")
+        self._clock = RoundClock(start_seconds=0.0, round_seconds=float(self._ticks), num_fragments=num_fragments)
+        self._rng = random.Random(seed)
+        self._places = tuple(range(len(learners)))
+        self._roster = _roster(self._places)
+        start = [genesis_state(learners.read(0, f), self._roster.digest()) for f in range(num_fragments)]
+        self._states: list[SpanState] = start
+        self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
+        # What contributions left, kept out of θ: only where the rule says so.
+        self._beside: list[dict[int, Vector]] = [{} for _ in range(len(learners))]
+        self._away: frozenset[int] = frozenset()
+        self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
+        self._under_way: list[tuple[int, Entry, frozenset[int]]] = []
+        self.entries: list[Entry] = []
+        self.num_void = 0
+
+    def border(self, tick: int) -> None:
+        """Absorb the entries that are due, then contribute if a round begins."""
+        self._absorb_due(tick)
+        if tick % self._ticks == 0:
+            self._begin_round(tick // self._ticks, tick)
+            self._absorb_due(tick)
+        if tick % self._rule.sync_every == 0 and self._rule.away_share:
+            self._come_and_go(self._rule.away_share)
+
+    def is_away(self, learner: int) -> bool:
+        """Tell whether a learner is away for this cycle."""
+        return learner in self._away
+
+    def settle(self, tick: int) -> None:
+        """Play one more cycle of rounds, without steps."""
+        if self._away:
+            self._come_and_go(0.0)
+        self._rule = replace(self._rule, away_share=0.0)
+        for later in range(tick + 1, tick + self._rule.sync_every + self._rule.delay + 1):
+            self.border(later)
+
+    def models(self) -> list[Model]:
+        """Return φ."""
+        return [tuple(state.anchor_N for state in self._states)]
+
+    def _come_and_go(self, away_share: float) -> None:
+        """Draw who is away, and on no roster, in the next cycle; who returns has φ and its optimiser as it was."""
+        before, everybody = self._away, range(len(self.learners))
+        self._away = frozenset(learner for learner in everybody if self._rng.random() < away_share)
+        if len(self._away) == len(everybody):
+            self._away = frozenset(everybody[1:])
+        self._places = tuple(learner for learner in everybody if learner not in self._away)
+        self._roster = _roster(self._places)
+        for learner in before - self._away:
+            for fragment, state in enumerate(self._states):
+                self._in_flight[learner][fragment] = InFlight()
+                self._beside[learner].pop(fragment, None)
+                self.learners.write(learner, fragment, state.anchor_N)
+
+    # -- a round
+
+    def _begin_round(self, round_index: int, tick: int) -> None:
+        fragment = self._clock.fragment(round_index)
+        sent = {}
+        for learner in range(len(self.learners)):
+            contribution = None if self.is_away(learner) else self._contribute(learner, fragment, round_index)
+            if contribution is not None:
+                sent[learner] = contribution
+        arrived = {learner: one for learner, one in sent.items() if not one.is_lost}
+        is_void = self._rng.random() < self._rule.void_share
+        entry = None if is_void else self._reduce(fragment, round_index, arrived)
+        if entry is None:
+            self.num_void += 1
+            return
+        self.entries.append(entry)
+        self._under_way.append((tick + self._rule.delay, entry, frozenset(arrived)))
+        others = 1.0 - 1.0 / len(self._places)
+        self.sent_bytes += others * (sum(len(one.payload) for one in sent.values()) / len(self.learners))
+        self.sent_bytes += others * len(entry.payload)
+
+    def _contribute(self, learner: int, fragment: int, round_index: int) -> _Sent | None:
+        rule, learners, state = self._rule, self.learners, self._states[fragment]
+        tokens, steps = learners.tokens(learner), learners.steps(learner)
+        told_tokens, told_steps = self._told[learner][fragment]
+        if steps == told_steps:
+            return None
+        in_flight, local_N = self._in_flight[learner][fragment], learners.read(learner, fragment)
+        beside_N = self._beside[learner].get(fragment)
+        if beside_N is not None:
+            local_N = local_N - beside_N
+        codec = rule.codecs.contribution
+        try:
+            prepared = prepare_contribution(
+                state, in_flight, local_N, round_index=round_index, max_norm_ratio=rule.radius_factor
+            )
+        except (RoundError, NonFiniteUpdate):
+            return None
+        prepared, payload = encode_contribution(codec, prepared)
+        decoded_N = codec.decode(payload, len(local_N))
+        advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)
+        self._in_flight[learner][fragment] = advance.in_flight
+        if rule.residual == "weights":
+            if advance.local_N is not local_N:
+                learners.write(learner, fragment, advance.local_N)
+        else:
+            left_N = prepared.delta_N - decoded_N
+            learners.write(learner, fragment, advance.local_N + left_N)
+            if rule.residual == "buffer":
+                self._beside[learner][fragment] = left_N
+        self._told[learner][fragment] = (tokens, steps)
+        return _Sent(
+            payload=payload,
+            norm=prepared.norm,
+            tokens=tokens - told_tokens,
+            steps=steps - told_steps,
+            is_lost=self._rng.random() < rule.lost_share,
+        )
+
+    def _reduce(self, fragment: int, round_index: int, arrived: dict[int, _Sent]) -> Entry | None:
+        rule, head, span = self._rule, self._states[fragment].head, SpanId(fragment, 0)
+        parts = tuple(
+            Part(peer=_peer(learner), payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
+            for learner, one in arrived.items()
+        )
+        limit = rule.radius_factor * head.radius
+        seed = rounding_seed(RUN, round_index, span)
+        action = ReduceSpan(
+            round=round_index, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=limit, rounding_seed=seed
+        )
+        reduced = reduce_parts(action, self._codecs, self.elements(fragment))
+        if isinstance(reduced, str):
+            return None
+        inclusion = Inclusion(
+            present=tuple(range(len(self._places))),  # who is not away says so, whatever becomes of its vectors
+            places=tuple(self._places.index(learner) for learner in arrived),
+            weights=balanced([part.weight for part in parts]),
+            norms=tuple(part.norm for part in parts),
+            tokens=sum(one.tokens for one in arrived.values()),
+        )
+        entry = build_entry(self._roster, self._roster.digest(), round_index, span, head, inclusion, reduced.payload)
+        return entry if isinstance(entry, Entry) else None
+
+    def _radial_blocks(self) -> dict[SpanId, RadialBlocks]:
+        rows = [
+            [(tensor.start, tensor.stop) for tensor in self.tensors_of(fragment) if tensor.is_embedding]
+            for fragment in range(len(self.learners.fragments))
+        ]
+        return {SpanId(f, 0): mark_radial(0, self.elements(f), plain) for f, plain in enumerate(rows)}
+
+    def _weigh(self, sent: _Sent, fragment: int) -> float:
+        if not self._rule.weights_by_tokens:
+            return 1.0
+        weight = contribution_weight(sent.tokens, sent.steps)
+        return clip_weight(weight, self._states[fragment].head.median_weight, self._rule.weight_clip)
+
+    def _absorb_due(self, tick: int) -> None:
+        while self._under_way and self._under_way[0][0] <= tick:
+            _, entry, included = self._under_way.pop(0)
+            self._absorb(entry, included)
+
+    def _absorb(self, entry: Entry, included: frozenset[int]) -> None:
+        fragment, rule = entry.span.fragment, self._rule
+        before = self._states[fragment]
+        update_N: Vector = rule.codecs.entry.decode(entry.payload, before.elements)
+        after = absorb(before, entry=absorbed_entry(entry), update_N=update_N, rule=self._outer_rule(entry))
+        self._states[fragment] = after
+        for learner in range(len(self.learners)):
+            advance = follow_entry(
+                before,
+                self._in_flight[learner][fragment],
+                self.learners.read(learner, fragment),
+                advanced=after,
+                own_included=learner in included,
+                merge_rule=rule.merge,
+            )
+            self._in_flight[learner][fragment] = advance.in_flight
+            self.learners.write(learner, fragment, advance.local_N)
+
+    def _outer_rule(self, entry: Entry) -> OuterRule:
+        progress = min(1.0, entry.round * self._ticks / (self._rule.num_cycles * self._rule.sync_every))
+        factor = self._rule.outer_factor(progress)
+        return replace(self._rule.outer, learning_rate=self._rule.outer.learning_rate * factor)
+
+
+def _peer(learner: int) -> PeerId:
+    return PeerId(sha256(b"learner", learner.to_bytes(4, "little")))
+
+
+def _roster(learners: Sequence[int]) -> Roster:
+    """Return a roster of these; nobody votes on it."""
+    members = tuple(Member(peer=_peer(learner), incarnation=1, counts=True) for learner in learners)
+    return Roster(
+        run=RUN,
+        genesis=ZERO_DIGEST,
+        parent=ZERO_DIGEST,
+        k=1,
+        cycle=0,
+        degraded=False,
+        members=members,
+        height=0,
+    )

@@ -1,0 +1,153 @@
+"""From trials to a table: means, spreads, and gaps of paired seeds with their intervals."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from p2p_diloco.island.data import open_corpus
+from p2p_diloco.testing.cores import end_with_parent, usable_cores
+from research.experiments import Experiment
+from research.kept import KeptOutcomes
+from research.setting import Outcome, Setting, run_trial
+
+# Two-sided 95 % of Student's t by degrees of freedom; beyond the table it is a little too wide, never too narrow.
+_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How much the first row's loss is above another's, relative to it; the mean over paired seeds.
+
+    Attributes:
+        half_width: of the 95 % interval around it; None: one seed has none.
+    """
+
+    mean: float
+    half_width: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What an experiment gave; `outcomes` by row and seed, in order."""
+
+    experiment: Experiment
+    outcomes: dict[str, tuple[Outcome, ...]]
+
+    def figures(self) -> dict[str, Any]:
+        """Return what `--json` writes."""
+        return {
+            "rows": [_row(name, outcomes) for name, outcomes in self.outcomes.items()],
+            "gaps": {name: gap.mean for name, gap in self.gaps().items()},
+            "intervals": {name: gap.half_width for name, gap in self.gaps().items()},
+        }
+
+    def gaps(self) -> dict[str, Gap]:
+        """Return the gap of the first row to each other."""
+        (_, first), *others = self.outcomes.items()
+        return {name: paired_gap(first, outcomes) for name, outcomes in others}
+
+    def lines(self) -> list[str]:
+        """Return the table for people."""
+        first, gaps = next(iter(self.outcomes)), self.gaps()
+        width = max(len(name) for name in self.outcomes)
+        lines = [self.experiment.question]
+        for name, outcomes in self.outcomes.items():
+            row = _row(name, outcomes)
+            spread = f" ± {row['loss_std']:.4f}" if row["loss_std"] is not None else ""
+            gap = f"  {first} {_percent(gaps[name])}" if name in gaps else ""
+            lines.append(
+                f"{name:<{width}}  loss {row['loss']:.4f}{spread}  {row['bytes_sent_per_parameter']:8.2f} bytes{gap}"
+            )
+        return lines
+
+
+def paired_gap(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Gap:
+    """Return the relative gap of `ours` to `theirs`, seed by seed."""
+    gaps = [a.loss / b.loss - 1.0 for a, b in zip(ours, theirs, strict=True)]
+    if len(gaps) < 2:
+        return Gap(mean=fmean(gaps), half_width=None)
+    t = _T_95[min(len(gaps) - 2, len(_T_95) - 1)]
+    return Gap(mean=fmean(gaps), half_width=t * stdev(gaps) / math.sqrt(len(gaps)))
+
+
+def run_experiment(
+    experiment: Experiment,
+    *,
+    text: str | None = None,
+    processes: int | None = None,
+    keep: Path | None = None,
+    device: str = "cpu",
+    heard: Callable[[Outcome, int], None] = lambda outcome, left: None,
+) -> Table:
+    """Run all trials, one process for each core.
+
+    Args:
+        text: path; None: the standard library's source.
+        processes: at once; None: one for each core; 1: in this process.
+        keep: file in which outcomes are kept; trials whose outcomes are there are not run again.
+        device: where islands step; trials follow one another on any but the CPU.
+        heard: told of each new outcome and how many are left.
+    Raises:
+        ConfigError: `keep` is not a file of outcomes.
+        StateError: it cannot be written.
+    """
+    kept = KeptOutcomes(keep, open_corpus(text).fingerprint)
+    found: dict[tuple[str, int], Outcome] = {}
+    trials = []
+    for seed in range(experiment.seeds):
+        for setting in experiment.settings:
+            outcome = kept.find(setting, seed)
+            if outcome is None:
+                trials.append((setting, seed))
+            else:
+                found[setting.name, seed] = outcome
+    settings = {setting.name: setting for setting in experiment.settings}
+    num_trials = len(found) + len(trials)
+    at_once = 1 if device != "cpu" else processes if processes is not None else usable_cores()
+    for outcome in _outcomes(trials, text, at_once, device):
+        found[outcome.name, outcome.seed] = outcome
+        kept.add(settings[outcome.name], outcome)
+        heard(outcome, num_trials - len(found))
+    return Table(
+        experiment=experiment,
+        outcomes={
+            setting.name: tuple(found[setting.name, seed] for seed in range(experiment.seeds))
+            for setting in experiment.settings
+        },
+    )
+
+
+def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes: int, device: str) -> Any:
+    if processes == 1 or len(trials) < 2:
+        for setting, seed in trials:
+            yield run_trial(setting, seed, text, device=device)
+        return
+    # Not forked: PyTorch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent) as pool:
+        for future in as_completed([pool.submit(run_trial, setting, seed, text) for setting, seed in trials]):
+            yield future.result()
+
+
+def _row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    losses = [outcome.loss for outcome in outcomes]
+    return {
+        "name": name,
+        "loss": fmean(losses),
+        "loss_std": stdev(losses) if len(losses) > 1 else None,
+        "seeds": len(losses),
+        "tokens": outcomes[0].tokens,
+        "bytes_sent_per_parameter": fmean(outcome.bytes_sent_per_parameter for outcome in outcomes),
+    }
+
+
+def _percent(gap: Gap) -> str:
+    interval = f" ± {100 * gap.half_width:.2f}" if gap.half_width is not None else ""
+    return f"{100 * gap.mean:+.2f}{interval} %"

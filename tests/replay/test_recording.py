@@ -1,0 +1,72 @@
+"""Recordings: what must lie in the folders of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded_run import TRAINERS, record
+from small_run import ORGANISER, peer_key, small_manifest
+
+from p2p_diloco.errors import StateError
+from p2p_diloco.manifest import RunManifest
+from p2p_diloco.replay import recording
+from p2p_diloco.replay.recording import read_recording
+from p2p_diloco.trainer.diary import DIARY_FILE
+from p2p_diloco.trainer.founding import genesis_states, make_start
+from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, ROSTERS_FILE
+from p2p_diloco.trainer.run_plan import RunPlan, plan_run
+
+
+def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
+    stage = record(tmp_path)
+    run = read_recording(stage.folders())
+    assert [len(lives) for lives in run.lives.values()] == [1, 1, 2]
+    assert run.founding.k == 0
+    start = genesis_states(make_start(run.plan), run.founding)
+    chain = list(run.chain(start))
+    assert len(chain) == len(run.entries), "entries of all spans, without a gap"
+
+    other = small_manifest({"model.seed": 1}).sign(ORGANISER).encode()
+    stage.run_folder("ada").write(MANIFEST_FILE, other)
+    with pytest.raises(StateError, match="manifests of 2 runs"):
+        read_recording(stage.folders())
+
+
+def test_a_founder_alone_is_told_whose_folder_is_missing(tmp_path: Path) -> None:
+    stage = record(tmp_path)
+    peer, folder = next(iter(stage.folders().items()))
+    for manifest in folder.rglob(MANIFEST_FILE):
+        manifest.unlink()
+    with pytest.raises(StateError, match="add the state directory of a peer that joined with the invite"):
+        read_recording({peer: folder})
+
+
+def test_a_run_of_several_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = record(tmp_path)
+
+    def in_rows_of_two(manifest: RunManifest) -> RunPlan:
+        membership = manifest.membership.model_copy(update={"group_size": 2})
+        return replace(plan_run(manifest), manifest=manifest.model_copy(update={"membership": membership}))
+
+    monkeypatch.setattr(recording, "plan_run", in_rows_of_two)
+    with pytest.raises(StateError, match="more than 2 members"):
+        read_recording(stage.folders())
+
+
+def test_folders_that_lack_something_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="holds the diaries of 0 runs"):
+        read_recording({peer_key("ada").peer: tmp_path})
+    stage = record(tmp_path)
+    folders = stage.folders()
+    diary = stage.run_folder("ada").path / DIARY_FILE
+    whole = diary.read_text()
+    diary.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    with pytest.raises(StateError, match="begins in the middle"):
+        read_recording(folders)
+    diary.write_text(whole)
+    for name in TRAINERS:
+        (stage.run_folder(name).path / ROSTERS_FILE).unlink()
+    with pytest.raises(StateError, match="know 0 founding rosters"):
+        read_recording(folders)

@@ -1,0 +1,67 @@
+"""Kept outcomes: what was played is found again, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.ids import sha256
+from research.kept import KeptOutcomes
+from research.setting import CURVE_POINTS, Outcome, Setting
+
+TEXT = sha256(b"a text")
+ROW = Setting(name="row", points=CURVE_POINTS)
+
+
+def outcome(seed: int) -> Outcome:
+    return Outcome(
+        name="row", seed=seed, loss=1.5 + seed, tokens=3, bytes_sent_per_parameter=2.5, seconds=4.0, curve=((8, 2.5),)
+    )
+
+
+def test_what_was_played_is_found_under_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    kept = KeptOutcomes(path, TEXT)
+    assert kept.find(ROW, 0) is None
+    kept.add(ROW, outcome(0))
+    kept.add(ROW, outcome(1))
+    for again in (kept, KeptOutcomes(path, TEXT)):
+        assert again.find(ROW, 1) == outcome(1)
+        assert again.find(replace(ROW, name="other"), 0) == replace(outcome(0), name="other")
+        assert again.find(ROW, 2) is None
+        assert again.find(replace(ROW, momentum=0.6), 0) is None
+    assert KeptOutcomes(path, sha256(b"another text")).find(ROW, 0) is None
+
+
+def test_a_trial_with_a_curve_is_found_where_nobody_wants_one_but_not_the_other_way_round() -> None:
+    plain = replace(ROW, points=0)
+    kept = KeptOutcomes(Path("never-written.jsonl"), TEXT)
+    kept._found = {kept._name(ROW, 0): outcome(0), kept._name(plain, 1): replace(outcome(1), curve=())}
+    assert kept.find(plain, 0) == replace(outcome(0), curve=())
+    assert kept.find(ROW, 1) is None
+
+
+def test_nothing_is_kept_where_nobody_asked() -> None:
+    kept = KeptOutcomes(None, TEXT)
+    kept.add(ROW, outcome(0))
+    assert kept.find(ROW, 0) is None
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", "{}", '{"trial": "ab", "loss": 1.0}'])
+def test_what_is_no_outcome_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "kept.jsonl"
+    KeptOutcomes(path, TEXT).add(ROW, outcome(0))
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ConfigError, match=r"kept\.jsonl, line 2: this is no outcome"):
+        KeptOutcomes(path, TEXT)
+
+
+def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the outcomes"):
+        KeptOutcomes(tmp_path, TEXT)
+    with pytest.raises(StateError, match="cannot keep outcomes"):
+        KeptOutcomes(tmp_path / "nowhere" / "kept.jsonl", TEXT).add(ROW, outcome(0))

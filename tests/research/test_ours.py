@@ -1,0 +1,197 @@
+"""p2p_diloco on the bench: by hand where it equals the textbook, and by what it promises where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_blocks
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.swarm.vector_work import Codecs
+from research.ours import OurRule, OurSwarm
+
+FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
+
+
+def swarm(learners: ScriptedLearners, *, codec: str = "float32", merge: str = "keep", **changes: object) -> OurSwarm:
+    wire = codec_named(codec)
+    values: dict[str, object] = {
+        "sync_every": 2, "delay": 0, "outer": OuterRule(learning_rate=1.0, momentum=0.5),
+        "merge": MergeRule(kind=merge, alpha=0.0, late="drop"),  # type: ignore[arg-type]
+        "codecs": Codecs(contribution=wire, row_mean=FLOAT32, entry=wire, rounds_stochastically=False),
+        "radius_factor": 100.0,
+    }  # fmt: skip
+    return OurSwarm(learners, OurRule(**(values | changes)), seed=0)  # type: ignore[arg-type]
+
+
+def anchor(ours: OurSwarm) -> list[float]:
+    return [float(part_N[0]) for part_N in ours.models()[0]]
+
+
+def test_without_delay_and_rounding_it_is_the_textbook() -> None:
+    for merge in ("overwrite", "keep"):
+        learners = ScriptedLearners([-1.0, -3.0])
+        ours = swarm(learners, merge=merge)
+        learners.play(ours.border, range(1, 3))
+        assert anchor(ours) == [-6.0]
+        assert learners.local[:, 0].tolist() == [-6.0, -6.0]
+        learners.play(ours.border, range(3, 5))
+        assert anchor(ours) == [-13.0]
+
+
+def test_steps_made_while_an_entry_is_under_way_are_kept_and_sent_next_time() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(learners, delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 4))
+    assert anchor(ours) == [-4.0]
+    assert learners.local[:, 0].tolist() == [-5.0, -7.0]  # φ plus the one step since the snapshot
+    learners.play(ours.border, range(4, 6))
+    assert anchor(ours) == [-8.0]
+
+
+def test_all_that_was_learnt_is_in_the_anchor_in_the_end() -> None:
+    learners = ScriptedLearners([-1.0, -3.0], lengths=(2, 2))
+    ours = swarm(learners, sync_every=4, delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 13))
+    ours.settle(12)
+    assert anchor(ours) == [-24.0, -24.0]
+    assert ours.num_void == 1  # the round at the very end of the settling has nothing new
+    assert len(ours.entries) == 7
+
+
+def test_a_contribution_that_is_lost_is_not_counted_and_not_sent_again() -> None:
+    learners = ScriptedLearners([-1.0] * 8)
+    ours = swarm(learners, lost_share=0.4, void_share=0.2, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 41))
+    included = [sum(bin(byte).count("1") for byte in entry.included) for entry in ours.entries]
+    assert len(ours.entries) + ours.num_void == 20
+    assert {entry.present for entry in ours.entries} == {b"\xff"}
+    assert 1 <= min(included) <= 4, "no majority is in the mean, and none is needed"
+    # What is lost in a round with an entry is made good by the others, who learnt as much; what a void round holds is
+    # resolved by the next entry and sent again after it. Once nothing is lost any more, the anchor has everything.
+    assert ours.num_void > 0
+    ours._rule = dataclasses.replace(ours._rule, lost_share=0.0, void_share=0.0)
+    learners.play(ours.border, range(41, 47))
+    assert anchor(ours)[0] == pytest.approx(-46.0)
+    assert np.ptp(learners.local[:, 0]) == 0.0
+
+
+def test_fewer_tokens_weigh_less_and_four_bits_cost_an_eighth() -> None:
+    learners = ScriptedLearners([-1.0, -1.0], lengths=(256,))
+    ours = swarm(learners, codec="int4", sync_every=4, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    for tick in range(1, 5):
+        learners.step(0)
+        if tick == 4:
+            learners.step(1)
+        ours.border(tick)
+    entry = ours.entries[0]
+    assert entry.weights == (400.0, 100.0)
+    assert anchor(ours)[0] == pytest.approx(-(400 * 4 + 100 * 1) / 500, rel=0.1)
+    assert ours.sent_bytes == pytest.approx(2 * 0.5 * INT4.encoded_bytes(256))
+    alike = ScriptedLearners([-1.0, -1.0])
+    even = swarm(alike, weights_by_tokens=False)
+    alike.play(even.border, range(1, 3))
+    assert even.entries[0].weights == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("is_radial", "kept"), [(True, 1.0), (False, math.sqrt(0.5))], ids=["radial", "plain"])
+def test_moves_at_right_angles_keep_their_length_in_a_radial_mean_but_not_in_embeddings(
+    is_radial: bool, kept: float
+) -> None:
+    # Each fragment's round has the steps until then: one tick of the second fragment, two of the first.
+    learners = ScriptedLearners(at_right_angles(2, 256), lengths=(64, 192), embeddings=[(128, 192)])
+    ours = swarm(learners, is_radial=is_radial, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 3))
+    first_N, second_N = ours.models()[0]
+    assert lengths_of_blocks(first_N) == pytest.approx([2.0 * kept])
+    assert lengths_of_blocks(second_N) == pytest.approx([kept, math.sqrt(0.5), kept])
+
+
+def test_what_does_not_fit_a_cycle_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not divide into 2 rounds"):
+        swarm(ScriptedLearners([-1.0], lengths=(1, 1)), sync_every=3)
+    with pytest.raises(ConfigError, match="does not fit into a cycle"):
+        swarm(ScriptedLearners([-1.0]), delay=2)
+
+
+def uneven(kind: str) -> tuple[ScriptedLearners, OurSwarm]:
+    """Two learners whose pseudo-gradients four bits cannot hold exactly."""
+    learners = ScriptedLearners([-1.0, -3.0], lengths=(64,))
+    ours = swarm(learners, codec="int4", delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0), residual=kind)
+    learners.local += np.linspace(0.0, 1.0, 64, dtype=np.float32)
+    return learners, ours
+
+
+def untold(learners: ScriptedLearners, ours: OurSwarm) -> float:
+    """Return the largest element of what the first learner knows and did not send."""
+    (sent_N,) = ours._in_flight[0][0].vectors
+    return float(np.abs(ours.models()[0][0] - learners.local[0] - sent_N).max())
+
+
+def test_what_four_bits_leave_stays_in_the_weights_or_beside_them_or_nowhere() -> None:
+    (in_weights, weights), (beside, buffer), (gone, dropped) = map(uneven, ("weights", "buffer", "dropped"))
+    for learners, ours in ((in_weights, weights), (beside, buffer), (gone, dropped)):
+        learners.play(ours.border, range(1, 3))
+    left = untold(in_weights, weights)
+    assert left > 0.01
+    assert untold(beside, buffer) == pytest.approx(0.0, abs=1e-6)
+    assert untold(gone, dropped) == pytest.approx(0.0, abs=1e-6)
+    assert float(np.abs(buffer._beside[0][0]).max()) == pytest.approx(left)
+    for learners, ours in ((in_weights, weights), (beside, buffer), (gone, dropped)):
+        learners.play(ours.border, range(3, 14))
+    # These learners do not look at θ, so it makes no difference to what is sent where the residual waits for its turn.
+    assert weights.models()[0][0] == pytest.approx(buffer.models()[0][0], abs=1e-3)
+    assert np.abs(weights.models()[0][0] - dropped.models()[0][0]).max() > 0.01
+
+
+def test_void_rounds_move_nothing_and_lose_nothing() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(learners, void_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 41))
+    assert 4 < ours.num_void < 16
+    assert len(ours.entries) + ours.num_void == 20
+    ours._rule = dataclasses.replace(ours._rule, void_share=0.0)
+    learners.play(ours.border, range(41, 47))
+    # The last void rounds may have held both learners' steps; each entry after them is a mean, so 2 a tick.
+    assert anchor(ours)[0] == pytest.approx(-2.0 * 46)
+
+
+def test_who_was_away_made_no_steps_and_returns_with_what_is_agreed() -> None:
+    learners = ScriptedLearners([-1.0] * 8)
+    ours = swarm(learners, away_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    returned = 0
+    before: set[int] = set()
+    for tick in range(1, 41):
+        for learner in range(8):
+            if not ours.is_away(learner):
+                learners.step(learner)
+        ours.border(tick)
+        away = {learner for learner in range(8) if ours.is_away(learner)}
+        for learner in before - away:
+            assert learners.local[learner, 0] == anchor(ours)[0]
+            returned += 1
+        before = away
+    assert returned > 20
+    assert {bin(byte).count("1") for entry in ours.entries for byte in entry.included} >= {3, 4, 5}
+    ours.settle(40)
+    assert not any(ours.is_away(learner) for learner in range(8))
+
+
+def test_the_outer_rate_may_follow_progress() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(
+        learners,
+        outer=OuterRule(learning_rate=1.0, momentum=0.0),
+        outer_factor=lambda progress: 0.5 if progress <= 0.5 else 1.0,
+        num_cycles=2,
+    )
+    learners.play(ours.border, range(1, 3))
+    assert anchor(ours) == [-2.0]
+    learners.play(ours.border, range(3, 5))
+    assert anchor(ours) == [-6.0]  # with keep, θ had gone on from φ

@@ -1,0 +1,69 @@
+"""Trials: every algorithm runs on real models, and the same trial gives the same figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_blocks
+
+from p2p_diloco.errors import ConfigError
+from research.setting import OURS, SYSTEMS, Setting, make_algorithm, run_trial
+
+SMALL = Setting(
+    name="row", size="micro", islands=2, ticks=16, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
+)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_algorithm_learns_and_is_the_same_again(system: str, text: str) -> None:
+    setting = replace(SMALL, system=system)
+    outcome = run_trial(setting, 0, text)
+    assert outcome.loss < 5.4  # ln 256 is 5.55
+    assert outcome.tokens == 2 * 16 * 64
+    assert outcome.bytes_sent_per_parameter > 0
+    again = run_trial(setting, 0 if system != OURS else 1, text)
+    assert (again.loss == outcome.loss) == (system != OURS), "another seed is another trial"
+
+
+def test_slow_islands_make_a_quarter_of_the_steps_and_get_the_time_for_all_tokens(text: str) -> None:
+    slow = replace(SMALL, slow=1)
+    assert run_trial(slow, 0, text).tokens == (16 + 4) * 64
+    longer = replace(slow, ticks=40).with_tokens_of_all()
+    assert longer.ticks == 64
+    assert run_trial(longer, 0, text).tokens == 2 * 40 * 64
+
+
+def test_four_bits_cost_less_than_float32(text: str) -> None:
+    wide = replace(SMALL, contribution="float32", entry="float32")
+    four_bits, float32 = run_trial(SMALL, 0, text), run_trial(wide, 0, text)
+    assert four_bits.bytes_sent_per_parameter < 0.14 * float32.bytes_sent_per_parameter
+    assert four_bits.loss == pytest.approx(float32.loss, rel=0.05)
+
+
+@pytest.mark.parametrize("system", [OURS, "noloco", "data-parallel"])
+def test_a_curve_shows_what_was_reached_on_the_way_and_changes_nothing(system: str, text: str) -> None:
+    plain = replace(SMALL, system=system)
+    watched = run_trial(replace(plain, points=4), 0, text)
+    assert [tick for tick, _ in watched.curve] == [4, 8, 12, 16]
+    assert watched.curve[-1][1] < watched.curve[0][1] < 5.6
+    assert watched.loss == run_trial(plain, 0, text).loss
+
+
+@pytest.mark.parametrize(("mean", "length"), [("radial", 1.0), ("plain", math.sqrt(0.5))])
+def test_the_mean_of_ours_is_the_one_that_the_setting_names(mean: Literal["plain", "radial"], length: float) -> None:
+    setting = replace(
+        SMALL, mean=mean, sync_every=1, fragments=1, delay=0, outer_rate=1.0, momentum=0.0,
+        contribution="float32", entry="float32",
+    )  # fmt: skip
+    learners = ScriptedLearners(at_right_angles(2, 64), lengths=(64,))
+    ours = make_algorithm(setting, learners, 0)  # type: ignore[arg-type]
+    learners.play(ours.border, range(1, 2))
+    assert lengths_of_blocks(ours.models()[0][0]) == pytest.approx([length])
+
+
+def test_an_algorithm_that_nobody_wrote_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no algorithm is called 'magic'"):
+        run_trial(replace(SMALL, system="magic"), 0, text)

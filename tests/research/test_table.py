@@ -1,0 +1,63 @@
+"""Tables: paired gaps and their intervals by hand, and an experiment from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from research.experiments import Experiment
+from research.setting import Outcome, Setting
+from research.table import Table, paired_gap, run_experiment
+
+
+def outcomes(name: str, losses: list[float]) -> tuple[Outcome, ...]:
+    return tuple(
+        Outcome(name=name, seed=seed, loss=loss, tokens=100, bytes_sent_per_parameter=2.0, seconds=1.0)
+        for seed, loss in enumerate(losses)
+    )
+
+
+def test_gaps_are_taken_seed_by_seed() -> None:
+    gap = paired_gap(outcomes("a", [1.01, 2.06]), outcomes("b", [1.0, 2.0]))
+    assert gap.mean == pytest.approx(0.02)
+    # Gaps 0.01 and 0.03: deviation 0.01414, over √2, times t of one degree of freedom.
+    assert gap.half_width == pytest.approx(12.71 * 0.01, rel=1e-3)
+    assert paired_gap(outcomes("a", [1.1]), outcomes("b", [1.0])).half_width is None
+    many = paired_gap(outcomes("a", [1.0, 1.1] * 10), outcomes("b", [1.0] * 20))
+    assert many.half_width == pytest.approx(2.26 * 0.0513 / 20**0.5, rel=1e-2)
+
+
+def test_a_table_is_written_for_people_and_for_programs() -> None:
+    two = Experiment(question="which?", settings=(Setting(name="a"), Setting(name="b")), seeds=2)
+    table = Table(experiment=two, outcomes={"a": outcomes("a", [1.01, 2.06]), "b": outcomes("b", [1.0, 2.0])})
+    figures = table.figures()
+    assert figures["rows"][1] == {
+        "name": "b", "loss": 1.5, "loss_std": pytest.approx(0.7071, rel=1e-3), "seeds": 2, "tokens": 100,
+        "bytes_sent_per_parameter": 2.0,
+    }  # fmt: skip
+    assert figures["gaps"] == {"b": pytest.approx(0.02)}
+    assert figures["intervals"] == {"b": pytest.approx(0.1271, rel=1e-3)}
+    lines = table.lines()
+    assert lines[0] == "which?"
+    assert lines[2].endswith("a +2.00 ± 12.71 %")
+
+
+def test_an_experiment_is_the_same_in_one_process_and_in_two_and_when_kept(text: str, tmp_path: Path) -> None:
+    row = Setting(
+        name="ours", size="micro", islands=2, ticks=8, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
+    )
+    small = Experiment(question="?", settings=(row, replace(row, name="late", delay=3)), seeds=2)
+    heard: list[int] = []
+    alone = run_experiment(small, text=text, processes=1, heard=lambda _, left: heard.append(left))
+    assert heard == [3, 2, 1, 0]
+    assert run_experiment(small, text=text, processes=2).figures() == alone.figures()
+    played: list[int] = []
+    keep = tmp_path / "kept.jsonl"
+    for _ in range(2):
+        kept = run_experiment(small, text=text, processes=1, keep=keep, heard=lambda _, left: played.append(left))
+        assert kept.figures() == alone.figures()
+    assert played == [3, 2, 1, 0], "the second time everything is there"
+    one_seed = Experiment(question="?", settings=small.settings, seeds=1)
+    assert "±" not in "".join(run_experiment(one_seed, text=text, processes=1).lines())
