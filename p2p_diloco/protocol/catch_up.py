@@ -11,7 +11,6 @@ here, in nobody's way.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -748,12 +747,8 @@ class CatchUp:
         return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
     def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
-        """Look which bytes have been named. What more than half of the electorate said is never looked at again.
-
-        Where two have been, as only few may do, those count that more have named.
-        """
-        times = Counter(said.values())
-        for what in sorted(times, key=lambda what: (times[what], what)):
+        """Look which bytes have been named. What more than half of the electorate said is never looked at again."""
+        for what in sorted(set(said.values())):
             voters = [voice for voice, pair in said.items() if pair == what]
             are_enough = self.namers.may_name(transfer.head, voters) or self._believed(span) in voters
             are_enough = are_enough or (span in self.damaged and self.voices.are_most(voters))

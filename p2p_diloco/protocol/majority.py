@@ -175,8 +175,8 @@ def namers_for(
     """Return whose word counts for the bytes of spans that `me` fetches: the electorate's.
 
     Who is not ready, has waited as long as a stall takes and could not ask most of the electorate, goes by its
-    `voices`. So does a member of a grid. A member that has waited so long does not count voters that wait for names
-    themselves, such as those that came back with an old disk: each would wait for the others for ever.
+    `voices`. So does a member of a grid. Voters that are not ready do not make it enough for a member: where most came
+    back with old disks, each would wait for the others for ever.
 
     Args:
         linked: members, and the founder, that are linked and alive.
@@ -195,12 +195,8 @@ def namers_for(
     half = (len(voters) + (me in roster.voters)) / 2
     found = replace(voices, told=told, far=far, carriers=carriers, half=half)
     needed = (len(voters) + 1 if is_ready and is_member else len(voters) - len(empty)) // 2 + 1
-    waiting, known = heard.difference(ready), voters.intersection(ready)
-    if is_member and has_waited and not is_ready and waiting and ready:
-        known = known if len(known) >= ENOUGH_VOTERS else frozenset(ready)
-        needed = len((voters - empty - waiting) | known) // 2 + 1
-        return replace(found, near=voters | known, heard=heard | known, empty=empty, needed=needed, is_few=True)
-    if not has_waited or is_ready or len(heard | told) >= needed:
+    able = heard.intersection(ready) if is_member and ready else heard
+    if not has_waited or is_ready or len(able | told) >= needed:
         return replace(found, near=voters, heard=heard, empty=empty, needed=needed, is_strict=not is_member)
     if not is_member and len(heard | told) >= ENOUGH_VOTERS:
         found = replace(found, near=voters, heard=heard, needed=len(heard | told) // 2 + 1)

@@ -27,6 +27,7 @@ that cannot be made, because a hostile peer is part of it, counts as skipped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -83,6 +84,8 @@ class Inspector:
         checks, skipped: how many checks were made, and how many could not be.
         restored: peers whose disks came back from a backup. What they have signed since is forgotten, so they alone
             may sign something else: forks come about then, and must end as others do.
+        losses: how often a peer's disk was wiped or came back from a backup. What it signs since may contradict what it
+            signed before.
         differing: since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit.
     """
 
@@ -100,6 +103,7 @@ class Inspector:
         self.differing: dict[tuple[str, SpanId], float] = {}
         self.has_flipped = False
         self.restored: set[PeerId] = set()
+        self.losses: Counter[PeerId] = Counter()
         self.absorbed_at: dict[int, float] = {}
         """When, of each round, the last peer absorbed its last entry."""
         self.checks = 0
@@ -117,12 +121,12 @@ class Inspector:
         self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
         self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
         self._included: dict[tuple[SpanId, int, PeerId, int], Digest] = {}
-        """The entry that counts the contribution of a peer's incarnation to a span in a round."""
+        """The entry that counts a peer's contribution to a span in a round, by how often its disk had been lost."""
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
-        self._voted_in: dict[tuple[Digest, PeerId], int] = {}
-        """The round of the earliest ballot that certified a child of a roster with a voter's vote."""
-        self._named_in: dict[tuple[Digest, PeerId], int] = {}
+        self._voted_in: dict[tuple[Digest, PeerId, int], int] = {}
+        """The round of the earliest ballot that certified a child of a roster with a voter's vote; losses as above."""
+        self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
         """The last round of which an entry under a roster has a voter there."""
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
@@ -259,7 +263,8 @@ class Inspector:
             return
         self._check_majority(machine, entry, roster, where)
         for place in roster.voter_places.intersection(_places(entry.present, roster)):
-            key = (entry.roster, roster.members[place].peer)
+            voter = roster.members[place].peer
+            key = (entry.roster, voter, self.losses[voter])
             self._named_in[key] = max(entry.round, self._named_in.get(key, entry.round))
             self._check_succession(machine, *key)
         places = _places(entry.included, roster)
@@ -267,9 +272,9 @@ class Inspector:
         if signed != digest and not roster.peers() & self.restored:
             self._broken("I2", f"{where} is the second one that its owner signed", machine)
         peers = [roster.members[place].peer for place in places]
-        for peer, incarnation in ((roster.members[place].peer, roster.members[place].incarnation) for place in places):
-            counted = self._included.setdefault((entry.span, entry.round, peer, incarnation), digest)
-            if counted != digest and peer not in self.restored and not self._machines[peer].is_hostile:
+        for peer in peers:
+            counted = self._included.setdefault((entry.span, entry.round, peer, self.losses[peer]), digest)
+            if counted != digest and not self._machines[peer].is_hostile:
                 name = self._machines[peer].name
                 self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
         self._check_mean(machine, entry, peers, roster, where)
@@ -334,7 +339,7 @@ class Inspector:
         if roster.k and not roster.degraded:
             agreed_in, _ = ballot_turn(certified.ballot)
             for voter, _ in certified.votes:
-                key = (roster.parent, voter)
+                key = (roster.parent, voter, self.losses[voter])
                 self._voted_in[key] = min(agreed_in, self._voted_in.get(key, agreed_in))
                 self._check_succession(machine, *key)
         if digest in self.rosters:
@@ -359,10 +364,11 @@ class Inspector:
             if is_fork:
                 self._broken("I8", f"two rosters {roster.k} with a majority follow one parent: a fork", machine)
 
-    def _check_succession(self, machine: Inspected, digest: Digest, voter: PeerId) -> None:
+    def _check_succession(self, machine: Inspected, digest: Digest, voter: PeerId, losses: int) -> None:
         """Check that no voter is in an entry under a roster after the round in which its vote certified a child."""
-        voted, named = self._voted_in.get((digest, voter)), self._named_in.get((digest, voter))
-        if voted is not None and named is not None and named > voted and voter not in self.restored:
+        key = (digest, voter, losses)
+        voted, named = self._voted_in.get(key), self._named_in.get(key)
+        if voted is not None and named is not None and named > voted and not self._machines[voter].is_hostile:
             name = self._machines[voter].name
             text = f"{name} is in an entry of round {named} under a roster whose child it voted for in round {voted}"
             self._broken("I8", text, machine)

@@ -306,6 +306,7 @@ class Simulation:
         self.end(name, "loses its state")
         with self._rack.aside():
             self.machines[name].disk.wipe()
+        self.inspector.losses[self.machines[name].peer] += 1
 
     def snapshot(self, name: str) -> dict[Path, bytes]:
         """Return all files of a machine."""
@@ -316,6 +317,7 @@ class Simulation:
         """Put a snapshot in the place of a machine's files; its process must have ended."""
         with self._rack.aside():
             self.machines[name].disk.restore(files)
+        self.inspector.losses[self.machines[name].peer] += 1
 
     async def depart(self, name: str) -> None:
         """Have a machine say good-bye, finish the round and end."""
