@@ -121,11 +121,13 @@ class Inspector:
         self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
         self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
         self._included: dict[tuple[SpanId, int, PeerId, int], Digest] = {}
-        """The entry that counts a peer's contribution to a span in a round, by how often its disk had been lost."""
+        """The entry that counts the contribution of a peer's incarnation to a span in a round. Who leaves a line whose
+        time is ahead for another comes to a round of the same number again, with another contribution."""
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
         self._voted_in: dict[tuple[Digest, PeerId, int], int] = {}
-        """The round of the earliest ballot that certified a child of a roster with a voter's vote; losses as above."""
+        """The round of the earliest ballot that certified a child of a roster with a voter's vote. The number is of the
+        times that the voter's disk had been lost."""
         self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
         """The last round of which an entry under a roster has a voter there."""
 
@@ -272,8 +274,9 @@ class Inspector:
         if signed != digest and not roster.peers() & self.restored:
             self._broken("I2", f"{where} is the second one that its owner signed", machine)
         peers = [roster.members[place].peer for place in places]
-        for peer in peers:
-            counted = self._included.setdefault((entry.span, entry.round, peer, self.losses[peer]), digest)
+        for place, peer in zip(places, peers, strict=True):
+            incarnation = roster.members[place].incarnation
+            counted = self._included.setdefault((entry.span, entry.round, peer, incarnation), digest)
             if counted != digest and not self._machines[peer].is_hostile:
                 name = self._machines[peer].name
                 self._broken("I2", f"{where} counts {name}, as another entry of that round does", machine)
