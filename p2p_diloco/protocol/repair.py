@@ -219,8 +219,7 @@ class Repair:
             me=membership.me.peer,
             voices=voices,
             is_ready=membership.ready,
-            has_waited=now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
-            and self.catch_up.far.have_all_been_asked(self.catch_up.namers.far, now),
+            has_waited=self._has_waited(now),
             roster=roster,
             is_grid=len(grid.rows) > 1,
             gone=gone,
@@ -232,6 +231,25 @@ class Repair:
             told_empty=self.catch_up.signed(now, holds=False),
         )
         self.catch_up.listen_to(namers if namers.is_strict else voices, namers)
+
+    def _has_waited(self, now: float) -> bool:
+        """Return whether names are lacking for as long as a stall takes, and everybody was asked."""
+        is_long = now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
+        return is_long and self.catch_up.far.have_all_been_asked(self.catch_up.namers.far, now)
+
+    def _begin_anew(self, now: float) -> list[Action]:
+        """Be a newcomer again where the roster has gone on without this peer, and no entries lead to where others are.
+
+        A ready peer follows nobody but more than half of the electorate, which answers too late about a tip that moves.
+        """
+        roster, me = self._membership.book.in_force, self._membership.me.peer
+        if not self._membership.ready or roster is None or roster.member(me) is not None or not self._has_waited(now):
+            return []
+        self._membership.ready = False
+        text = (
+            f"roster {roster.k} goes on without this peer, and nobody has the entries since; catching up as a newcomer"
+        )
+        return [Report(topic="ready", text=text)]
 
     def is_needless(self, now: float) -> bool:
         """Tell whether others can give what this peer holds without training; ask about once a second.
@@ -334,7 +352,8 @@ class Repair:
         self.catch_up.want_everything()
         self._look(now)
         self._membership.signed_rosters = self.catch_up.far.rosters
-        actions = self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
+        actions = self._begin_anew(now)
+        actions += self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
         holders = list(self._holders(now))
         able = [*(donors or holders), *self._ready_strangers(now)]
         actions += self.catch_up.pump(able, now, self.sources(now), holders) + self._say_waiting(now)

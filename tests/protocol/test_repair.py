@@ -62,9 +62,9 @@ A, B, C, D = ids(4)
 ROSTER = roster_1(2).roster
 
 
-def repair(*, holds: bool = True, num_members: int = 2) -> Repair:
+def repair(*, holds: bool = True, num_members: int = 2, listed: CertifiedRoster | None = None) -> Repair:
     rules = run_rules()
-    membership = membership_of(A, founding(), roster_1(num_members))
+    membership = membership_of(A, founding(), listed if listed is not None else roster_1(num_members))
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
@@ -235,6 +235,29 @@ def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_
         page.compare(peer, beat, now)
         page.take(peer, HIGHER, now)
     assert page.catch_up.left_out() == frozenset()
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_ready_peer_that_the_roster_left_out_begins_anew_where_no_entries_lead_on(is_listed: bool) -> None:
+    """After a power cut it was ready alone; then it was linked with one of many, and followed nobody, for ever."""
+    members = ids(4)[not is_listed :]
+    listed = certify(child_of(founding().roster, [member(peer) for peer in members]), [peer_id("boot")])
+    page = repair(listed=listed)
+    page._membership.ready = True
+    roster, ahead = listed.roster.digest(), tuple(head_of(height=9, digest=b"%d" % index) for index in range(3))
+    said = []
+    for second in range(90):
+        now = float(second)
+        beat = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=second + 2)
+        page._membership.hear(beat, now)
+        page.catch_up.ask_heads(0, B, now)
+        actions = page.take(B, HeadsReply(fragment=0, heads=ahead), now)
+        actions += page.take(B, EntryAbsent(span=SPAN, parent=head_of().digest), now)
+        actions += page.pump(now)
+        said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
+    assert page._membership.ready is is_listed
+    begun_anew = "roster 1 goes on without this peer, and nobody has the entries since; catching up as a newcomer"
+    assert said == ([] if is_listed else [begun_anew])
 
 
 def test_where_others_are_members_strangers_are_asked_nothing() -> None:
