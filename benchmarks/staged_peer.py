@@ -32,15 +32,15 @@ from p2p_diloco.protocol.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.round import newcomers_of
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.identity import load_or_create_identity
+from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.node import SwarmNode
 from p2p_diloco.swarm.vector_worker import VectorWorker
-from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states
-from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.training_thread import TrainingThread
-from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 
 LINK_SECONDS = 60.0

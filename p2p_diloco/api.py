@@ -38,7 +38,7 @@ from p2p_diloco.planning.rounds import Conditions, choose_rounds
 from p2p_diloco.rate import parse_rate
 from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, read_run_toml, values_by_key, write_new_run
 from p2p_diloco.settings import PeerSettings, flags_as_keys, load_settings
-from p2p_diloco.trainer.inner_state import Stateful
+from p2p_diloco.storage.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused, run_peer
 from p2p_diloco.trainer.run_plan import plan_run

@@ -19,7 +19,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
     ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
-    ("trainer", "planning", "replay", "watch"),
+    ("storage", "watch"),
+    ("trainer", "planning", "replay"),
     ("testing", "api"),
     ("cli", "__main__"),
 )

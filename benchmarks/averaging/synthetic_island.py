@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.averaging.textbook import DELTA_SCALE
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
-from p2p_diloco.trainer.diary import Diary
+from p2p_diloco.storage.diary import Diary
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.trained_state import TrainedState

@@ -13,10 +13,10 @@ from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.roster import Roster
-from p2p_diloco.trainer.archive import ENTRIES_FOLDER
-from p2p_diloco.trainer.diary import DIARY_FILE, read_diary
-from p2p_diloco.trainer.entry_log import EntryLog
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
+from p2p_diloco.storage.archive import ENTRIES_FOLDER
+from p2p_diloco.storage.diary import DIARY_FILE, read_diary
+from p2p_diloco.storage.entry_log import EntryLog
+from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 KEPT_CYCLES = 1 << 30

@@ -27,6 +27,10 @@ from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.run_folder import RunFolder
+from p2p_diloco.storage.saving import Saver
+from p2p_diloco.storage.watched_memory import WatchedMemory
 from p2p_diloco.swarm.clock_sync import SwarmClock
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.node import SwarmNode
@@ -51,10 +55,6 @@ from p2p_diloco.testing.run import (
     start_states,
     verify,
 )
-from p2p_diloco.trainer.archive import Archive
-from p2p_diloco.trainer.peer_memory import RunFolder
-from p2p_diloco.trainer.saving import Saver
-from p2p_diloco.trainer.watched_memory import WatchedMemory
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import TransportLimits
 

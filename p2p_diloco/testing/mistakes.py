@@ -29,6 +29,11 @@ from p2p_diloco.protocol.messages import RosterReply
 from p2p_diloco.protocol.repair import Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, Verify, vote_statement
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.storage import archive as archive_module
+from p2p_diloco.storage import whole_file
+from p2p_diloco.storage.checkpoint import CheckpointFolder
+from p2p_diloco.storage.entry_log import EntryLog
+from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.swarm import node as node_module
 from p2p_diloco.swarm import pieces as pieces_module
 from p2p_diloco.swarm import vector_work
@@ -41,11 +46,6 @@ from p2p_diloco.swarm.vector_work import Codecs, Reduced
 from p2p_diloco.testing import island as island_module
 from p2p_diloco.testing.island import SimulatedIsland
 from p2p_diloco.testing.maths import OUTER, mean_of_span
-from p2p_diloco.trainer import archive as archive_module
-from p2p_diloco.trainer import whole_file
-from p2p_diloco.trainer.checkpoint import CheckpointFolder
-from p2p_diloco.trainer.entry_log import EntryLog
-from p2p_diloco.trainer.peer_memory import RunFolder
 
 Patch = tuple[Any, str, Any]
 

@@ -40,9 +40,9 @@ from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_stateme
 from p2p_diloco.protocol.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.storage.run_folder import ROSTERS_FILE, RunFolder
 from p2p_diloco.testing.run import ORGANISER, RUN, key_named, run_rules
 from p2p_diloco.testing.scale import FOUNDER, first_rosters
-from p2p_diloco.trainer.peer_memory import ROSTERS_FILE, RunFolder
 from p2p_diloco.transport.link import TransportLimits
 
 

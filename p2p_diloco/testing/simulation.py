@@ -26,6 +26,8 @@ from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.storage.checkpoint import CheckpointFolder
+from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.swarm.vector_work import Codecs
 from p2p_diloco.testing.clock import MachineClock
 from p2p_diloco.testing.disk import DiskRack
@@ -36,8 +38,6 @@ from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SimulatedNetwork, sh
 from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop, run_in
 from p2p_diloco.testing.run import ROUND_ZERO, RUN, codecs_of, run_rules
 from p2p_diloco.testing.trace import Trace
-from p2p_diloco.trainer.checkpoint import CheckpointFolder
-from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.link import TransportLimits
 

@@ -11,9 +11,9 @@ from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.settings import PeerSettings
-from p2p_diloco.trainer.diary import Diary
+from p2p_diloco.storage.diary import Diary
+from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.trainer.evaluation import HeldOutLoss, HeldOutWatch
-from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.local_spans import describe_device, spans_for
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.run_text import open_run_text, open_stream

@@ -16,9 +16,9 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.manifest import RunManifest, decode_signed_manifest
-from p2p_diloco.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
+from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
+from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.trainer.evaluation import anchor_slice
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{16}", re.ASCII)

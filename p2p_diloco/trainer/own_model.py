@@ -17,7 +17,7 @@ from p2p_diloco.ids import sha256
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
 from p2p_diloco.manifest import ModelSection, SignedManifest
 from p2p_diloco.settings import PeerSettings
-from p2p_diloco.trainer.inner_state import InnerState, Stateful
+from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.trainer.local_spans import describe_device, spans_for
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.trained_state import TrainedState

@@ -20,12 +20,13 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.storage.checkpoint import CHECKPOINTS
+from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
+from p2p_diloco.storage.kept_port import PORT_FILE, keep_port
+from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
 from p2p_diloco.swarm.manifest_fetch import fetch_manifest
-from p2p_diloco.trainer.checkpoint import CHECKPOINTS
 from p2p_diloco.trainer.founding import read_start
-from p2p_diloco.trainer.kept_port import PORT_FILE, keep_port
 from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
@@ -33,7 +34,6 @@ from p2p_diloco.trainer.tally import PeerObserver, Tally
 from p2p_diloco.trainer.training import Training
 from p2p_diloco.trainer.waiting import result_before
 from p2p_diloco.transport.directory import Directory
-from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from p2p_diloco.transport.link import Lane, Transport, TransportLimits

@@ -24,6 +24,10 @@ from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.run_folder import RunFolder
+from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
+from p2p_diloco.storage.watched_memory import WatchedMemory
 from p2p_diloco.swarm.clock_sync import SwarmClock, steady_unix_seconds
 from p2p_diloco.swarm.known_answer import check_known_answer
 from p2p_diloco.swarm.link_keeper import LinkKeeper
@@ -32,20 +36,16 @@ from p2p_diloco.swarm.reach_keeper import ReachKeeper, announced
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.allocator import trim_now_and_then
-from p2p_diloco.trainer.archive import Archive
 from p2p_diloco.trainer.contact import Contact
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
-from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
-from p2p_diloco.trainer.saving import Saver, pause_between_checkpoints
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training import Training, TrainingHost
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
-from p2p_diloco.trainer.watched_memory import WatchedMemory
 from p2p_diloco.transport.addresses import without_loopback
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import SilentListener, Transport

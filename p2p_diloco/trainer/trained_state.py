@@ -27,11 +27,11 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.storage.diary import Diary
+from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.swarm.replica import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.swarm.span_work import follow_span
-from p2p_diloco.trainer.diary import Diary
 from p2p_diloco.trainer.held_state import HeldState
-from p2p_diloco.trainer.inner_state import InnerState
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan
 

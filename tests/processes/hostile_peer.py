@@ -55,8 +55,8 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.directory import PeerRole, sign_record
-from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Lane, SilentListener
 

@@ -15,7 +15,7 @@ from session_stage import SessionStage, Watcher, run_stage
 from small_run import ORGANISER, peer_key
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
+from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 
 LAST_ROUND = 16

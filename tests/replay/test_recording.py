@@ -13,9 +13,9 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.replay import recording
 from p2p_diloco.replay.recording import read_recording
-from p2p_diloco.trainer.diary import DIARY_FILE
+from p2p_diloco.storage.diary import DIARY_FILE
+from p2p_diloco.storage.run_folder import MANIFEST_FILE, ROSTERS_FILE
 from p2p_diloco.trainer.founding import genesis_states, make_start
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, ROSTERS_FILE
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 

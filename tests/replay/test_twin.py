@@ -11,7 +11,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.island.data import open_corpus
 from p2p_diloco.replay.recording import read_recording
 from p2p_diloco.replay.twin import Twin
-from p2p_diloco.trainer.diary import DIARY_FILE
+from p2p_diloco.storage.diary import DIARY_FILE
 
 
 def test_a_twin_of_joins_and_deaths_makes_every_entry_again(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.trainer.peer_memory import RunFolder
-from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.storage.identity import load_or_create_identity
+from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.watch.event_log import PeerEvent, read_events
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 

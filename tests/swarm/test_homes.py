@@ -202,7 +202,7 @@ LISTENER = """
 import asyncio, sys
 from pathlib import Path
 from p2p_diloco.ids import sha256
-from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 
 async def listen(path):

@@ -16,11 +16,11 @@ import uvloop
 
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p
 from p2p_diloco.transport.byte_stream import ByteReader
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import END
-from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Lane, TransportLimits
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings

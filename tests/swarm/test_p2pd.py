@@ -20,8 +20,8 @@ import pytest
 import uvloop
 
 from p2p_diloco.errors import ConfigError, NetworkError
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import p2pd
-from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings, check_ports_are_free, find_p2pd
 
 pytestmark = pytest.mark.wall_clock

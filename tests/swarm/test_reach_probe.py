@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.reach_probe import is_own_host, probe_identity
 

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.trainer.entry_log import EntryLog
+from p2p_diloco.storage.entry_log import EntryLog
 from tests.swarm.process_swarm import FRAGMENTS, ROUND_SECONDS, ProcessSwarm
 from tests.swarm.test_faults import end_together
 

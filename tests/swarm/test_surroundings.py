@@ -7,11 +7,11 @@ import inspect
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
+from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.swarm.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
 from p2p_diloco.testing.machine import Machine
-from p2p_diloco.trainer.archive import Archive
-from p2p_diloco.trainer.peer_memory import RunFolder
 
 
 @pytest.mark.parametrize(

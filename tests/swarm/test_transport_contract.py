@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, parse_peer_id
-from p2p_diloco.transport.identity import load_or_create_identity
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Transport, TransportLimits
 from tests.transport.contract import LinkContract

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from p2p_diloco.storage.whole_file import append_to_file, replace_file
 from p2p_diloco.testing.disk import DiskRack, SimulatedDisk
-from p2p_diloco.trainer.whole_file import append_to_file, replace_file
 
 
 @pytest.fixture

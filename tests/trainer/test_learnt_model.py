@@ -16,10 +16,10 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.island.model import DecoderModel, build_model
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.trainer import checkpoint
-from p2p_diloco.trainer.checkpoint import CheckpointFolder
+from p2p_diloco.storage import checkpoint
+from p2p_diloco.storage.checkpoint import CheckpointFolder
+from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.learnt_model import load_learnt_model
-from p2p_diloco.trainer.peer_memory import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 PLAN = plan_run(small_manifest())

@@ -20,8 +20,8 @@ from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.manifest import RunManifest
 from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.settings import PeerSettings
+from p2p_diloco.storage.inner_state import INNER_FILE
 from p2p_diloco.trainer.founding import make_start
-from p2p_diloco.trainer.inner_state import INNER_FILE
 from p2p_diloco.trainer.own_model import OwnModel, check_model, describe_model
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 from p2p_diloco.trainer.training import TrainingHost

@@ -25,15 +25,15 @@ from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.settings import PeerSettings
+from p2p_diloco.storage.identity import load_or_create_identity
+from p2p_diloco.storage.run_folder import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer import peer
 from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import MANIFEST_FILE, PeerPlan, PeerResult, nothing_left_if_refused, run_peer
-from p2p_diloco.trainer.peer_memory import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.training import Training
 from p2p_diloco.transport.directory import MemoryDirectory
-from p2p_diloco.transport.identity import load_or_create_identity
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.watch.event_log import PeerEvent, append_event

@@ -18,11 +18,12 @@ from small_run import CLOCK_START, peer_key
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.data import BatchStream
+from p2p_diloco.storage import checkpoint
+from p2p_diloco.storage.inner_state import INNER_FILE
+from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.swarm import known_answer
-from p2p_diloco.trainer import built_in, checkpoint, session
+from p2p_diloco.trainer import built_in, session
 from p2p_diloco.trainer.built_in import LAST_STEP_SECONDS
-from p2p_diloco.trainer.inner_state import INNER_FILE
-from p2p_diloco.trainer.peer_memory import RunFolder
 from p2p_diloco.trainer.stop import StopRequest
 
 Patch = pytest.MonkeyPatch
@@ -298,7 +299,7 @@ def test_addresses_that_cannot_be_kept_are_no_reason_to_stop(tmp_path: Path, mon
     def refuse(*_: Any) -> NoReturn:
         raise StateError("cannot write peers.json: Read-only file system")
 
-    monkeypatch.setattr("p2p_diloco.trainer.peer_memory.RunFolder.keep_addresses", refuse)
+    monkeypatch.setattr("p2p_diloco.storage.run_folder.RunFolder.keep_addresses", refuse)
 
     async def scene() -> None:
         watchers = await play_all(SessionStage(tmp_path), 3, "ada")

@@ -23,8 +23,8 @@ from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.storage.diary import Diary, read_diary
 from p2p_diloco.trainer import trained_state
-from p2p_diloco.trainer.diary import Diary, read_diary
 from p2p_diloco.trainer.run_plan import RunPlan
 
 PLAN = small_plan()

@@ -12,8 +12,8 @@ import pytest
 from small_run import peer_key
 
 from p2p_diloco.address import port_of
-from p2p_diloco.trainer import kept_port
-from p2p_diloco.trainer.kept_port import FIRST_PORT, LAST_PORT, PORT_FILE, keep_port
+from p2p_diloco.storage import kept_port
+from p2p_diloco.storage.kept_port import FIRST_PORT, LAST_PORT, PORT_FILE, keep_port
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 

@@ -13,8 +13,8 @@ import pytest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.key_file import create_key_file
-from p2p_diloco.transport import identity
-from p2p_diloco.transport.identity import load_or_create_identity, lock_identity
+from p2p_diloco.storage import identity
+from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 
 
 def test_a_new_identity_is_kept_and_private(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_lock_is_seen_by_other_processes_and_ends_with_its_holder(tmp_path: 
     path = tmp_path / "peer.key"
     load_or_create_identity(path)
     attempt = (
-        "import sys; from pathlib import Path; from p2p_diloco.transport.identity import lock_identity\n"
+        "import sys; from pathlib import Path; from p2p_diloco.storage.identity import lock_identity\n"
         "with lock_identity(Path(sys.argv[1])): print('held')"
     )
     command = [sys.executable, "-c", attempt, str(path)]

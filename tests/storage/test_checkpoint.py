@@ -20,8 +20,8 @@ from small_run import small_plan, start_states
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
-from p2p_diloco.trainer import checkpoint
-from p2p_diloco.trainer.checkpoint import CheckpointFolder, UnreadableCheckpoint, load_checkpoint, save_checkpoint
+from p2p_diloco.storage import checkpoint
+from p2p_diloco.storage.checkpoint import CheckpointFolder, UnreadableCheckpoint, load_checkpoint, save_checkpoint
 
 Patch = pytest.MonkeyPatch
 

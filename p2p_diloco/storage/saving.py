@@ -9,7 +9,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.storage.archive import Archive
 
 LONGEST_PAUSE_SECONDS = 300.0
 SHORTEST_PAUSE_SECONDS = 10.0

@@ -15,7 +15,7 @@ from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.island.inner_loop import InnerLoop, InnerRule, OptimizerName
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.shape import ModelShape
-from p2p_diloco.trainer.inner_state import INNER_FILE, InnerState
+from p2p_diloco.storage.inner_state import INNER_FILE, InnerState
 
 SHAPE = ModelShape(layers=1, width=16, heads=2, feed_forward=32, context=16)
 

@@ -19,7 +19,7 @@ from p2p_diloco.protocol.engine import Recalled
 from p2p_diloco.protocol.histories import LIVELINESS_LAYOUT, Liveliness
 from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, CertifiedRoster
 from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
-from p2p_diloco.trainer.whole_file import append_to_file, replace_file, write_all
+from p2p_diloco.storage.whole_file import append_to_file, replace_file, write_all
 
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"

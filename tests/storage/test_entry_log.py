@@ -15,8 +15,8 @@ from small_run import small_plan, start_states
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.trainer import entry_log
-from p2p_diloco.trainer.entry_log import EntryLog
+from p2p_diloco.storage import entry_log
+from p2p_diloco.storage.entry_log import EntryLog
 
 PLAN = small_plan()
 SPAN, OTHER = SpanId(0, 0), SpanId(1, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.trainer.whole_file import replace_file, sync_file
+from p2p_diloco.storage.whole_file import replace_file, sync_file
 
 
 def test_a_file_is_made_and_replaced(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_an_old_draft_is_no_obstacle(tmp_path: Path) -> None:
 
 def test_content_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr("p2p_diloco.trainer.whole_file.sync_file", lambda path: order.append(path.name))
+    monkeypatch.setattr("p2p_diloco.storage.whole_file.sync_file", lambda path: order.append(path.name))
     monkeypatch.setattr(Path, "replace", lambda self, target: order.append(f"replace {target.name}"))
     replace_file(tmp_path / "file", lambda draft: draft.write_bytes(b"whole") and None)
     assert order == [".file.part", "replace file", tmp_path.name]

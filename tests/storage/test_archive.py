@@ -16,8 +16,8 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.trainer import archive, entry_log
-from p2p_diloco.trainer.archive import Archive
+from p2p_diloco.storage import archive, entry_log
+from p2p_diloco.storage.archive import Archive
 
 PLAN = small_plan()
 SPAN = SpanId(0, 0)

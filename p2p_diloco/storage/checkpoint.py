@@ -19,8 +19,8 @@ from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanHead, SpanId
 from p2p_diloco.kernels.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector, is_vector
-from p2p_diloco.trainer.tensor_file import write_tensors
-from p2p_diloco.trainer.whole_file import replace_file
+from p2p_diloco.storage.tensor_file import write_tensors
+from p2p_diloco.storage.whole_file import replace_file
 
 _FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)
 CHECKPOINTS = "checkpoint-*.safetensors"

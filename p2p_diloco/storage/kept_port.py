@@ -16,7 +16,7 @@ from pathlib import Path
 from p2p_diloco.address import port_of
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.trainer.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file, write_all
 from p2p_diloco.transport.p2pd import check_ports_are_free
 
 PORT_FILE = "port"

@@ -18,8 +18,7 @@ from p2p_diloco.protocol.engine import Recalled
 from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.trainer.founding import found_roster
-from p2p_diloco.trainer.peer_memory import (
+from p2p_diloco.storage.run_folder import (
     ADDRESSES_FILE,
     BALLOTS_FILE,
     CLOCK_FILE,
@@ -31,6 +30,7 @@ from p2p_diloco.trainer.peer_memory import (
     ROSTERS_FILE,
     RunFolder,
 )
+from p2p_diloco.trainer.founding import found_roster
 
 RUN = sha256(b"run")
 PLAN = small_plan()

@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.trainer.diary import DIARY_FILE, Diary, chosen_spans, read_diary
+from p2p_diloco.storage.diary import DIARY_FILE, Diary, chosen_spans, read_diary
 
 SPAN, ENTRY = SpanId(1, 2), Digest(b"\1" * 32)
 

@@ -1,0 +1,1 @@
+"""Everything that a peer keeps on a disk."""
