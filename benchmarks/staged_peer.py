@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import RoundClosed

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from p2p_diloco.api import Swarm, found, join, new_run
+    from p2p_diloco.config.manifest import RunManifest as Manifest
+    from p2p_diloco.config.settings import PeerSettings as Settings
     from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
-    from p2p_diloco.manifest import RunManifest as Manifest
-    from p2p_diloco.settings import PeerSettings as Settings
     from p2p_diloco.watch.event_log import PeerEvent as Event
     from p2p_diloco.watch.status_file import PeerStatus as Status
 

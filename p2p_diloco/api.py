@@ -26,18 +26,25 @@ import torch
 import uvloop
 from torch import Tensor, nn
 
+from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.key_file import read_key_file
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
+from p2p_diloco.config.run_file import (
+    KEY_FILE,
+    check_new_run,
+    draft_manifest,
+    read_run_toml,
+    values_by_key,
+    write_new_run,
+)
+from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.invite import parse_invite
 from p2p_diloco.island.own_files import own_files, own_tensors
 from p2p_diloco.island.provenance import Provenance
-from p2p_diloco.key_file import read_key_file
-from p2p_diloco.manifest import RunManifest
-from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.planning.rounds import Conditions, choose_rounds
 from p2p_diloco.rate import parse_rate
-from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, read_run_toml, values_by_key, write_new_run
-from p2p_diloco.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.storage.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused, run_peer

@@ -15,10 +15,10 @@ PACKAGE = PROJECT / "p2p_diloco"
 
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "rate", "signing", "new_file", "key_file", "own_command", "kernels"),
+    ("errors", "ids", "rate", "signing", "kernels"),
     ("transport", "protocol", "codec", "outer"),
     ("swarm", "island"),
-    ("address", "toml_document", "manifest", "run_file", "invite", "settings"),
+    ("config",),
     ("storage", "watch"),
     ("trainer", "planning", "replay"),
     ("testing", "api"),
@@ -197,10 +197,11 @@ def test_no_room_is_called_utils() -> None:
 
 # What `--help` and `status` load, and what both need. Other commands load their rooms when they run.
 LIGHT_FILES = (
-    "errors.py ids.py signing.py new_file.py key_file.py own_command.py address.py rate.py toml_document.py "
-    "manifest.py run_file.py invite.py settings.py cli/app.py cli/status.py"
+    "errors.py ids.py signing.py rate.py config/new_file.py config/key_file.py config/own_command.py config/address.py "
+    "config/toml_document.py config/manifest.py config/run_file.py config/invite.py config/settings.py cli/app.py "
+    "cli/command_line.py cli/status.py"
 ).split()
-LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES if (PACKAGE / file).is_file()]
+LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES]
 
 
 def modules_loaded_by(path: Path) -> dict[str, str]:

@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 import p2p_diloco
+from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.run_file import read_run_toml
 
 
 def model() -> nn.Module:

@@ -19,9 +19,9 @@ import torch
 from benchmarks.averaging.synthetic_island import SyntheticState, tensors_of
 from benchmarks.averaging.textbook import seed_of
 from benchmarks.staged_peer import StagedPeer
+from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.model import model_shape
-from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up

@@ -6,8 +6,8 @@ import secrets
 import time
 from typing import Any
 
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
 CODECS = ("float32", "bfloat16", "int8", "int4", "topk2")

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import uvloop
 
+from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
-from p2p_diloco.invite import parse_invite
-from p2p_diloco.manifest import decode_signed_manifest
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.allocator import share_one_arena
 from p2p_diloco.trainer.built_in import BuiltInTraining

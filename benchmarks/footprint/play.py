@@ -16,7 +16,7 @@ from benchmarks.footprint.figures import Footprint, PeerFootprint, SizeFigures
 from benchmarks.footprint.shapes import shape_of
 from benchmarks.footprint.worker import ALONE, PEER
 from benchmarks.memory_watch import MemoryWatch
-from p2p_diloco.run_file import draft_manifest
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
 WORKER = ("-m", "benchmarks.footprint.worker")

@@ -24,8 +24,8 @@ from benchmarks.averaging.synthetic_island import SyntheticState
 from benchmarks.meters import family_of
 from benchmarks.staged_peer import StagedPeer
 from benchmarks.state.transfer import cpu_seconds_apart
+from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
-from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import FOUNDING_WEIGHT, SpanState, founding_radius, state_digest
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE

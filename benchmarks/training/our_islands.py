@@ -17,11 +17,11 @@ from benchmarks.meters import cpu_seconds
 from benchmarks.staged_peer import StagedPeer
 from benchmarks.training.figures import BLOCKING, OURS, OWN_LOOP, steps_within
 from benchmarks.training.timed_island import BlockingThread, OwnLoopThread, PacedThread, TimedState
+from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
-from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm.vector_work import warm_up

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import SpanId
-from p2p_diloco.manifest import RunManifest
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.trainer.run_plan import RunPlan
 

@@ -18,11 +18,11 @@ from p2p_diloco.cli.command_line import call_command, exit_code_of
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.refusals import Refusals
-from p2p_diloco.invite import SCHEME
-from p2p_diloco.manifest import RunManifest
-from p2p_diloco.run_file import ALIASES, EXPLAINED
-from p2p_diloco.settings import split_arguments
-from p2p_diloco.toml_document import known_keys, nearest_key
+from p2p_diloco.config.invite import SCHEME
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import ALIASES, EXPLAINED
+from p2p_diloco.config.settings import split_arguments
+from p2p_diloco.config.toml_document import known_keys, nearest_key
 
 PROGRAM = "p2p-diloco"
 # A paragraph is one line: the terminal wraps it.

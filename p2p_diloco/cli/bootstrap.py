@@ -6,12 +6,12 @@ from pathlib import Path
 
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
+from p2p_diloco.config.invite import SCHEME, parse_invite
+from p2p_diloco.config.key_file import read_key_file
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.run_file import KEY_FILE, read_run_toml
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.invite import SCHEME, parse_invite
-from p2p_diloco.key_file import read_key_file
-from p2p_diloco.manifest import SignedManifest
-from p2p_diloco.run_file import KEY_FILE, read_run_toml
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 
 BOOTSTRAP_FOLDER = "bootstrap"

@@ -17,8 +17,8 @@ from typing import Protocol, Self
 
 import psutil
 
+from p2p_diloco.config.settings import ENVIRONMENT_PREFIX
 from p2p_diloco.errors import StateError
-from p2p_diloco.settings import ENVIRONMENT_PREFIX
 
 OUTPUT_FILE = "output.log"
 _END_SECONDS = 5.0

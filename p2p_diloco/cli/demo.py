@@ -20,9 +20,9 @@ from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, has_finis
 from p2p_diloco.cli.demo_swarm import DemoStory, DemoSwarm, RunFiles
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.config.key_file import create_key_file
+from p2p_diloco.config.run_file import KEY_FILE, draft_manifest, write_run_toml
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
-from p2p_diloco.key_file import create_key_file
-from p2p_diloco.run_file import KEY_FILE, draft_manifest, write_run_toml
 from p2p_diloco.swarm.vector_work import warm_up
 from p2p_diloco.watch.event_log import EVENTS_FILE, read_events
 from p2p_diloco.watch.report import write_report
@@ -105,10 +105,10 @@ def measure_text(options: DemoOptions) -> TextLosses:
     Raises:
         ConfigError: the text is missing or too short.
     """
+    from p2p_diloco.config.manifest import ModelSection
     from p2p_diloco.island.data import bigram_entropy, open_corpus
     from p2p_diloco.island.evaluation import held_out_loss
     from p2p_diloco.island.model import build_model, model_shape
-    from p2p_diloco.manifest import ModelSection
 
     corpus = open_corpus(options.data)
     start = build_model(model_shape(options.model), ModelSection().seed)

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from p2p_diloco.cli.child_processes import OUTPUT_FILE, Children
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoPlan
+from p2p_diloco.config.invite import SCHEME
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.invite import SCHEME
 from p2p_diloco.rate import format_part
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 from p2p_diloco.watch.wording import format_count, format_loss

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2p_diloco.cli.sample import warn_of_refused
+from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
+from p2p_diloco.config.new_file import check_new_folder, write_new_folder
 from p2p_diloco.island.llama import llama_files
 from p2p_diloco.island.own_files import own_files
 from p2p_diloco.island.provenance import Provenance
-from p2p_diloco.manifest import STANDARD_LIBRARY, DataSection
-from p2p_diloco.new_file import check_new_folder, write_new_folder
 from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
 from p2p_diloco.watch.status_file import PeerStatus, read_status
 

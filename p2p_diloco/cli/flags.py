@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from p2p_diloco.settings import PeerSettings, load_settings
+from p2p_diloco.config.settings import PeerSettings, load_settings
 
 _SETTINGS = Group("This machine", help="Or P2P_DILOCO_PORT and so on in the environment, or a file: @peer.toml.")
 

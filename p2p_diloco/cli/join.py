@@ -7,8 +7,8 @@ from pathlib import Path
 from p2p_diloco.cli.bootstrap import signed_run
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
+from p2p_diloco.config.invite import parse_invite
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.invite import parse_invite
 
 
 def request_join(

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.config.manifest import STANDARD_LIBRARY, RunManifest
+from p2p_diloco.config.own_command import own_command
+from p2p_diloco.config.run_file import KEY_FILE, check_new_run, draft_manifest, values_by_key, write_new_run
+from p2p_diloco.config.settings import PeerSettings, load_settings
+from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.manifest import STANDARD_LIBRARY, RunManifest
 from p2p_diloco.outer.fragments import suited_spans
-from p2p_diloco.own_command import own_command
 from p2p_diloco.rate import check_count, check_positive, counted, format_rate, parse_rate
-from p2p_diloco.run_file import KEY_FILE, check_new_run, draft_manifest, values_by_key, write_new_run
-from p2p_diloco.settings import PeerSettings, load_settings
-from p2p_diloco.toml_document import Document, read_toml
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
 """Matches the id of a dataset on a model hub, such as `owner/name` or `wikitext`."""

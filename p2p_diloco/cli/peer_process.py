@@ -18,10 +18,10 @@ from p2p_diloco.cli.flags import PeerFlags
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.cli.peer_output import PeerOutput
+from p2p_diloco.config.invite import Invite
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
-from p2p_diloco.invite import Invite
-from p2p_diloco.manifest import SignedManifest
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 
 if TYPE_CHECKING:

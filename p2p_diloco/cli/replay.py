@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.config.key_file import read_key_file
+from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.island.data import Corpus
-from p2p_diloco.key_file import read_key_file
 from p2p_diloco.replay.pace import Pace, pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.replay.twin import Twin, TwinResult
-from p2p_diloco.settings import IDENTITY_FILE
 from p2p_diloco.trainer.run_text import open_run_text
 
 

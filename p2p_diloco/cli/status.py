@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from p2p_diloco.config.own_command import join_line
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.own_command import join_line
 from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, read_status, status_document
 from p2p_diloco.watch.table import LOG_WIDTH, status_table
 from p2p_diloco.watch.wording import format_seconds

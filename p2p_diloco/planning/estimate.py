@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.config.manifest import LONGEST_ROUND, MembershipSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.manifest import LONGEST_ROUND, MembershipSection
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.in_flight import InFlight

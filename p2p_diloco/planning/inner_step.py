@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.island.data import BatchStream, open_corpus
 from p2p_diloco.island.inner_loop import InnerLoop, InnerRule, choose_device
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.shape import MODEL_SIZES, ModelShape
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.signing import SigningKey
 
 BUDGET_SECONDS, PART_SECONDS = 3.0, 1.0

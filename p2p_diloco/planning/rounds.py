@@ -8,9 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.shape import MODEL_SIZES
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.planning.estimate import (
     DAY_SECONDS,
     LOSS_BY_STEPS,

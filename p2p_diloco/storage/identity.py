@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from p2p_diloco.config.key_file import create_key_file, read_key_file
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.key_file import create_key_file, read_key_file
 from p2p_diloco.signing import SigningKey
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.island.corpus_files import list_corpus_files
 from p2p_diloco.island.inner_loop import InnerLoop, choose_device
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
-from p2p_diloco.manifest import SignedManifest
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.storage.diary import Diary
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.trainer.evaluation import HeldOutLoss, HeldOutWatch

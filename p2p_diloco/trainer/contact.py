@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from p2p_diloco.address import parse_peer_address
+from p2p_diloco.config.address import parse_peer_address
+from p2p_diloco.config.invite import format_invite, fresh_invite
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.own_command import join_line
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
-from p2p_diloco.invite import format_invite, fresh_invite
-from p2p_diloco.manifest import SignedManifest
-from p2p_diloco.own_command import join_line
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted
 from p2p_diloco.swarm.link_keeper import LinkKeeper

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.island.evaluation import Slice
-from p2p_diloco.manifest import RunManifest, decode_signed_manifest
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.trainer.evaluation import anchor_slice

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.config.manifest import ModelSection, SignedManifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
-from p2p_diloco.manifest import ModelSection, SignedManifest
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.trainer.local_spans import describe_device, spans_for
 from p2p_diloco.trainer.run_plan import plan_run

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from p2p_diloco.address import parse_peer_address
+from p2p_diloco.config.address import parse_peer_address
+from p2p_diloco.config.invite import MOST_NAMED, Invite, format_invite, fresh_invite
+from p2p_diloco.config.manifest import SignedManifest, decode_signed_manifest
+from p2p_diloco.config.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
-from p2p_diloco.invite import MOST_NAMED, Invite, format_invite, fresh_invite
-from p2p_diloco.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.rules import explain_unlisted
-from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity

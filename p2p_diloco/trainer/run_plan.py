@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId, parse_peer_id
 from p2p_diloco.island.inner_loop import InnerRule
 from p2p_diloco.island.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
 from p2p_diloco.island.parameters import sizes
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.outer.fragments import Fragment, plan_fragments, plan_spans
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
-from p2p_diloco.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.trainer.run_plan import RunPlan
 
 STARTS = 1 << 24

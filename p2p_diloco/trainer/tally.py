@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine

@@ -10,9 +10,9 @@ from p2p_diloco.cli import bootstrap
 from p2p_diloco.cli.bootstrap import request_bootstrap, run_bootstrap
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.cli.peer_process import PeerRequest
+from p2p_diloco.config.run_file import read_run_toml
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.run_file import read_run_toml
-from p2p_diloco.settings import PeerSettings
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"

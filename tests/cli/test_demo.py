@@ -14,8 +14,8 @@ from p2p_diloco.cli import demo
 from p2p_diloco.cli.app import main
 from p2p_diloco.cli.demo_plan import DemoOptions
 from p2p_diloco.cli.demo_result import TextLosses
+from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.run_file import read_run_toml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pretence import PretendedChildren, VirtualClock

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.cli.demo_plan import FRAGMENTS, DemoOptions, plan_demo
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
-from p2p_diloco.run_file import draft_manifest
 
 
 @given(peers=st.integers(3, 64), seconds=st.floats(40, 3600))

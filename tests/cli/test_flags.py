@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli.flags import SettingsFlags, Surroundings, settings_of
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.settings import PeerSettings
 
 NOWHERE = Surroundings(overrides={}, environment={})
 

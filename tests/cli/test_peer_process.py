@@ -9,8 +9,8 @@ import pytest
 
 from p2p_diloco.cli.flags import PeerFlags
 from p2p_diloco.cli.peer_process import STOPPED, Interrupts, PeerRequest, check_folder, run_requested_peer
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
-from p2p_diloco.settings import PeerSettings
 
 
 class Told:

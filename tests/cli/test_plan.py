@@ -10,8 +10,8 @@ import pytest
 from p2p_diloco.cli import plan
 from p2p_diloco.cli.app import main
 from p2p_diloco.cli.plan import PlanOptions, print_plan
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
 PAPER = ["plan", "--parameters", "12B", "--islands", "4", "--uplink", "2gbit"]

@@ -15,8 +15,8 @@ from recorded_run import TRAINERS, record
 from small_run import peer_key
 
 from p2p_diloco.cli.app import main
-from p2p_diloco.key_file import write_key_file
-from p2p_diloco.settings import IDENTITY_FILE
+from p2p_diloco.config.key_file import write_key_file
+from p2p_diloco.config.settings import IDENTITY_FILE
 
 
 def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

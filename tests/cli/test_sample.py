@@ -12,11 +12,11 @@ import torch
 from safetensors.numpy import load_file
 
 from p2p_diloco.cli.app import main
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import has_unseen
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder

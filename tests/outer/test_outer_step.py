@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from p2p_diloco.config.manifest import OuterSection
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
-from p2p_diloco.manifest import OuterSection
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
 

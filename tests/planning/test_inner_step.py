@@ -9,11 +9,11 @@ import psutil
 import pytest
 import torch
 
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.planning import inner_step
 from p2p_diloco.planning.inner_step import Unmeasured, measure_inner_step
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
 SMALLEST = {"layers": 1, "width": 16, "heads": 1, "feed_forward": 16, "context": 16}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.planning.rounds import ChosenRounds, Conditions, choose_rounds, format_step, plan_end
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
 ORGANISER = SigningKey(bytes(32)).peer

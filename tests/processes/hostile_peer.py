@@ -24,7 +24,7 @@ from typing import Any
 
 import uvloop
 
-from p2p_diloco.address import parse_peer_address
+from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.protocol.ballot import ballot_number

@@ -9,8 +9,8 @@ import pytest
 from recorded_run import TRAINERS, record
 from small_run import ORGANISER, peer_key, small_manifest
 
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import StateError
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.replay import recording
 from p2p_diloco.replay.recording import read_recording
 from p2p_diloco.storage.diary import DIARY_FILE

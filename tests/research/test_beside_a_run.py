@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from recorded_run import TRAINERS, record
 from small_run import peer_key
 
-from p2p_diloco.key_file import write_key_file
-from p2p_diloco.settings import IDENTITY_FILE
+from p2p_diloco.config.key_file import write_key_file
+from p2p_diloco.config.settings import IDENTITY_FILE
 from research.command import main
 
 

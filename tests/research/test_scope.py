@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.island.inner_loop import OptimizerName
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from research.scope import (
     OUTER,

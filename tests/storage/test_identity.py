@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from p2p_diloco.config.key_file import create_key_file
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
-from p2p_diloco.key_file import create_key_file
 from p2p_diloco.storage import identity
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 

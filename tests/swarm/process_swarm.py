@@ -22,11 +22,11 @@ from typing import Any, Self
 
 import psutil
 
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.protocol.roster import Roster
-from p2p_diloco.run_file import draft_manifest
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2p_diloco.invite import parse_invite
-from p2p_diloco.manifest import decode_signed_manifest
+from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.protocol.actions import ServeSpan
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.swarm import pieces
 from p2p_diloco.trainer.built_in import BuiltInTraining

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from p2p_diloco.config.invite import MOST_NAMED, parse_invite
 from p2p_diloco.ids import parse_peer_id, short_peer_id
-from p2p_diloco.invite import MOST_NAMED, parse_invite
 from tests.swarm.process_swarm import ProcessSwarm
 
 SECONDS = float(os.environ.get("CHURN_SECONDS", "600"))

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_text
 
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import PeerId
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.swarm.vector_worker import AtOnce
 from p2p_diloco.trainer import built_in, held_state, session

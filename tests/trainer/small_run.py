@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.island.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.round import FragmentContribution
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.diary import Diary
 from p2p_diloco.swarm.replica import SpanUpdate

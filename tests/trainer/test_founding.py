@@ -12,6 +12,7 @@ from safetensors.torch import save_file, save_model
 from small_run import ORGANISER, peer_key, small_plan
 from torch import nn
 
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import GENESIS_ROUND, sha256
 from p2p_diloco.island.model import build_model
@@ -19,7 +20,6 @@ from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.roster_book import RosterBook
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.trainer.own_model import describe_model

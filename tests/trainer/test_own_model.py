@@ -15,11 +15,11 @@ from small_run import ORGANISER, start_states, update_of
 from torch import nn
 
 from p2p_diloco.api import found, join, new_run
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import draft_manifest, read_run_toml, write_run_toml
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId, format_peer_id
-from p2p_diloco.manifest import RunManifest
-from p2p_diloco.run_file import draft_manifest, read_run_toml, write_run_toml
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.storage.inner_state import INNER_FILE
 from p2p_diloco.trainer.founding import make_start
 from p2p_diloco.trainer.own_model import OwnModel, check_model, describe_model

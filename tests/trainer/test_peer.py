@@ -17,14 +17,14 @@ from session_stage import Watcher, run_stage
 from small_run import CLOCK_START, ORGANISER, small_manifest, write_text
 from torch import nn
 
+from p2p_diloco.config.invite import Invite, parse_invite
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
-from p2p_diloco.invite import Invite, parse_invite
-from p2p_diloco.manifest import SignedManifest
 from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.protocol.rules import explain_unlisted
-from p2p_diloco.run_file import draft_manifest
-from p2p_diloco.settings import PeerSettings
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer import peer

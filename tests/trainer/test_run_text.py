@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from small_run import write_text
 
+from p2p_diloco.config.manifest import DataSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.data import open_corpus
-from p2p_diloco.manifest import DataSection
 from p2p_diloco.trainer import run_text
 from p2p_diloco.trainer.run_text import open_run_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.averaging.our_run import CODECS, our_orders
+from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.signing import SigningKey
 
 

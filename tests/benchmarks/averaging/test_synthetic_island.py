@@ -10,9 +10,9 @@ import pytest
 from benchmarks.averaging.our_run import our_orders
 from benchmarks.averaging.synthetic_island import TOKENS, SyntheticState, tensors_of
 from benchmarks.averaging.textbook import DELTA_SCALE
+from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.model import model_shape
-from p2p_diloco.manifest import decode_signed_manifest
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors

@@ -14,14 +14,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from p2p_diloco.config.key_file import create_key_file, is_key_file, read_key_file
+from p2p_diloco.config.manifest import MANIFEST_FORMAT, SUITED_RATES, RunManifest, format_sentence
+from p2p_diloco.config.new_file import write_new_file
+from p2p_diloco.config.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.island.shape import MODEL_SIZES
-from p2p_diloco.key_file import create_key_file, is_key_file, read_key_file
-from p2p_diloco.manifest import MANIFEST_FORMAT, SUITED_RATES, RunManifest, format_sentence
-from p2p_diloco.new_file import write_new_file
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 
 KEY_FILE = "organiser.key"
 """The key that signs a run, beside its file unless another is named."""

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from p2p_diloco import settings as module
+from p2p_diloco.config import settings as module
+from p2p_diloco.config.settings import BOOTSTRAP_PORT, PeerSettings, flags_as_keys, load_settings, split_arguments
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.settings import BOOTSTRAP_PORT, PeerSettings, flags_as_keys, load_settings, split_arguments
 from p2p_diloco.signing import SigningKey
 
 NAME = format_peer_id(SigningKey(bytes(32)).peer)

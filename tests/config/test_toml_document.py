@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.toml_document import (
+from p2p_diloco.config.toml_document import (
     MAX_DOCUMENT_BYTES,
     given_keys,
     known_keys,
@@ -22,6 +21,7 @@ from p2p_diloco.toml_document import (
     validated,
     with_value,
 )
+from p2p_diloco.errors import ConfigError
 
 
 class Wheel(BaseModel):

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import Digest, format_peer_id, sha256
-from p2p_diloco.invite import (
+from p2p_diloco.config.invite import (
     MOST_NAMED,
     MOST_PRINTED_CHARACTERS,
     Invite,
@@ -21,6 +19,8 @@ from p2p_diloco.invite import (
     parse_run_id,
     worth_telling,
 )
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, format_peer_id, sha256
 from p2p_diloco.protocol.messages import PROTOCOL_VERSION
 from p2p_diloco.signing import SigningKey
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from p2p_diloco.address import parse_peer_address
+from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import DIGEST_BYTES, Digest
 from p2p_diloco.protocol.messages import PROTOCOL_VERSION

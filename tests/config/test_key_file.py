@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p_diloco.config.key_file import (
+    KEY_FILE_BYTES,
+    create_key_file,
+    decode_key,
+    encode_key,
+    read_key_file,
+    write_key_file,
+)
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.key_file import KEY_FILE_BYTES, create_key_file, decode_key, encode_key, read_key_file, write_key_file
 from p2p_diloco.signing import SigningKey
 
 KEY = SigningKey(bytes(range(32)))

@@ -10,11 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.island.model import MODEL_SIZES
-from p2p_diloco.manifest import SUITED_RATES, RunManifest
-from p2p_diloco.run_file import (
+from p2p_diloco.config.manifest import SUITED_RATES, RunManifest
+from p2p_diloco.config.run_file import (
     ALIASES,
     EXPLAINED,
     draft_manifest,
@@ -24,8 +21,11 @@ from p2p_diloco.run_file import (
     values_by_key,
     write_run_toml,
 )
+from p2p_diloco.config.toml_document import known_keys
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import PeerId, format_peer_id
+from p2p_diloco.island.model import MODEL_SIZES
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.toml_document import known_keys
 
 ORGANISER = SigningKey(bytes(32)).peer
 NOW = 1_700_000_000.9

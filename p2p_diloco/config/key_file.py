@@ -12,8 +12,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from p2p_diloco.config.new_file import write_new_file
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.new_file import write_new_file
 from p2p_diloco.signing import PRIVATE_KEY_BYTES, SigningKey
 
 # Protobuf {1: type = 1 (Ed25519), 2: 64 bytes}: private seed, public key. Source: libp2p specs, peer-ids.

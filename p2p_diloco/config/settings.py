@@ -16,12 +16,20 @@ from typing import Annotated, Any
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from p2p_diloco.address import parse_host_address, parse_peer_address, port_of
+from p2p_diloco.config.address import parse_host_address, parse_peer_address, port_of
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import canonical_key
+from p2p_diloco.config.toml_document import (
+    Document,
+    given_keys,
+    known_keys,
+    nearest_key,
+    parse_value,
+    read_toml,
+    validated,
+)
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.manifest import RunManifest
 from p2p_diloco.rate import format_rate, parse_rate
-from p2p_diloco.run_file import canonical_key
-from p2p_diloco.toml_document import Document, given_keys, known_keys, nearest_key, parse_value, read_toml, validated
 
 ENVIRONMENT_PREFIX = "P2P_DILOCO_"
 BOOTSTRAP_PORT = 31337

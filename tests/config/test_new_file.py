@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco import new_file
+from p2p_diloco.config import new_file
+from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.new_file import check_new_folder, write_new_file, write_new_folder
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

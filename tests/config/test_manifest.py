@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from p2p_diloco.codec.codec import CODEC_NAMES, codec_named
-from p2p_diloco.errors import ConfigError, FrameError
-from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
-from p2p_diloco.island.data import HELD_OUT_SHARE
-from p2p_diloco.island.inner_loop import InnerRule
-from p2p_diloco.island.model import MODEL_SIZES
-from p2p_diloco.manifest import (
+from p2p_diloco.config.manifest import (
     MAX_MANIFEST_BYTES,
     CodecName,
     DenseCodecName,
@@ -31,11 +26,16 @@ from p2p_diloco.manifest import (
     SignedManifest,
     decode_signed_manifest,
 )
+from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.config.toml_document import given_keys, known_keys
+from p2p_diloco.errors import ConfigError, FrameError
+from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
+from p2p_diloco.island.data import HELD_OUT_SHARE
+from p2p_diloco.island.inner_loop import InnerRule
+from p2p_diloco.island.model import MODEL_SIZES
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.run_file import draft_manifest
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey
-from p2p_diloco.toml_document import given_keys, known_keys
 
 ORGANISER = SigningKey(bytes(32))
 STRANGER = SigningKey(bytes(range(32)))
