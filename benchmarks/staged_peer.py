@@ -23,6 +23,9 @@ import uvloop
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import RoundClosed
@@ -35,9 +38,6 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.swarm.clock_sync import SwarmClock
-from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.vector_worker import VectorWorker
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states
 from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.training_thread import TrainingThread

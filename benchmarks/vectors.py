@@ -21,7 +21,7 @@ from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.outer.state import content_digest, genesis_state
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.swarm.vector_work import Codecs, reduce_parts
+from p2p_diloco.span.vector_work import Codecs, reduce_parts
 
 COMPILED, NUMPY = "compiled", "numpy"
 PARTS = 4

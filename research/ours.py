@@ -28,8 +28,8 @@ from p2p_diloco.protocol.inclusion import Inclusion, balanced, build_entry
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import rounding_seed
-from p2p_diloco.swarm.replica import absorbed_entry
-from p2p_diloco.swarm.vector_work import Codecs, encode_contribution, reduce_parts
+from p2p_diloco.span.replica import absorbed_entry
+from p2p_diloco.span.vector_work import Codecs, encode_contribution, reduce_parts
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
 

@@ -18,7 +18,7 @@ from p2p_diloco.island.model import ModelShape
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.vector_work import Codecs
 from research import baselines
 from research.algorithm import Algorithm
 from research.baselines import (

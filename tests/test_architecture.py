@@ -15,16 +15,18 @@ PACKAGE = PROJECT / "p2p_diloco"
 
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "rate", "signing", "kernels"),
+    ("errors", "ids", "rate", "signing", "memory"),
+    ("kernels",),
     ("transport", "protocol", "codec", "outer"),
-    ("swarm", "island"),
+    ("span",),
+    ("node", "island"),
     ("config",),
     ("storage", "watch"),
     ("trainer", "planning", "replay"),
     ("testing", "api"),
     ("cli", "__main__"),
 )
-STRANGERS = (("transport", "protocol", "codec", "outer"), ("swarm", "island"))
+STRANGERS = (("transport", "protocol", "codec", "outer"), ("node", "island"))
 
 PURE_ROOMS = ("outer", "codec", "protocol")
 IMPURE_MODULES = frozenset(

@@ -24,7 +24,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.island.model import model_shape
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm.vector_work import warm_up
+from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.trainer.last_round import state_digest
 from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors

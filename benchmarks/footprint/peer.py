@@ -16,8 +16,8 @@ from p2p_diloco.config.invite import parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
+from p2p_diloco.memory.allocator import share_one_arena
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.trainer.allocator import share_one_arena
 from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.peer import PeerPlan, PeerResult, run_peer
 from p2p_diloco.trainer.processor import wake_politely

@@ -30,7 +30,7 @@ from p2p_diloco.outer.state import FOUNDING_WEIGHT, SpanState, founding_radius, 
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm.vector_work import warm_up
+from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.trainer.founding import found_roster
 from p2p_diloco.trainer.processor import wake_politely
 from p2p_diloco.trainer.run_plan import RunPlan

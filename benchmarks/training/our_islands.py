@@ -24,7 +24,7 @@ from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm.vector_work import warm_up
+from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.trainer.founding import make_start
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.processor import wake_politely

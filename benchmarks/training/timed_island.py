@@ -15,8 +15,8 @@ from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.diary import Diary
-from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.own_model import OwnModel
 from p2p_diloco.trainer.run_plan import RunPlan

@@ -69,7 +69,7 @@ def run_requested_peer(request: PeerRequest) -> int:
     if request.settings.threads is not None:
         # Read once, when torch is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(request.settings.threads))
-    from p2p_diloco.trainer.allocator import share_one_arena
+    from p2p_diloco.memory.allocator import share_one_arena
     from p2p_diloco.trainer.processor import wake_politely
 
     share_one_arena()

@@ -188,7 +188,7 @@ def average4(  # type: ignore[no-untyped-def]
 
 
 def try_out() -> None:
-    """Use each loop once, as `swarm/span_work.py` and `swarm/vector_work.py` do."""
+    """Use each loop once, as `span/span_work.py` and `span/vector_work.py` do."""
     vector_N, out_N = frozen(np.ones(BLOCK, np.float32)), np.empty(BLOCK, np.float32)
     scale_bits_B, packed = np.empty(1, np.uint16), np.empty(HALF, np.uint8)
     limits = (np.float32(7), np.uint32(0x0080), np.uint32(0x7E00))

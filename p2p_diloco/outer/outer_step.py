@@ -11,7 +11,7 @@ import numpy as np
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
 from p2p_diloco.kernels.bounds import LARGEST_RATE, SMALLEST_RATE
-from p2p_diloco.kernels.slabs import empty_vector
+from p2p_diloco.memory.slabs import empty_vector
 from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only, zero_small
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, blake3_of, sha256
 from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, SMALLEST
-from p2p_diloco.kernels.slabs import copy_of, zero_vector
+from p2p_diloco.memory.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector, is_vector, loops_for, read_only, zero_small
 

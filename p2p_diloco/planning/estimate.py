@@ -26,7 +26,7 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.protocol.demand import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import check_count, check_positive, format_rate
-from p2p_diloco.swarm.vector_work import encode_contribution
+from p2p_diloco.span.vector_work import encode_contribution
 
 LARGEST_FRAGMENT = 500_000_000
 """Parameters of a fragment, at most, where the number of fragments allows it."""

@@ -1,6 +1,6 @@
 """One peer of the swarm without a clock, a network or a vector: events in, actions out.
 
-The asyncio shell in `swarm/` drives it. Times are swarm seconds and are always handed in.
+The asyncio shell in `node/` drives it. Times are swarm seconds and are always handed in.
 """
 
 from __future__ import annotations

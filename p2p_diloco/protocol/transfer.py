@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
-from p2p_diloco.kernels.slabs import awaited_vector
+from p2p_diloco.memory.slabs import awaited_vector
 
 
 class Want(enum.Enum):

@@ -29,9 +29,9 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.entry import Entry, included_places
 from p2p_diloco.protocol.round import rounding_seed
 from p2p_diloco.replay.recording import Recording
+from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.span.vector_work import reduce_parts
 from p2p_diloco.storage.diary import chosen_spans
-from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
-from p2p_diloco.swarm.vector_work import reduce_parts
 from p2p_diloco.trainer.founding import genesis_states, make_start
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_text import open_own_stream

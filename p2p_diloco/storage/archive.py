@@ -17,10 +17,10 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.span.replica import absorbed_entry
+from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.entry_log import EntryLog
-from p2p_diloco.swarm.replica import absorbed_entry
-from p2p_diloco.swarm.vector_work import Codecs
 
 ENTRIES_FOLDER = "entries"
 TOGETHER_BYTES = 16 * 1024 * 1024

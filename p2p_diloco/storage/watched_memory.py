@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2p_diloco.errors import StateError
+from p2p_diloco.node.surroundings import PeerMemory
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.swarm.surroundings import PeerMemory
 
 
 class WatchedMemory:

@@ -43,8 +43,8 @@ from p2p_diloco.protocol.messages import Opening
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.testing.maths import SharedMaths, mean_of_span
 from p2p_diloco.testing.run import ORGANISER, verify
 

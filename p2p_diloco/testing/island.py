@@ -31,8 +31,8 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
-from p2p_diloco.swarm.replica import Answer, SpanUpdate
-from p2p_diloco.swarm.vector_work import encode_contribution
+from p2p_diloco.span.replica import Answer, SpanUpdate
+from p2p_diloco.span.vector_work import encode_contribution
 from p2p_diloco.testing.ledger import Ledger
 from p2p_diloco.testing.maths import MERGE, SharedMaths
 

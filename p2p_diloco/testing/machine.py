@@ -16,6 +16,10 @@ from typing import Any
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
+from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.link_keeper import LinkKeeper
+from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.vector_worker import Done
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
@@ -27,16 +31,12 @@ from p2p_diloco.protocol.histories import Liveliness
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.span.replica import SpanUpdate
+from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver
 from p2p_diloco.storage.watched_memory import WatchedMemory
-from p2p_diloco.swarm.clock_sync import SwarmClock
-from p2p_diloco.swarm.link_keeper import LinkKeeper
-from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.replica import SpanUpdate
-from p2p_diloco.swarm.vector_work import Codecs
-from p2p_diloco.swarm.vector_worker import Done
 from p2p_diloco.testing.clock import MachineClock
 from p2p_diloco.testing.disk import SimulatedDisk
 from p2p_diloco.testing.inspector import Inspector

@@ -19,7 +19,7 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import radial_mean
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb
 from p2p_diloco.outer.vector import Vector, read_only
-from p2p_diloco.swarm.vector_work import Codecs, state_bytes
+from p2p_diloco.span.vector_work import Codecs, state_bytes
 
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5)
 MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")

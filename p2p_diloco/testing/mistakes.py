@@ -12,6 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.node import node as node_module
+from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.link_keeper import LinkKeeper
+from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.serving import Serving
 from p2p_diloco.outer.advance import prepare_contribution, replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import OuterRule
@@ -29,20 +34,15 @@ from p2p_diloco.protocol.messages import RosterReply
 from p2p_diloco.protocol.repair import Repair
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, Verify, vote_statement
 from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.span import pieces as pieces_module
+from p2p_diloco.span import vector_work
+from p2p_diloco.span.replica import SpanUpdate
+from p2p_diloco.span.vector_work import Codecs, Reduced
 from p2p_diloco.storage import archive as archive_module
 from p2p_diloco.storage import whole_file
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.swarm import node as node_module
-from p2p_diloco.swarm import pieces as pieces_module
-from p2p_diloco.swarm import vector_work
-from p2p_diloco.swarm.clock_sync import SwarmClock
-from p2p_diloco.swarm.link_keeper import LinkKeeper
-from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.replica import SpanUpdate
-from p2p_diloco.swarm.serving import Serving
-from p2p_diloco.swarm.vector_work import Codecs, Reduced
 from p2p_diloco.testing import island as island_module
 from p2p_diloco.testing.island import SimulatedIsland
 from p2p_diloco.testing.maths import OUTER, mean_of_span

@@ -24,7 +24,7 @@ from p2p_diloco.protocol.reach_proofs import provers_for
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.vector_work import Codecs
 
 RUN = sha256(b"a simulated run")
 MANIFEST = b"a simulated manifest"

@@ -22,7 +22,7 @@ from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, RowMean, SpanVector, decode_message
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SentFrames
 from p2p_diloco.testing.run import ROUND_ZERO, SPAN_ELEMENTS, found_run, key_named, run_rules, sign_as, start_states

@@ -26,9 +26,9 @@ from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.swarm.vector_work import Codecs
 from p2p_diloco.testing.clock import MachineClock
 from p2p_diloco.testing.disk import DiskRack
 from p2p_diloco.testing.inspector import Inspected, Inspector, Violated

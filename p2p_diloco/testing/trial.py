@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from p2p_diloco.swarm.clock_sync import SLOWEST
+from p2p_diloco.node.clock_sync import SLOWEST
 from p2p_diloco.testing.endings import (
     ASKED_AGAIN_SECONDS,
     REDIAL_SECONDS,

@@ -11,10 +11,10 @@ from p2p_diloco.config.invite import format_invite, fresh_invite
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.own_command import join_line
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.node.link_keeper import LinkKeeper
+from p2p_diloco.node.manifest_fetch import told_troubles
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted
-from p2p_diloco.swarm.link_keeper import LinkKeeper
-from p2p_diloco.swarm.manifest_fetch import told_troubles
 from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.transport.link import Transport
 

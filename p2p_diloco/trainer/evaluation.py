@@ -12,7 +12,7 @@ import numpy as np
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.data import Corpus
 from p2p_diloco.island.evaluation import AnchorEvaluation, Slice
-from p2p_diloco.kernels.slabs import passing_vector
+from p2p_diloco.memory.slabs import passing_vector
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.trainer.run_plan import RunPlan

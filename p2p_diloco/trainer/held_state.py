@@ -13,8 +13,8 @@ from types import MappingProxyType
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.engine import Progress
-from p2p_diloco.swarm.known_answer import check_known_answer
-from p2p_diloco.swarm.replica import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
+from p2p_diloco.span.known_answer import check_known_answer
+from p2p_diloco.span.replica import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.trainer.run_plan import RunPlan
 
 

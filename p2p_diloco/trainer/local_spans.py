@@ -22,13 +22,13 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.kernels import device
 from p2p_diloco.kernels.choice import span_kernels
-from p2p_diloco.kernels.slabs import passing_bytes
+from p2p_diloco.memory.slabs import passing_bytes
 from p2p_diloco.outer.advance import norm_limit, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.swarm.span_work import SentSpan, contribute_span
-from p2p_diloco.swarm.vector_work import MOST_SHRINKS
+from p2p_diloco.span.span_work import SentSpan, contribute_span
+from p2p_diloco.span.vector_work import MOST_SHRINKS
 from p2p_diloco.trainer.run_plan import RunPlan
 
 

@@ -17,6 +17,7 @@ from p2p_diloco.config.manifest import SignedManifest, decode_signed_manifest
 from p2p_diloco.config.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
+from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.signing import SigningKey
@@ -24,7 +25,6 @@ from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE, keep_port
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
-from p2p_diloco.swarm.manifest_fetch import fetch_manifest
 from p2p_diloco.trainer.founding import read_start
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.run_plan import plan_run

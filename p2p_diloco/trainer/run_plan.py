@@ -21,7 +21,7 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, mark_radial
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.vector_work import Codecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

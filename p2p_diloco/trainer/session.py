@@ -18,24 +18,24 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
+from p2p_diloco.memory.allocator import trim_now_and_then
+from p2p_diloco.node.clock_sync import SwarmClock, steady_unix_seconds
+from p2p_diloco.node.link_keeper import LinkKeeper
+from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.reach_keeper import ReachKeeper, announced
+from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.span.known_answer import check_known_answer
+from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
 from p2p_diloco.storage.watched_memory import WatchedMemory
-from p2p_diloco.swarm.clock_sync import SwarmClock, steady_unix_seconds
-from p2p_diloco.swarm.known_answer import check_known_answer
-from p2p_diloco.swarm.link_keeper import LinkKeeper
-from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.reach_keeper import ReachKeeper, announced
-from p2p_diloco.swarm.vector_work import warm_up
-from p2p_diloco.swarm.vector_worker import VectorWorker
-from p2p_diloco.trainer.allocator import trim_now_and_then
 from p2p_diloco.trainer.contact import Contact
 from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.trainer.held_state import HeldState

@@ -9,14 +9,14 @@ from typing import Protocol
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
+from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.traffic import Purpose
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.rate import counted, format_part, format_rate
-from p2p_diloco.swarm.node import SwarmNode
-from p2p_diloco.swarm.traffic import Purpose
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.reach_report import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
 from p2p_diloco.transport.link import TransportLimits

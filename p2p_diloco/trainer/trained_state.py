@@ -20,17 +20,17 @@ from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.evaluation import Slice
 from p2p_diloco.kernels.choice import frozen
-from p2p_diloco.kernels.slabs import passing_vector
+from p2p_diloco.memory.slabs import passing_vector
 from p2p_diloco.outer.advance import replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.span.replica import Answer, SpanDamaged, SpanUpdate
+from p2p_diloco.span.span_work import follow_span
 from p2p_diloco.storage.diary import Diary
 from p2p_diloco.storage.inner_state import InnerState
-from p2p_diloco.swarm.replica import Answer, SpanDamaged, SpanUpdate
-from p2p_diloco.swarm.span_work import follow_span
 from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import RunPlan

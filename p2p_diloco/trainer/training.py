@@ -12,7 +12,7 @@ from torch import nn
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.swarm.replica import SpanDamaged
+from p2p_diloco.span.replica import SpanDamaged
 from p2p_diloco.trainer.evaluation import HeldOutLoss
 from p2p_diloco.trainer.run_plan import RunPlan
 from p2p_diloco.trainer.trained_state import TrainedState

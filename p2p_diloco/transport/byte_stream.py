@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from p2p_diloco.kernels.slabs import FEWEST_BYTES, passing_bytes
+from p2p_diloco.memory.slabs import FEWEST_BYTES, passing_bytes
 
 AHEAD_BYTES = 16 * 1024
 """Of what comes unasked: lengths, small frames, the beginning of a long one."""

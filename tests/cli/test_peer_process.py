@@ -69,7 +69,7 @@ def test_somebody_at_a_terminal_reads_at_once_that_it_starts(
 ) -> None:
     request = PeerRequest(settings=PeerSettings(state_directory=tmp_path), flags=PeerFlags())
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    monkeypatch.setitem(sys.modules, "p2p_diloco.trainer.allocator", None)
+    monkeypatch.setitem(sys.modules, "p2p_diloco.memory.allocator", None)
     with pytest.raises(ImportError):
         run_requested_peer(request)
     assert tuple(capsys.readouterr()) == ("", said)

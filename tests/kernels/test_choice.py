@@ -24,8 +24,8 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.swarm.span_work import contribute_span, follow_span
-from p2p_diloco.swarm.vector_work import Codecs, payload_norm, reduce_parts
+from p2p_diloco.span.span_work import contribute_span, follow_span
+from p2p_diloco.span.vector_work import Codecs, payload_norm, reduce_parts
 
 ELEMENTS = 64 * 50
 bits = np.random.Generator(np.random.Philox(key=3))

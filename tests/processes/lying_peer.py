@@ -25,6 +25,7 @@ import uvloop
 
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import Digest, PeerId, SpanHead, sha256, short_peer_id
+from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.entry import RADIUS_BOUNDS, WEIGHT_BOUNDS, Entry, pack_included, within_reach
@@ -50,7 +51,6 @@ from p2p_diloco.protocol.messages import (
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.swarm.node import SwarmNode
 from tests.swarm.swarm_peer import main
 
 HUGE = 3e38

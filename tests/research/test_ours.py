@@ -13,7 +13,7 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.vector_work import Codecs
 from research.ours import OurRule, OurSwarm
 
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")

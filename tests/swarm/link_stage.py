@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm.link_keeper import LinkKeeper
 from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.transport.virtual_time import run_virtual

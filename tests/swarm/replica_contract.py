@@ -12,8 +12,8 @@ import numpy as np
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
 from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state
 from p2p_diloco.protocol.round import FragmentContribution
-from p2p_diloco.swarm.replica import Replica, SpanUpdate
-from p2p_diloco.swarm.vector_work import Codecs
+from p2p_diloco.span.replica import Replica, SpanUpdate
+from p2p_diloco.span.vector_work import Codecs
 
 ROSTER = sha256(b"roster")
 ALWAYS = math.inf

@@ -23,7 +23,7 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm import pieces
+from p2p_diloco.span import pieces
 from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.peer import PeerPlan, run_peer
 from p2p_diloco.trainer.stop import StopRequest

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import SpanId, short_peer_id
+from p2p_diloco.node.budgets import LINES_PER_MINUTE
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.messages import (
     PROTOCOL_VERSION,
@@ -22,7 +23,6 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
 from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
-from p2p_diloco.swarm.budgets import LINES_PER_MINUTE
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import SPAN_ELEMENTS, run_rules, sign_as

@@ -24,7 +24,7 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
     encode_message,
 )
-from p2p_diloco.swarm.vector_work import content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from_bytes
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import SPAN_ELEMENTS, key_named, run_rules, signer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.swarm import pieces
+from p2p_diloco.span import pieces
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import run_rules
 from p2p_diloco.testing.simulation import Simulation, play

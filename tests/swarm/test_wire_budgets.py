@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.node.test_node import RULES, act
 
 from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
+from p2p_diloco.node.node import ASK_AGAIN_SECONDS, MOST_ROSTER_QUESTIONS
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.messages import (
     HeadsReply,
@@ -24,12 +26,10 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.rules import explain_unlisted
-from p2p_diloco.swarm.node import ASK_AGAIN_SECONDS, MOST_ROSTER_QUESTIONS
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import MANIFEST, RUN, key_named
 from p2p_diloco.testing.simulation import Simulation, play
-from tests.swarm.test_node import RULES, act
 
 SPAN = SpanId(0, 1)
 SECONDS = 20.0

@@ -11,7 +11,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
-from p2p_diloco.swarm.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import key_named, sign_as
 from p2p_diloco.testing.simulation import Simulation, play

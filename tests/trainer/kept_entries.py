@@ -10,7 +10,7 @@ from small_run import ROSTER
 from p2p_diloco.ids import SpanHead, SpanId
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.swarm.replica import absorbed_entry
+from p2p_diloco.span.replica import absorbed_entry
 from p2p_diloco.trainer.run_plan import RunPlan
 
 

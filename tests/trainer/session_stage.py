@@ -14,8 +14,8 @@ from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_te
 
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import PeerId
+from p2p_diloco.node.vector_worker import AtOnce
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.swarm.vector_worker import AtOnce
 from p2p_diloco.trainer import built_in, held_state, session
 from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.session import PeerSession, SessionParts

@@ -22,8 +22,8 @@ from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.diary import Diary
-from p2p_diloco.swarm.replica import SpanUpdate
 from p2p_diloco.trainer.founding import make_start
 from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.local_spans import LocalSpans

@@ -14,7 +14,7 @@ from small_run import entry_payload, small_plan, start_states, update_of
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.swarm import known_answer
+from p2p_diloco.span import known_answer
 from p2p_diloco.trainer.held_state import HeldState
 
 PLAN = small_plan()

@@ -18,10 +18,10 @@ from small_run import CLOCK_START, peer_key
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.data import BatchStream
+from p2p_diloco.span import known_answer
 from p2p_diloco.storage import checkpoint
 from p2p_diloco.storage.inner_state import INNER_FILE
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.swarm import known_answer
 from p2p_diloco.trainer import built_in, session
 from p2p_diloco.trainer.built_in import LAST_STEP_SECONDS
 from p2p_diloco.trainer.stop import StopRequest

@@ -13,12 +13,12 @@ from session_stage import Watcher
 from small_run import peer_key, small_manifest, small_plan, start_states
 
 from p2p_diloco.ids import format_peer_id, sha256
+from p2p_diloco.node.traffic import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.attendance import Heard, Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
 from p2p_diloco.protocol.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
-from p2p_diloco.swarm.traffic import Traffic
 from p2p_diloco.trainer.expected_traffic import Notice
 from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.tally import Tally

@@ -14,7 +14,7 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.model import model_shape
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
-from p2p_diloco.swarm.replica import SpanUpdate
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
 
 PARAMETERS = 4099

@@ -18,7 +18,7 @@ from p2p_diloco.island.model import build_model
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.swarm.replica import SpanUpdate
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.trainer.founding import make_start
 from p2p_diloco.trainer.local_spans import LocalSpans
 from p2p_diloco.trainer.run_plan import plan_run

@@ -1,0 +1,1 @@
+"""Memory for long vectors: used again, given back, laid out by rule."""

@@ -1,0 +1,528 @@
+"""One peer on the network: plays the engine's actions over a transport and tells the engine what came.
+
+Nothing is decided here. The loop never touches a whole vector (one worker thread does) and never waits for training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.node.budgets import PeerBudgets
+from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.round_notes import RoundNotes
+from p2p_diloco.node.serving import Serving
+from p2p_diloco.node.surroundings import (
+    AddressBook,
+    EntryArchive,
+    NoArchive,
+    PeerMemory,
+    ReachBook,
+    SwarmObserver,
+)
+from p2p_diloco.node.traffic import Traffic, purpose_of
+from p2p_diloco.node.vector_worker import Worker
+from p2p_diloco.protocol.actions import (
+    Action,
+    ApplyEntry,
+    CompareContent,
+    HashSpan,
+    KeepBallots,
+    KeepLiveliness,
+    KeepRoster,
+    RebuildParent,
+    RebuildSpan,
+    ReduceSpan,
+    ReplaceSpan,
+    Report,
+    RoundClosed,
+    Send,
+    ServeContent,
+    ServeEntry,
+    ServeSpan,
+    Stage,
+    TakeSnapshot,
+)
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import (
+    MOST_PIECE_BYTES,
+    EntryRequest,
+    Introductions,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    Ping,
+    Pong,
+    ReachReply,
+    ReachRequest,
+    Refusal,
+    RosterReply,
+    RosterRequest,
+    SpanReply,
+    decode_message,
+    is_bulk,
+    message_parts,
+)
+from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.span.replica import Replica, SpanUpdate, absorbed_entry
+from p2p_diloco.span.vector_work import (
+    Codecs,
+    Reduced,
+    is_sound_piece,
+    payload_norm,
+    reduce_parts,
+    state_from_bytes,
+)
+from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport
+
+INTRODUCTION_SECONDS = 10.0
+CAUSED_BY_PEERS = frozenset(
+    ("refused", "entry-refused", "roster-refused", "proposal-refused", "frame-refused", "content", "donor", "good-bye")
+)
+"""Topics of reports that a peer's message makes as often as it likes; they name it, and count against its budget."""
+PATIENT_SILENCES = 2
+"""So long a peer that was started waits for somebody that has the swarm's time, before it goes by its own clock."""
+SAID_AFTER_BEATS = 2
+"""So many heartbeats clocks may be apart without a word: a peer that woke up sets its own within one."""
+SHORTEST_PAUSE_SECONDS = 1e-3
+"""Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
+NOTED_PER_ROUND = frozenset({"skipped", "content-sound"})
+"""Topics that come up for every span at once, and are one piece of news."""
+OWN_STATE = frozenset({"ready", "branch", "adoption"})
+"""Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
+MOST_ROSTER_QUESTIONS = 4
+"""Different ones that one peer is asked at once; the same one is asked again after a heartbeat, or this:"""
+ASK_AGAIN_SECONDS = 1.0
+MOST_CHECKED = 4
+"""Entries of one peer that is no member whose numbers the worker looks at, or has still to look at."""
+MOST_ENTRIES_WAITING = 16
+"""Of the longest entries, as many as may wait to be written to one that asks; who catches up asks for eight."""
+MOST_TOLD = 1024
+FEWEST_SPLIT_BYTES = 64 * 1024
+"""Of a vector that goes out from where it lies; a shorter one is copied behind what is said of it, and goes with it."""
+
+
+class SwarmNode:
+    """Drives one engine. Made in the loop; `run` goes on until it is cancelled or the transport is lost."""
+
+    def __init__(
+        self,
+        *,
+        engine: PeerEngine,
+        transport: Transport,
+        replica: Replica,
+        codecs: Codecs,
+        memory: PeerMemory,
+        clock: SwarmClock,
+        observer: SwarmObserver,
+        manifest: bytes,
+        worker: Worker,
+        addresses: AddressBook | None = None,
+        archive: EntryArchive | None = None,
+        reach: ReachBook | None = None,
+    ) -> None:
+        self.engine = engine
+        self.traffic = Traffic()
+        self._transport = transport
+        self._replica = replica
+        self._codecs = codecs
+        self._memory = memory
+        self._clock = clock
+        self._observer = observer
+        self._manifest = manifest
+        self._worker = worker
+        self._addresses = addresses
+        self._reach = reach
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._lost: NetworkError | None = None
+        self._last_ping = float("-inf")
+        self._voices: frozenset[PeerId] = frozenset()
+        self._agreed_at = self._loop.time()
+        self._has_said_apart = False
+        self._notes = RoundNotes()
+        self._budgets = PeerBudgets(engine.rules)
+        self._roster_questions: dict[tuple[PeerId, RosterRequest], float] = {}
+        self._checked: Counter[PeerId] = Counter()
+        self._told: set[PeerId] = set()
+        self._most_waiting = MOST_ENTRIES_WAITING * max(engine.rules.entry_bytes.values())
+        self._archive = archive if archive is not None else NoArchive()
+        self._serving = Serving(
+            engine=engine,
+            replica=replica,
+            archive=self._archive,
+            work=self._work,
+            post=self._post,
+            waiting_bytes=lambda peer: transport.waiting_bytes(peer, Lane.BULK),
+            play=self._play,
+            now=clock.now,
+        )
+        transport.listener = self
+
+    # -- driving the engine
+
+    async def run(self) -> None:
+        """Tick until cancelled.
+
+        Raises:
+            NetworkError: the transport itself died.
+        """
+        for peer in sorted(self._transport.linked_peers()):
+            self.link_up(peer)
+        rules = self.engine.rules
+        self._clock.begin(
+            rules.clock,
+            latest_round=self.engine.latest_round(),
+            patience_seconds=PATIENT_SILENCES * rules.silence_seconds,
+        )
+        self._choose_clocks()
+        while True:
+            if self._lost is not None:
+                raise self._lost
+            self.engine.progress = self._replica.progress()
+            self.engine.exchange.ration.backlog_bytes = self._transport.backlog_bytes()
+            self._ask_for_the_time(self._clock.now())
+            now = self._clock.now()  # asking may have set the clock, and let this peer take part by it
+            self._play(self.engine.tick(now))
+            self._wake.clear()
+            pause = max(self.engine.wake_at(now) - self._clock.now(), SHORTEST_PAUSE_SECONDS)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def found(self, founding: CertifiedRoster) -> None:
+        """Found the run with roster 0."""
+        self._play(self.engine.found(founding, self._clock.now()))
+
+    def leave(self) -> None:
+        """Tell the others that this peer leaves; it stays until it `may_go`."""
+        self._play(self.engine.leave(self._clock.now()))
+
+    def may_go(self) -> bool:
+        """Tell whether the others need no vote of this peer any more."""
+        return self.engine.may_go(self._clock.now())
+
+    def span_damaged(self, span: SpanId, reason: str) -> None:
+        """Have a span put right that could not follow a valid entry; the replica has left it as it was."""
+        self._play(self.engine.span_damaged(span, reason, self._clock.now()))
+
+    def _ask_for_the_time(self, now: float) -> None:
+        """Ask members for their clocks once a heartbeat, and only listen while the time is not sure."""
+        beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
+        if moment - self._last_ping >= beat:
+            if self._voices != self.engine.membership.clocks(now):  # it became reachable, or hears others
+                self._choose_clocks()
+            self._last_ping = moment
+            self._clock.poll()
+            for peer in sorted(self._transport.linked_peers()):
+                if self._clock.counts(peer) and self._clock.is_due(peer, beat):
+                    self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
+        disagreement = self._clock.disagreement_seconds
+        self.engine.only_listens = disagreement > 0.0 or not self._clock.is_settled
+        if not disagreement:
+            self._agreed_at = moment
+            if self._has_said_apart:
+                self._observer.report("clock", "the members' clocks and this peer's agree again")
+                self._has_said_apart = False
+        elif not self._has_said_apart and moment - self._agreed_at > SAID_AFTER_BEATS * beat:
+            text = (
+                f"the members' clocks and this peer's are {disagreement:.1f} s apart; it only listens until they agree"
+            )
+            self._observer.report("clock", text)
+            self._has_said_apart = True
+
+    def _choose_clocks(self) -> None:
+        """Let the clocks of the members that can be heard count."""
+        roster, me = self.engine.book.in_force, self.engine.me
+        if roster is None:
+            return
+        member = roster.member(me.peer)
+        voices = self._voices = self.engine.membership.clocks(self._clock.now())
+        takes_part = member is not None and member.incarnation == me.incarnation
+        self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part)
+        self._last_ping = float("-inf")  # who begins to count is asked at once
+
+    # -- what the transport tells
+
+    def link_up(self, peer: PeerId) -> None:
+        """Hear that messages to `peer` can be sent; tell it whom else we know."""
+        self.engine.link_up(peer)
+        records = self._addresses.introductions() if self._addresses is not None else ()
+        if records and self._budgets.admits_link(peer, self._loop.time()):
+            self._post(peer, Introductions(records=records), self._clock.now() + INTRODUCTION_SECONDS)
+        self._wake.set()
+
+    def link_lost(self, peer: PeerId, reason: str) -> None:
+        """Hear that they cannot any more."""
+        self.engine.link_lost(peer)
+        self._clock.forget(peer)
+        name = short_peer_id(peer)
+        self._say("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
+        self._wake.set()  # what it was asked for is asked of others at once
+
+    def transport_lost(self, error: NetworkError) -> None:
+        """Hear that the transport died: `run` raises it."""
+        self._lost = error
+        self._wake.set()
+
+    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
+        """Take a frame: the engine's business, or answered here when it needs a clock or the manifest."""
+        try:
+            message = decode_message(frame)
+            if is_bulk(message) != (lane is Lane.BULK):
+                raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
+        except FrameError as error:
+            self._say("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; hanging up", peer)
+            self._transport.hang_up(peer)
+            return
+        self.traffic.count_received(purpose_of(message), len(frame))
+        if not self._budgets.admits(peer, message, self._loop.time()):
+            return
+        now = self._clock.now()
+        if self._is_unlisted(peer) and not isinstance(message, ManifestRequest):
+            self._turn_away(peer, now)
+            return
+        match message:
+            case Ping():
+                self._clock.poll()  # a machine that has just woken up does not know the time
+                settled = self._clock.is_settled
+                pong = Pong(nonce=message.nonce, clock_seconds=self._clock.own(), is_settled=settled)
+                self._post(peer, pong, now + 5.0)
+            case Pong():
+                self._clock.hear(peer, message.nonce, message.clock_seconds, is_settled=message.is_settled)
+            case ManifestRequest():
+                self._post(peer, ManifestReply(manifest=self._manifest), now + 30.0)
+            case ManifestReply():
+                pass
+            case Introductions():
+                if self._addresses is not None:
+                    self._addresses.introduced(message.records)
+            case ReachRequest() | ReachReply():
+                if self._reach is not None:
+                    self._reach.receive(peer, message)
+            case Entry():
+                self._check_entry(peer, message)
+            case SpanReply() if not is_sound_piece(message):
+                text = f"{short_peer_id(peer)} served numbers that no sound state holds; hanging up"
+                self._say("frame-refused", text, peer)
+                self._transport.hang_up(peer)
+            case EntryRequest():
+                if self._transport.waiting_bytes(peer, Lane.BULK) < self._most_waiting:
+                    self._play(self.engine.receive(peer, message, now), on_request=True, caused_by=peer)
+            case _:
+                if isinstance(message, RosterReply):
+                    self._roster_questions = {key: at for key, at in self._roster_questions.items() if key[0] != peer}
+                self._play(self.engine.receive(peer, message, now), caused_by=peer)
+
+    def _check_entry(self, peer: PeerId, entry: Entry) -> None:
+        elements = self.engine.rules.span_elements.get(entry.span)
+        if elements is None or self.engine.chains.is_known(entry):
+            return
+        if entry.roster not in self.engine.book:  # it only waits, whatever its numbers are
+            self._play(self.engine.entry_checked(peer, entry, 0.0, self._clock.now()), caused_by=peer)
+            return
+        if self.engine.is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
+            self._budgets.leave_out(peer, self._loop.time())
+            return
+        self._checked[peer] += 1
+
+        def checked(norm: float | str) -> None:
+            self._checked[peer] -= 1
+            if not self._checked[peer]:
+                del self._checked[peer]
+            if isinstance(norm, str):
+                self._say("frame-refused", norm, peer)
+            else:
+                self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
+
+        self._work(checked, peer, self._norm_of, entry, elements)
+
+    def _norm_of(self, entry: Entry, elements: int) -> float | str:
+        """Return the norm of an entry's payload, or what is wrong with it; on the worker."""
+        try:
+            return payload_norm(self._codecs.entry, entry.payload, elements)
+        except PeerError as error:
+            return str(error)
+
+    # -- who they are
+
+    def _is_unlisted(self, peer: PeerId) -> bool:
+        """Tell whether the run lists who takes part, and this one neither is listed nor founded it."""
+        return not self.engine.rules.may_be_member(peer) and self.engine.is_stranger(peer)
+
+    def _turn_away(self, peer: PeerId, now: float) -> None:
+        """Tell an unlisted peer once why it gets nothing but the manifest."""
+        if peer not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(peer)
+            reason = explain_unlisted(peer).encode()
+            self._post(peer, Refusal(round=0, newer_roster=False, reason=reason), now + 5.0)
+
+    # -- the worker
+
+    def _work(self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any) -> None:
+        """Run `function` on the worker thread and hand its result to `then` in the loop; a `PeerError` is reported."""
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if isinstance(error, PeerError):
+                name = short_peer_id(peer) if peer is not None else "this peer"
+                self._say("frame-refused", f"{name}: {error}", peer)
+            elif error is not None:
+                self._loop.call_exception_handler({"message": "vector work failed", "exception": error})
+            else:
+                then(result)
+
+        self._worker.submit(done, function, *args)
+
+    def _reduce(self, action: ReduceSpan) -> None:
+        def reduced(result: Reduced | str) -> None:
+            if isinstance(result, str):
+                self._notes.note("skipped", f"skipped {action.span} in round {action.round}: {result}")
+                if action.stage is Stage.ROW:
+                    self._play(self.engine.span_reduced(action, frozenset(), b"", 0.0, self._clock.now()))
+                return
+            for peer, reason in result.dropped:
+                text = f"round {action.round}, {action.span}: {short_peer_id(peer)}: {reason}"
+                self._notes.note("contribution-dropped", text, about=peer)
+            now = self._clock.now()
+            self._play(self.engine.span_reduced(action, result.sound, result.payload, result.norm, now))
+
+        self._work(reduced, None, reduce_parts, action, self._codecs, self.engine.rules.span_elements[action.span])
+
+    # -- playing actions
+
+    def _play(self, actions: Sequence[Action], *, on_request: bool = False, caused_by: PeerId | None = None) -> None:
+        frames: dict[int, Frame] = {}
+        for action in actions:
+            match action:
+                case Send() if not self._may_send(action):
+                    pass
+                case Send():
+                    self._note_refusal(action)
+                    self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
+                case KeepBallots():
+                    self._memory.keep_ballots(action.ballots)
+                case KeepLiveliness():
+                    self._memory.keep_liveliness(action.liveliness)
+                case KeepRoster():
+                    self._memory.keep_roster(action.certified)
+                    self._choose_clocks()
+                case RoundClosed():
+                    for topic, text, about in self._notes.take():
+                        self._say(topic, text, about)
+                    for topic, text in self._budgets.flush(self._loop.time()):
+                        self._observer.report(topic, text)
+                    self._observer.round_closed(action)
+                case Report() if action.topic in NOTED_PER_ROUND:
+                    self._notes.note(action.topic, action.text)
+                case Report():
+                    self._say(action.topic, action.text, caused_by if action.topic in CAUSED_BY_PEERS else None)
+                case _:
+                    self._play_vectors(action)
+        if actions:
+            self._wake.set()
+
+    def _say(self, topic: str, text: str, peer: PeerId | None) -> None:
+        """Tell the observer a sentence; one that `peer` made necessary names it, and counts against its budget."""
+        text = clean_text(text)
+        if peer is None or topic in OWN_STATE:
+            self._observer.report(topic, text)
+            return
+        name = short_peer_id(peer)
+        line = (topic, text if name in text else f"{name}: {text}")
+        is_member = not self.engine.is_stranger(peer)
+        for topic, text in self._budgets.take(peer, line, self._loop.time(), is_member=is_member):
+            self._observer.report(topic, text)
+
+    def _may_send(self, action: Send) -> bool:
+        """Tell whether a message is to go out: a question for rosters only while it is not under way already."""
+        question = action.message
+        if not isinstance(question, RosterRequest):
+            return True
+        now, to = self._loop.time(), action.to
+        self._roster_questions = {key: until for key, until in self._roster_questions.items() if until > now}
+        under_way = sum(peer == to for peer, _ in self._roster_questions)
+        if (to, question) in self._roster_questions or under_way >= MOST_ROSTER_QUESTIONS:
+            return False
+        self._roster_questions[to, question] = now + min(self.engine.rules.heartbeat_seconds, ASK_AGAIN_SECONDS)
+        return True
+
+    def _note_refusal(self, action: Send) -> None:
+        refusal = action.message
+        if isinstance(refusal, Refusal):
+            reason = refusal.reason.decode("utf-8", "replace")
+            text = f"round {refusal.round}: {short_peer_id(action.to)}: {reason}"
+            self._notes.note("contribution-dropped", text, about=action.to)
+
+    def _play_vectors(self, action: Action) -> None:
+        match action:
+            case TakeSnapshot():
+                self._replica.take_snapshot(
+                    action.round, action.fragment, action.deadline, self._contribute, action.spans
+                )
+            case ReduceSpan():
+                self._reduce(action)
+            case ApplyEntry():
+                self._archive.keep_entry(action.entry)
+                self._replica.apply(_update(action))
+            case ReplaceSpan():
+                if not action.is_mended:
+                    self._archive.give_up(action.span)
+                self._replica.replace(action.span, state_from_bytes(action.head, action.state))
+            case (
+                ServeSpan()
+                | ServeEntry()
+                | ServeContent()
+                | CompareContent()
+                | RebuildSpan()
+                | RebuildParent()
+                | HashSpan()
+            ):
+                self._serving.play(action)
+
+    def _contribute(self, contribution: Any) -> None:
+        if contribution is not None:
+            self._play(self.engine.contribution_ready(contribution, self._clock.now()))
+
+    def _post(
+        self,
+        to: PeerId,
+        message: Message,
+        deadline: float,
+        *,
+        frames: dict[int, Frame] | None = None,
+        on_request: bool = False,
+    ) -> None:
+        """Post a message; one value that goes to many peers is encoded once. Who has no link just misses it."""
+        if self._is_unlisted(to) and not isinstance(message, ManifestReply | Refusal):
+            return
+        frame = frames.get(id(message)) if frames is not None else None
+        if frame is None:
+            frame = _frame_of(message)
+            if frames is not None:
+                frames[id(message)] = frame
+        lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
+        at = self._loop.time() + max(deadline - self._clock.now(), 0.05)
+        if self._transport.post(to, frame, lane=lane, deadline=at):
+            self.traffic.count_sent(purpose_of(message, on_request=on_request), len(frame))
+
+
+def _frame_of(message: Message) -> Frame:
+    head, vector = message_parts(message)
+    # A piece of state holds all of a span that may have moved on while it waits: worth it for the longest only.
+    fewest = MOST_PIECE_BYTES if isinstance(message, SpanReply) else FEWEST_SPLIT_BYTES
+    return SplitFrame(head, vector) if len(vector) >= fewest else b"".join((head, vector))
+
+
+def _update(action: ApplyEntry) -> SpanUpdate:
+    entry = action.entry
+    return SpanUpdate(
+        span=entry.span, absorbed=absorbed_entry(entry), payload=entry.payload, own_included=action.own_included
+    )

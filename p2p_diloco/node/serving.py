@@ -1,0 +1,199 @@
+"""What a peer does for others with its vectors: pieces of spans, entries from its disk, digests; never in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.node.surroundings import EntryArchive
+from p2p_diloco.protocol.actions import (
+    CompareContent,
+    HashSpan,
+    RebuildParent,
+    RebuildSpan,
+    ServeContent,
+    ServeEntry,
+    ServeSpan,
+)
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.messages import ContentReply, EntryAbsent, Message, SpanReply
+from p2p_diloco.span.contents import Contents
+from p2p_diloco.span.pieces import Pieces
+from p2p_diloco.span.replica import Replica
+from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from_bytes
+
+HASH_SECONDS = 10.0
+REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8
+SLOW_LINK = 4.0
+"""Pieces wait for each other: the last of those asked for at once may take so many times as long as the first."""
+
+
+class Work(Protocol):
+    """Runs a function on the worker and hands its result over in the loop; a `PeerError` is told of `peer`."""
+
+    def __call__(
+        self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any
+    ) -> None: ...
+
+
+class Post(Protocol):
+    """Posts a message to a peer, if it has a link."""
+
+    def __call__(self, to: PeerId, message: Message, deadline: float, *, on_request: bool = False) -> None: ...
+
+
+class Serving:
+    """Plays the actions that serve others or compare with them.
+
+    Args:
+        waiting_bytes: what waits to be written to a peer of what was posted.
+        play: takes what the engine wants done.
+        now: swarm seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: PeerEngine,
+        replica: Replica,
+        archive: EntryArchive,
+        work: Work,
+        post: Post,
+        waiting_bytes: Callable[[PeerId], int],
+        play: Callable[..., None],
+        now: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._replica = replica
+        self._archive = archive
+        self._work = work
+        self._post = post
+        self._play = play
+        self._now = now
+        good_for_seconds = min(engine.rules.clock.round_seconds, HASH_SECONDS)
+        self._contents = Contents(work=work, now=now, good_for_seconds=good_for_seconds, linked=engine.linked)
+        self.pieces = Pieces(
+            span_state=replica.span_state,
+            post=self._post_piece,
+            waiting_bytes=waiting_bytes,
+            keep_seconds=SLOW_LINK * engine.rules.piece_seconds,
+        )
+
+    def play(
+        self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan
+    ) -> None:
+        """Do what was asked; the answer goes out, or to the engine, when the worker is done."""
+        match action:
+            case ServeSpan():
+                self.pieces.serve(action)
+            case ServeEntry():
+                self._serve_entry(action)
+            case ServeContent():
+                self._serve_content(action)
+            case CompareContent():
+                self._compare_content(action)
+            case RebuildSpan():
+                self._rebuild(action.span)
+            case RebuildParent():
+                self._rebuild_parent(action)
+            case HashSpan():
+                self._hash(action)
+
+    def _post_piece(self, to: PeerId, reply: SpanReply) -> None:
+        self._post(to, reply, self._now() + SLOW_LINK * self._engine.rules.piece_seconds)
+
+    # -- entries
+
+    def _serve_entry(self, action: ServeEntry) -> None:
+        def found(entry: Entry | None) -> None:
+            absent = EntryAbsent(span=action.span, parent=action.parent)
+            deadline = self._now() + self._engine.rules.clock.round_seconds
+            self._post(action.to, entry or absent, deadline, on_request=True)
+
+        self._work(found, action.to, self._archive.entry_after, action.span, action.parent)
+
+    # -- digests
+
+    def _states(self, fragment: int) -> list[Any] | None:
+        spans = [SpanId(fragment, index) for index in range(self._engine.rules.num_spans[fragment])]
+        states = [self._replica.span_state(span) for span in spans]
+        return None if any(state is None for state in states) else states
+
+    def _serve_content(self, action: ServeContent) -> None:
+        states = self._states(action.fragment)
+        if states is None:
+            return
+
+        def hashed(digests: Any) -> None:
+            reply: Message = ContentReply(fragment=action.fragment, digests=digests)
+            if action.question is not None:
+                reply = self._engine.sign_content(action.question, digests)
+            self._post(action.to, reply, self._now() + self._engine.rules.silence_seconds)
+
+        self._contents.hash(action.to, ("serve", action.fragment, action.question), states, hashed)
+
+    def _compare_content(self, action: CompareContent) -> None:
+        states = self._states(action.fragment)
+        if states is None or len(states) != len(action.digests):
+            return
+
+        def hashed(mine: Any) -> None:
+            same = [a == b for a, b in zip(mine, action.digests, strict=True)]
+            differing = [
+                SpanId(action.fragment, index)
+                for index, (a, b) in enumerate(zip(mine, action.digests, strict=True))
+                if a[0] == b[0] and a[1] != b[1]
+            ]
+            arguments = (action.peer, action.fragment, sum(same), differing, self._now())
+            self._play(self._engine.content_compared(*arguments), caused_by=action.peer)
+
+        self._contents.hash(action.link, ("compare", action.peer, action.fragment), states, hashed)
+
+    # -- what a span should be
+
+    def _rebuild(self, span: SpanId, tries: int = REBUILD_TRIES) -> None:
+        held, head = self._replica.span_state(span), self._engine.chains.heads.get(span)
+        if head is None:
+            return
+        digest = held.head.digest if held is not None else head.digest  # of a damaged span: where its log stands
+
+        def rebuild() -> tuple[SpanHead | None, bytes | None]:
+            should_be = self._archive.rebuild(span, digest)
+            if should_be is None:
+                return None, None
+            differs = held is None or content_digests([should_be]) != content_digests([held])
+            return should_be.head, state_bytes(should_be) if differs else None
+
+        def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
+            if found[0] is None and held is None and tries > 1:
+                # The entry that damaged memory could not follow came a moment ago: it may be on its way to the disk.
+                asyncio.get_running_loop().call_later(REBUILD_AGAIN_SECONDS, self._rebuild, span, tries - 1)
+                return
+            self._play(self._engine.span_rebuilt(span, *found, self._now()))
+
+        self._work(rebuilt, None, rebuild)
+
+    def _rebuild_parent(self, action: RebuildParent) -> None:
+        def rebuild() -> tuple[SpanHead | None, bytes | None]:
+            before = self._archive.rebuild_parent(action.span, action.tip)
+            return (None, None) if before is None else (before.head, state_bytes(before))
+
+        def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
+            self._play(self._engine.parent_rebuilt(action.span, action.tip, *found, self._now()))
+
+        self._work(rebuilt, None, rebuild)
+
+    # -- what was transferred
+
+    def _hash(self, action: HashSpan) -> None:
+        def content() -> Digest:
+            ((_, content),) = content_digests([state_from_bytes(action.head, action.state)])
+            return content
+
+        def hashed(found: Digest) -> None:
+            self._play(self._engine.span_hashed(action.span, action.head, found, self._now()))
+
+        self._work(hashed, None, content)

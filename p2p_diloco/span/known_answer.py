@@ -1,0 +1,91 @@
+"""Does this machine make the bytes of all others? Known vectors are decoded and stepped, and the answer is compared.
+
+A peer whose processor, NumPy or compiler rounds otherwise would follow every entry to other bytes than everybody else,
+and learn of it only when contents are compared, cycles later. So each thread that decodes and steps tries it out first;
+it takes a few milliseconds. A thread that flushes subnormal numbers passes: see `kernels/bounds.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
+from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, SpanHead
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.span.span_work import follow_span
+from p2p_diloco.span.vector_work import Codecs, payload_norm
+
+KNOWN_ANSWER = "8ad2943b43d22e5a"
+"""The beginning of a SHA-256 over all anchors, momenta and norms; only another codec or outer step changes it."""
+CODEC_NAMES = ("int4", "int8", "bfloat16", "float32")
+LENGTHS = (256, 200, 40)
+"""Whole blocks for the loops over spans, a short one for those over vectors, and too few for any: NumPy's."""
+STEPS = 2
+
+
+def check_known_answer() -> None:
+    """Decode and step known vectors on this thread.
+
+    Raises:
+        ConfigError: it makes other bytes than the peers of any run do.
+    """
+    try:
+        answer = known_answer()
+    except (FrameError, RoundError, StateError) as error:
+        answer = str(error)
+    if answer != KNOWN_ANSWER:
+        raise ConfigError(
+            "this machine computes other bytes than the peers of any run: decoding and stepping known vectors gave "
+            f"{answer}, expected {KNOWN_ANSWER}; install the versions of constraints.txt, empty numba's cache, or use "
+            "another machine"
+        )
+
+
+def known_answer() -> str:
+    """Return what this thread makes of the known vectors."""
+    answer = hashlib.sha256()
+    for place, name in enumerate(CODEC_NAMES):
+        codec = codec_named(name)
+        codecs = Codecs(contribution=codec, row_mean=codec, entry=codec, rounds_stochastically=False)
+        for elements in LENGTHS:
+            bits = np.random.Philox(key=place * 1000 + elements)
+            anchor_N = _numbers(bits, elements, least=-40, most=4)
+            head = SpanHead(
+                digest=ZERO_DIGEST, height=0, round=GENESIS_ROUND, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0
+            )
+            state = SpanState(head=head, anchor_N=anchor_N, momentum_N=_numbers(bits, elements, least=-63, most=2))
+            for step in range(STEPS):
+                payload = codec.encode(_numbers(bits, elements, least=-60, most=3))
+                entry = AbsorbedEntry(digest=ZERO_DIGEST, round=step, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
+                state, _, local_N = follow_span(
+                    state,
+                    InFlight(),
+                    state.anchor_N,
+                    entry=entry,
+                    payload=payload,
+                    own_included=False,
+                    codecs=codecs,
+                    outer_rule=OuterRule(),
+                    merge_rule=MergeRule(),
+                )
+                norm = np.array([payload_norm(codec, payload, elements)], "<f8")
+                for array in (state.anchor_N, state.momentum_N, local_N):
+                    answer.update(array.astype("<f4").tobytes())
+                answer.update(norm.tobytes())
+    return answer.hexdigest()[: len(KNOWN_ANSWER)]
+
+
+def _numbers(bits: np.random.Philox, elements: int, *, least: int, most: int) -> Vector:
+    """Return numbers from 2^least to 2^most of either sign, made of whole numbers: nothing was rounded."""
+    words = bits.random_raw(elements)
+    exponents = np.sort((words >> np.uint64(32)) % np.uint64(most - least)).astype(np.uint32)  # blocks of alike ones
+    mantissas = (words & np.uint64(0x7FFFFF)).astype(np.uint32)
+    signs = ((words >> np.uint64(31)) & np.uint64(1)).astype(np.uint32)
+    return (signs << np.uint32(31) | (exponents + np.uint32(127 + least)) << np.uint32(23) | mantissas).view(np.float32)

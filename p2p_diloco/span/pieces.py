@@ -1,0 +1,113 @@
+"""Pieces of spans for those who ask: views of the state, put into frames no sooner than the line takes them.
+
+Whatever a peer asks, what waits for it here is a short list of questions and a few frames. Spans move on while they
+are fetched: the version that somebody has begun to fetch is kept until its last piece, see `versions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.protocol.actions import ServeSpan
+from p2p_diloco.protocol.messages import MOST_PIECE_BYTES, SpanReply
+from p2p_diloco.span.vector_work import cut_piece
+from p2p_diloco.span.versions import Versions
+
+PIECE_BYTES = MOST_PIECE_BYTES
+"""Longest piece that is served; who asks says how much less it wants."""
+AHEAD_BYTES, TOTAL_AHEAD_BYTES = 4 << 20, 64 << 20
+"""Pieces are put into frames while less than this waits to be written to the peer, and to all who are served."""
+MOST_QUESTIONS = 64
+"""Of one peer, that wait; one more is dropped and counts as lost with whoever asked."""
+LOOK_AGAIN_SECONDS = 0.01
+SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
+"""How soon a span is looked for again that is not here yet, and how often."""
+
+
+class Pieces:
+    """Answers requests for pieces, in order for each peer.
+
+    Args:
+        span_state: the span as it is now, or None.
+        post: sends a reply.
+        waiting_bytes: what waits to be written to a peer.
+        keep_seconds: how long a version is kept for the next question.
+    """
+
+    def __init__(
+        self,
+        *,
+        span_state: Callable[[SpanId], SpanState | None],
+        post: Callable[[PeerId, SpanReply], None],
+        waiting_bytes: Callable[[PeerId], int],
+        keep_seconds: float,
+    ) -> None:
+        self._post = post
+        self._waiting_bytes = waiting_bytes
+        self._keep_seconds = keep_seconds
+        self._loop = asyncio.get_running_loop()
+        self._questions: dict[PeerId, deque[ServeSpan]] = {}
+        self._served: set[PeerId] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+        self.versions = Versions(span_state=span_state, now=self._loop.time, keep_seconds=keep_seconds)
+        """Kept for those who fetch them."""
+
+    def serve(self, question: ServeSpan) -> None:
+        """Answer now, or once the line to the peer has taken what waits."""
+        waiting = self._questions.setdefault(question.to, deque())
+        if len(waiting) < MOST_QUESTIONS:
+            waiting.append(question)
+        self._answer(question.to)
+
+    def _answer(self, peer: PeerId) -> None:
+        waiting = self._questions[peer]
+        self._served.add(peer)
+        while waiting and self._has_room(peer):
+            self._cut(waiting.popleft())
+        if not waiting:
+            del self._questions[peer]
+        elif self._looking is None:
+            self._looking = self._loop.call_later(LOOK_AGAIN_SECONDS, self._look_again)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        if self._waiting_bytes(peer) >= AHEAD_BYTES:
+            return False
+        self._served = {served for served in self._served if served == peer or self._waiting_bytes(served)}
+        return sum(map(self._waiting_bytes, self._served)) < TOTAL_AHEAD_BYTES
+
+    def _look_again(self) -> None:
+        self._looking = None
+        for peer in tuple(self._questions):
+            self._answer(peer)
+
+    def _cut(self, question: ServeSpan, tries: int = SERVE_TRIES) -> None:
+        state = self.versions.take(question.to, question.span, question.version)
+        if state is None:
+            # It is on its way to the replica, which takes it at a step border; without an answer the question counts as
+            # lost, and whoever asks waits long for others.
+            if tries > 1:
+                self._loop.call_later(SERVE_AGAIN_SECONDS, self._cut, question, tries - 1)
+            return
+        offset = question.offset if question.version == state.head.digest else 0
+        piece = cut_piece(state, offset, min(question.most_bytes, PIECE_BYTES) & ~3)
+        if piece:
+            total_bytes = 8 * state.elements
+            reply = SpanReply(span=question.span, head=state.head, total_bytes=total_bytes, offset=offset, piece=piece)
+            self._post(question.to, reply)
+            if offset + len(piece) == total_bytes:
+                self.versions.served_to_the_end(question.to, question.span)
+        self._forget_later()
+
+    def _forget_later(self) -> None:
+        if self._forgetting is None and len(self.versions):
+            self._forgetting = self._loop.call_later(self._keep_seconds, self._forget)
+
+    def _forget(self) -> None:
+        self._forgetting = None
+        self.versions.forget_old()
+        self._forget_later()

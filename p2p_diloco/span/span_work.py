@@ -1,0 +1,170 @@
+"""What an island does to one span: contribute it, and follow an entry; in one pass where nothing special happens.
+
+`outer/` and `codec/` say what is done, step by step. With 4-bit codecs, a merge that keeps, and nothing to clip, to
+void or to refuse, compiled loops do all of it at once, to the same bits; anything else goes the long way.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from p2p_diloco.codec.blocks import BlockParts, parts_of
+from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.interface import Encoded
+from p2p_diloco.kernels.choice import frozen
+from p2p_diloco.memory.slabs import empty_vector, passing_bytes
+from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
+from p2p_diloco.outer.in_flight import InFlight, Sent
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState
+from p2p_diloco.outer.vector import Vector, is_vector
+from p2p_diloco.span.vector_work import Codecs, encode_contribution
+
+_NOTHING = BlockParts(frozen(np.empty(0, dtype=np.uint16)), frozen(np.empty(0, dtype=np.uint8)))
+
+
+class SentSpan(NamedTuple):
+    """A span that was contributed: its norm before clipping, its encoding, and what the island holds now."""
+
+    norm: float
+    payload: bytes | memoryview
+    advance: SpanAdvance
+
+
+def contribute_span(
+    state: SpanState,
+    in_flight: InFlight,
+    local_N: Vector,
+    *,
+    round_index: int,
+    codec: Codec,
+    max_norm_ratio: float,
+    max_in_flight: int,
+) -> SentSpan:
+    """Take the pseudo-gradient of a span, clip it, encode it, and remember what was sent.
+
+    Args and errors: those of `prepare_contribution` and `record_contribution`.
+    """
+    found = _contribute_at_once(state, in_flight, local_N, round_index, codec, max_norm_ratio)
+    payload: bytes | memoryview
+    if found is None:
+        prepared = prepare_contribution(
+            state, in_flight, local_N, round_index=round_index, max_norm_ratio=max_norm_ratio
+        )
+        prepared, payload = encode_contribution(codec, prepared)
+        norm = prepared.norm
+    else:
+        norm, payload = found
+    sent = Sent(payload, partial(codec.decode, elements=len(local_N)))
+    advance = record_contribution(
+        state, in_flight, local_N, round_index=round_index, sent=sent, max_in_flight=max_in_flight
+    )
+    return SentSpan(norm, payload, advance)
+
+
+def follow_span(
+    state: SpanState,
+    in_flight: InFlight,
+    local_N: Vector,
+    *,
+    entry: AbsorbedEntry,
+    payload: Encoded,
+    own_included: bool,
+    codecs: Codecs,
+    outer_rule: OuterRule,
+    merge_rule: MergeRule,
+) -> SpanAdvance:
+    """Decode an entry, step along it, resolve our contribution of its round, and merge.
+
+    Args and errors: those of `advance_span`, and of `Codec.decode`.
+    """
+    leaving = _leaving(in_flight, entry, own_included, len(local_N), codecs.contribution, merge_rule)
+    if leaving is not None and merge_rule.kind == "keep":
+        advance = _follow_at_once(state, local_N, entry, payload, leaving, codecs.entry, outer_rule)
+        if advance is not None:
+            return SpanAdvance(advance[0], in_flight.after(entry.round), advance[1])
+    return advance_span(
+        state,
+        in_flight,
+        local_N,
+        entry=entry,
+        update_N=codecs.entry.decode(payload, state.elements),
+        own_included=own_included,
+        outer_rule=outer_rule,
+        merge_rule=merge_rule,
+    )
+
+
+def _contribute_at_once(
+    state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, max_norm_ratio: float
+) -> tuple[float, bytes | memoryview] | None:
+    """Return norm and encoding; None where there is something to be seen to first."""
+    loops = _loops_for(codec, state.anchor_N, local_N)
+    if loops is None or len(in_flight) or round_index <= state.head.round:
+        return None
+    assert isinstance(codec, Int4Codec)
+    elements = len(local_N)
+    room = passing_bytes(codec.encoded_bytes(elements))
+    encoded = np.frombuffer(room, dtype=np.uint8)
+    scale_bits_B, packed = parts_of(encoded, elements)
+    squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
+    both = (frozen(state.anchor_N), frozen(local_N))
+    squared = loops.contribute4(*both, *codec.loop_limits(), scale_bits_B, packed, squares_B)
+    norm, limit = math.sqrt(squared), norm_limit(state, max_norm_ratio)
+    if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
+        return None
+    return norm, room.toreadonly()
+
+
+def _follow_at_once(
+    state: SpanState,
+    local_N: Vector,
+    entry: AbsorbedEntry,
+    payload: Encoded,
+    leaving: BlockParts,
+    codec: Codec,
+    rule: OuterRule,
+) -> tuple[SpanState, Vector] | None:
+    """Return the span after an entry, and θ; None where there is something to be refused."""
+    loops = _loops_for(codec, state.anchor_N, local_N)
+    if loops is None:
+        return None
+    assert isinstance(codec, Int4Codec)
+    now = (frozen(state.anchor_N), frozen(state.momentum_N), frozen(local_N))
+    rates = (np.float32(rule.learning_rate), np.float32(rule.momentum))
+    anchor_N, momentum_N, merged_N = (empty_vector(len(local_N)) for _ in now)
+    sent = codec.parts(payload, len(local_N))
+    if not loops.follow4(sent, leaving, now, rates, codec.loop_limits(), (anchor_N, momentum_N, merged_N)):
+        return None
+    return state.followed_by(entry, anchor_N, momentum_N), merged_N
+
+
+def _leaving(
+    in_flight: InFlight, entry: AbsorbedEntry, own_included: bool, elements: int, codec: Codec, rule: MergeRule
+) -> BlockParts | None:
+    """Return what the loop is to take out of θ, of no length where all stays; None where the loop cannot."""
+    own = in_flight.of_round(entry.round)
+    if own is None:
+        return _NOTHING
+    is_leaving = own_included or rule.late == "drop"
+    if not is_leaving:
+        return _NOTHING if rule.late == "keep" else None
+    if not isinstance(codec, Int4Codec) or not isinstance(own.sent, Sent):
+        return None
+    return codec.parts(own.sent.payload, elements)
+
+
+def _loops_for(codec: Codec, anchor_N: Vector, local_N: Vector) -> ModuleType | None:
+    """Return the loops for such a span. They check nothing: of other vectors NumPy says what is wrong."""
+    is_sound = len(anchor_N) == len(local_N) and is_vector(local_N) and local_N.flags.c_contiguous
+    return codec.span_loops(len(local_N)) if isinstance(codec, Int4Codec) and is_sound else None

@@ -1,0 +1,259 @@
+"""The vector work of a peer that is not training: check entries, average contributions, hash and cut spans.
+
+Plain functions for the one worker thread; the event loop never touches a whole vector.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from p2p_diloco.codec.blocks import parts_of
+from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
+from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, LARGEST_MOMENTUM
+from p2p_diloco.kernels.choice import block_kernels, frozen, radial_kernels, span_kernels, vector_kernels
+from p2p_diloco.memory.heap import trim_heap
+from p2p_diloco.memory.shed import shed_compiler
+from p2p_diloco.memory.slabs import passing_bytes
+from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
+from p2p_diloco.outer.mean import check_mean, shares_of
+from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
+from p2p_diloco.outer.state import SpanState, content_digest, is_sound
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.entry import HEAD_LAYOUT
+from p2p_diloco.protocol.inclusion import balanced
+from p2p_diloco.protocol.messages import SpanReply
+from p2p_diloco.protocol.wire import to_bytes
+
+MOST_SHRINKS = 16
+_ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
+_NORM_SLACK = 1.0 + 1e-6
+"""Sender and reducer multiply the same two float32 numbers, but the sender's shrinking may end a rounding too high."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codecs:
+    """How a run's vectors travel, and what is made of several.
+
+    Attributes:
+        contribution, row_mean, entry: the run's codecs.
+        rounds_stochastically: how entries are rounded. Means of rows are rounded to nearest.
+        radial: which blocks of a span have a radial mean; spans that are not in it have a plain one.
+    """
+
+    contribution: Codec
+    row_mean: Codec
+    entry: Codec
+    rounds_stochastically: bool
+    radial: Mapping[SpanId, RadialBlocks] = field(default_factory=dict, compare=False)
+
+    def of(self, stage: Stage) -> tuple[Codec, Codec]:
+        """Return what the parts of a mean come in, and what it leaves in."""
+        source = self.row_mean if stage is Stage.FINISH else self.contribution
+        return source, self.row_mean if stage is Stage.ROW else self.entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """An encoded mean, whose contributions are in it, its exact norm, and who was left out for what."""
+
+    sound: frozenset[PeerId]
+    payload: bytes | memoryview
+    norm: float
+    dropped: tuple[tuple[PeerId, str], ...]
+
+
+def warm_up() -> None:
+    """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none.
+
+    The compiler is not needed any more then, nor what it took of the heap. And no collection of cyclic garbage need
+    look at what has been imported: 300,000 objects of torch, numba and hivemind, a tenth of a second in which neither
+    training nor the loop goes on.
+    """
+    block_kernels()
+    vector_kernels()
+    span_kernels()
+    radial_kernels()
+    shed_compiler()
+    trim_heap()
+    gc.freeze()
+
+
+def encode_contribution(
+    codec: Codec, prepared: PreparedContribution, norm: Callable[[bytes], float] | None = None
+) -> tuple[PreparedContribution, bytes]:
+    """Encode a contribution so that what it decodes to is within its limit.
+
+    Args:
+        norm: exact norm of an encoded vector, for whoever keeps them; computed unless given.
+    Returns:
+        The contribution as it was encoded, shrunk if rounding had made it too long, and its encoding.
+    """
+    norm = norm if norm is not None else lambda payload: payload_norm(codec, payload, len(prepared.delta_N))
+    for _ in range(MOST_SHRINKS):
+        payload = codec.encode(prepared.delta_N)
+        shrunk = shrink_contribution(prepared, norm(payload))
+        if shrunk is prepared:
+            return prepared, payload
+        prepared = shrunk
+    return prepared, codec.encode(prepared.delta_N)
+
+
+def payload_norm(codec: Codec, payload: bytes | memoryview, elements: int) -> float:
+    """Return the exact norm of an encoded vector.
+
+    Raises:
+        FrameError: wrong size, or not finite.
+    """
+    return math.sqrt(codec.squared_norm(payload, elements))
+
+
+def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    """Average the sound parts in roster order and encode the mean; or say why there is none."""
+    at_once = _reduce_at_once(action, codecs, elements)
+    if at_once is not None:
+        return at_once
+    source, target = codecs.of(action.stage)
+    kept, dropped = [], []
+    for part in action.parts:
+        try:
+            _check_part(part, action.norm_limit, source, elements)
+            kept.append(part)
+        except PeerError as error:
+            dropped.append((part.peer, str(error)))
+    if dropped and (at_once := _reduce_at_once(replace(action, parts=tuple(kept)), codecs, elements)) is not None:
+        return replace(at_once, dropped=tuple(dropped))
+    if not kept:
+        return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
+    try:
+        mean_N = _mean_of(kept, action.stage, source, elements, codecs.radial.get(action.span))
+        payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
+    except (NonFiniteUpdate, RoundError) as error:
+        return str(error)
+    return Reduced(
+        sound=frozenset(part.peer for part in kept),
+        payload=payload,
+        norm=payload_norm(target, payload, elements),
+        dropped=tuple(dropped),
+    )
+
+
+def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | None:
+    """Do what `reduce_parts` does in one pass; None where no loop can, or where something is to be refused."""
+    source, target = codecs.of(action.stage)
+    if not isinstance(source, Int4Codec) or not isinstance(target, Int4Codec):
+        return None
+    loops = target.span_loops(elements)
+    if loops is None or not action.parts:
+        return None
+    try:
+        parts = [source.parts(part.payload, elements) for part in action.parts]
+        shares = np.array(shares_of(_weights_of(action.parts, action.stage), len(parts)), dtype=np.float32)
+    except (PeerError, RoundError):
+        return None
+    room = passing_bytes(target.encoded_bytes(elements))
+    encoded = np.frombuffer(room, dtype=np.uint8)
+    scale_bits_B, packed = parts_of(encoded, elements)
+    squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
+    seed = _seed_of(action, codecs)
+    noise_N = RoundingBits(seed).draw(elements) if seed is not None else np.empty(0, dtype=np.uint16)
+    scales_PB, codes_PN = np.stack([part.scale_bits_B for part in parts]), np.stack([part.packed for part in parts])
+    limits, squares = source.loop_limits(), (squares_PB[:-1], squares_PB[-1])
+    marks_B = frozen(codecs.radial.get(action.span, _ALL_PLAIN))
+    if not loops.average4(scales_PB, codes_PN, shares, marks_B, noise_N, limits, scale_bits_B, packed, *squares):
+        return None
+    norms = [
+        math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
+        for bits_B, squares_B in zip([*scales_PB, scale_bits_B], squares_PB, strict=True)
+    ]
+    if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
+        return None
+    sound = frozenset(part.peer for part in action.parts)
+    return Reduced(sound=sound, payload=room.toreadonly(), norm=norms[-1], dropped=())
+
+
+def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
+    """Return what an entry's rounding is drawn from; None rounds to nearest, as means of rows do."""
+    return action.rounding_seed if codecs.rounds_stochastically and action.stage is not Stage.ROW else None
+
+
+def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> None:
+    norm = payload_norm(codec, part.payload, elements)
+    if norm > norm_limit * _NORM_SLACK:
+        raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
+
+
+def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:
+    """Return what parts weigh: those of a row balanced among each other, as its entry or row mean says."""
+    weights = [part.weight for part in parts]
+    return weights if stage is Stage.FINISH else balanced(weights)
+
+
+def _mean_of(
+    parts: Sequence[Part], stage: Stage, codec: Codec, elements: int, is_radial_B: RadialBlocks | None
+) -> Vector:
+    """Return the mean of the decoded parts; none is in memory as a whole, but of codecs that have no slices."""
+    weights = _weights_of(parts, stage)
+    if is_radial_B is not None:
+        return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
+    mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
+    check_mean(mean_N, len(parts))
+    return mean_N
+
+
+def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:
+    """Return the pair of chain and content digest of each span; the latter covers the whole head, not only its digest.
+
+    So whoever names a span's content names its height, its round and its radius with it.
+    """
+    return tuple((state.head.digest, _content_of(state)) for state in states)
+
+
+def _content_of(state: SpanState) -> Digest:
+    content = content_digest(state.anchor_N, state.momentum_N, state.head.digest)
+    return sha256(content, to_bytes(state.head, HEAD_LAYOUT))
+
+
+def state_bytes(state: SpanState) -> bytes:
+    """Return anchor, then momentum, as float32 little-endian: what a span's transfer carries."""
+    return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
+
+
+def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
+    """Return a piece of what `state_bytes` returns, as a view of the span's own memory: nothing is copied.
+
+    A piece ends where the anchor does, so it may be shorter; it is empty behind the end.
+    """
+    half = 4 * state.elements
+    vector_N, start = (state.anchor_N, offset) if offset < half else (state.momentum_N, offset - half)
+    return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")[start : start + most_bytes]
+
+
+def is_sound_piece(reply: SpanReply) -> bool:
+    """Tell whether a piece of a transfer holds whole numbers that φ and m may have: nothing else may reach them."""
+    if len(reply.piece) % 4:
+        return False
+    numbers_N = np.frombuffer(reply.piece, dtype="<f4").astype("=f4", copy=False)
+    left = max(0, reply.total_bytes // 2 - reply.offset) // 4  # of φ, which comes first
+    return is_sound(numbers_N[:left], largest=LARGEST_ANCHOR) and is_sound(numbers_N[left:], largest=LARGEST_MOMENTUM)
+
+
+def state_from_bytes(head: SpanHead, raw: bytes | memoryview) -> SpanState:
+    """Read a transferred span whose pieces were found finite.
+
+    Args:
+        raw: handed over; the vectors lie in its memory.
+    """
+    both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
+    half = len(both_N) // 2
+    return SpanState(head=head, anchor_N=both_N[:half], momentum_N=both_N[half:])

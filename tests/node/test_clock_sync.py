@@ -1,0 +1,375 @@
+"""Swarm time is the local clock plus the median offset to the members' clocks."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.node.clock_sync import (
+    LASTING_BEATS,
+    LONGEST_ROUND_TRIP_SECONDS,
+    SLOWEST,
+    SwarmClock,
+    steady_unix_seconds,
+)
+from p2p_diloco.protocol.clock import RoundClock
+
+ROUNDS = RoundClock(start_seconds=0.0, round_seconds=16.0, num_fragments=2)
+PATIENCE = 32.0
+ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
+
+
+class Watch:
+    """A raw clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def member_clock(watch: Watch, *voices: PeerId, takes_part: bool = False) -> SwarmClock:
+    """Return the clock of a member that has the swarm's time, for which those of `voices` count too."""
+    clock = SwarmClock(watch)
+    clock.listen_to((), is_voice=True, takes_part=takes_part)
+    clock.listen_to(voices or (ANN, BEN, CLEO), is_voice=True, takes_part=takes_part)
+    assert clock.is_settled
+    return clock
+
+
+def started_clock(watch: Watch, *voices: PeerId, latest_round: int = -1, offset: float = 0.0) -> SwarmClock:
+    """Return the clock of a member that has just been started."""
+    clock = SwarmClock(watch, offset_seconds=offset)
+    clock.begin(ROUNDS, latest_round=latest_round, patience_seconds=PATIENCE)
+    clock.listen_to(voices, is_voice=True, takes_part=False)
+    return clock
+
+
+def hear(
+    clock: SwarmClock, watch: Watch, peer: PeerId, offset: float, round_trip: float = 0.2, is_settled: bool = True
+) -> None:
+    """Let a peer answer whose clock is ahead of the watch by `offset`."""
+    nonce = clock.ask(peer)
+    watch.now += round_trip
+    clock.hear(peer, nonce, watch.now - round_trip / 2 + offset, is_settled=is_settled)
+
+
+def ahead(clock: SwarmClock, watch: Watch) -> float:
+    return clock.now() - watch.now
+
+
+def test_alone_swarm_time_is_the_own_clock() -> None:
+    watch = Watch()
+    assert SwarmClock(watch).now() == 1000.0
+
+
+def test_swarm_time_follows_the_median_of_the_members_clocks_the_own_one_included() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    hear(clock, watch, ANN, 0.3)
+    assert abs(ahead(clock, watch) - 0.15) < 1e-9, "two clocks that differ by little meet half-way"
+    hear(clock, watch, BEN, 0.5)
+    assert abs(ahead(clock, watch) - 0.3) < 1e-9
+    hear(clock, watch, CLEO, 1e9)
+    assert abs(ahead(clock, watch) - 0.4) < 1e-9, "one mad clock moves nobody beyond sane ones"
+
+
+def test_half_of_the_round_trip_is_taken_off() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    hear(clock, watch, ANN, -0.2, round_trip=4.0)
+    assert abs(clock.offset_seconds + 0.1) < 1e-9, "half of -0.2: the peer's clock and the own one meet half-way"
+
+
+def test_an_answer_that_took_long_or_that_nobody_asked_for_says_nothing() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    hear(clock, watch, ANN, -7.0, round_trip=LONGEST_ROUND_TRIP_SECONDS + 0.1)
+    clock.hear(BEN, 1, 5.0)
+    asked = clock.ask(CLEO)
+    clock.ask(CLEO)
+    clock.hear(CLEO, asked, 5.0)
+    assert clock.offset_seconds == 0.0
+
+
+def test_an_answer_across_a_step_of_the_own_clock_says_nothing() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    hear(clock, watch, ANN, -7.0, round_trip=-3600.0)
+    assert clock.offset_seconds == 0.0
+
+
+def test_a_peer_that_is_gone_has_no_say() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    hear(clock, watch, ANN, -3.0)
+    nonce = clock.ask(BEN)
+    clock.forget(ANN)
+    clock.forget(BEN)
+    clock.hear(BEN, nonce, 0.0)
+    assert clock.offset_seconds == 0.0
+
+
+def test_a_peer_is_asked_until_it_answers_and_then_once_in_a_while() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    assert clock.is_due(ANN, 2.0)
+    clock.ask(ANN)
+    assert clock.is_due(ANN, 2.0), "the question may have been lost"
+    hear(clock, watch, ANN, 0.0)
+    assert not clock.is_due(ANN, 2.0)
+    watch.now += 2.0 * LASTING_BEATS
+    assert clock.is_due(ANN, 2.0)
+
+
+def test_a_clock_that_was_set_back_asks_everybody_again() -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    hear(clock, watch, ANN, 0.0)
+    watch.now -= 100.0
+    assert clock.is_due(ANN, 2.0)
+
+
+def test_only_those_count_who_are_listened_to_and_who_begins_to_count_is_asked_again() -> None:
+    watch = Watch()
+    clock = member_clock(watch, ANN)
+    hear(clock, watch, BEN, 86_400.0)
+    assert clock.offset_seconds == 0.0
+    clock.listen_to((ANN, BEN), is_voice=True, takes_part=False)
+    assert clock.offset_seconds == 0.0
+    assert clock.is_due(BEN, 2.0)
+    hear(clock, watch, BEN, 0.4)
+    assert clock.counts(BEN)
+    assert abs(clock.offset_seconds - 0.2) < 1e-9
+    clock.listen_to((ANN,), is_voice=True, takes_part=False)
+    assert clock.offset_seconds == 0.0
+    assert not clock.counts(BEN)
+
+
+@pytest.mark.parametrize("said", [1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 1e12])
+def test_a_time_that_no_clock_shows_says_nothing(said: float) -> None:
+    watch = Watch()
+    clock = member_clock(watch)
+    clock.hear(ANN, clock.ask(ANN), said)
+    assert clock.offset_seconds == 0.0
+    assert clock.is_due(ANN, 2.0)
+
+
+def test_who_is_no_member_sets_its_own_clock_by_the_members_and_keeps_it_as_one() -> None:
+    watch = Watch()
+    clock = SwarmClock(watch)
+    clock.listen_to((ANN, BEN), is_voice=False, takes_part=False)
+    hear(clock, watch, ANN, -500.0)
+    assert abs(clock.now() - (watch.now - 500.0)) < 1e-9, "all the way, and at once: nothing depends on its time yet"
+    hear(clock, watch, BEN, -500.2)
+    assert abs(clock.own() - (watch.now - 500.1)) < 1e-9
+    clock.listen_to((ANN, BEN), is_voice=True, takes_part=True)
+    assert abs(clock.own() - (watch.now - 500.1)) < 1e-9, "as one voice of three it says the swarm's time, not its own"
+    clock.forget(ANN)
+    clock.forget(BEN)
+    watch.now += 10.0
+    assert abs(clock.now() - (watch.now - 500.1)) < 1e-9, "left alone it goes on as it was"
+
+
+def test_who_is_no_member_any_more_goes_on_with_the_time_it_had() -> None:
+    watch = Watch()
+    clock = member_clock(watch, ANN)
+    hear(clock, watch, ANN, 0.4)
+    clock.listen_to((BEN,), is_voice=False, takes_part=False)
+    assert abs(ahead(clock, watch) - 0.2) < 1e-9
+
+
+def test_time_that_is_ahead_goes_slower_until_it_is_right_and_never_steps_back() -> None:
+    watch = Watch()
+    clock = member_clock(watch, takes_part=True)
+    begin = clock.now()
+    hear(clock, watch, ANN, -10.0, round_trip=0.0)
+    hear(clock, watch, BEN, -10.0, round_trip=0.0)
+    assert clock.now() == begin
+    assert clock.own() == begin - 10.0, "others hear the right time at once"
+    assert clock.disagreement_seconds == 10.0
+    watch.now += 8.0
+    assert abs(clock.now() - (begin + SLOWEST * 8.0)) < 1e-9
+    watch.now += 12.0
+    assert abs(ahead(clock, watch) + 10.0) < 1e-9, "10 s are made good in 20 s"
+    assert clock.disagreement_seconds == 0.0
+    before = clock.now()
+    watch.now -= 3600.0
+    assert clock.now() == before
+
+
+def test_a_peer_that_was_just_started_is_not_settled_before_it_has_heard_enough_of_the_others() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, BEN, CLEO)
+    assert not clock.is_settled
+    hear(clock, watch, ANN, 600.0)
+    assert not clock.is_settled, "one of four may lie"
+    hear(clock, watch, BEN, 600.0)
+    assert clock.is_settled
+    assert abs(ahead(clock, watch) - 600.0) < 1e-9, "all the way: its own clock was no voice"
+    assert abs(clock.own() - clock.now()) < 1e-9
+
+
+def test_a_liar_beside_an_honest_member_does_not_win_over_a_started_peer_with_a_right_clock() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, BEN, CLEO)
+    hear(clock, watch, ANN, 86_400.0)
+    hear(clock, watch, BEN, 0.1)
+    assert clock.is_settled
+    assert abs(ahead(clock, watch)) < 0.2
+
+
+def test_a_started_peer_takes_the_time_of_the_few_that_it_hears_after_a_while() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, BEN, CLEO)
+    hear(clock, watch, ANN, 600.0)
+    watch.now += PATIENCE
+    clock.poll()
+    assert clock.is_settled
+    assert abs(ahead(clock, watch) - 600.0) < 1e-9
+
+
+def test_a_started_peer_that_hears_nobody_goes_by_the_offset_that_it_kept() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, offset=300.0)
+    watch.now += PATIENCE - 1.0
+    clock.poll()
+    assert not clock.is_settled
+    watch.now += 1.0
+    clock.poll()
+    assert clock.is_settled
+    assert abs(ahead(clock, watch) - 300.0) < 1e-9
+    assert abs(clock.wall_offset_seconds - 300.0) < 1e-9
+
+
+def test_a_lone_peer_waits_for_nobody_and_its_time_is_not_before_the_latest_round_in_which_it_was() -> None:
+    watch = Watch()
+    clock = started_clock(watch, latest_round=100)
+    assert clock.is_settled
+    assert clock.now() == ROUNDS.begin(100)
+
+
+@pytest.mark.parametrize("first", [ANN, BEN], ids=["ann first", "ben first"])
+def test_members_that_were_all_started_agree_on_the_median_of_their_estimates_as_soon_as_all_were_heard(
+    first: PeerId,
+) -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, BEN)
+    estimates = {ANN: -360.0, BEN: 5.0}
+    for peer in sorted(estimates, key=lambda peer: peer != first):
+        assert not clock.is_settled
+        hear(clock, watch, peer, estimates[peer], is_settled=False)
+    assert clock.is_settled
+    assert abs(ahead(clock, watch)) < 1e-9, "the own estimate is the middle one of the three"
+    assert clock.is_due(ANN, 2.0), "it will have another time soon"
+
+
+def test_two_members_that_were_both_started_take_the_later_estimate() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN)
+    hear(clock, watch, ANN, 40.0, is_settled=False)
+    assert abs(ahead(clock, watch) - 40.0) < 1e-9
+
+
+def test_most_of_the_started_members_agree_after_half_of_the_patience() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, BEN)
+    hear(clock, watch, ANN, 40.0, is_settled=False)
+    assert not clock.is_settled, "somebody who has the time may be heard yet"
+    watch.now += PATIENCE / 2
+    clock.poll()
+    assert abs(ahead(clock, watch) - 40.0) < 1e-9
+
+
+def test_a_member_whose_time_is_before_a_round_that_was_is_not_believed_unless_most_say_so() -> None:
+    watch = Watch()
+    clock = started_clock(watch, ANN, BEN, latest_round=ROUNDS.round_at(watch.now))
+    hear(clock, watch, ANN, -3600.0)
+    hear(clock, watch, BEN, 3.0, is_settled=False)
+    assert abs(ahead(clock, watch)) < 3.1
+    clock = started_clock(watch, ANN, BEN, latest_round=ROUNDS.round_at(watch.now))
+    hear(clock, watch, ANN, -900.0)
+    hear(clock, watch, BEN, -900.0)
+    assert abs(ahead(clock, watch) + 900.0) < 1e-9
+
+
+def test_of_two_that_are_far_apart_none_moves_at_once_and_then_the_one_that_is_behind_does() -> None:
+    watch, other = Watch(), Watch()
+    one, two = started_clock(watch), started_clock(other)
+    for clock in (one, two):
+        clock.listen_to((ANN,), is_voice=True, takes_part=True)
+    for _ in range(20):
+        hear(one, watch, ANN, 600.0)
+        hear(two, other, ANN, -600.0)
+        assert ahead(one, watch) == ahead(two, other) == 0.0
+        assert one.is_due(ANN, 2.0), "who is far off is asked again at each heartbeat"
+        assert abs(one.disagreement_seconds - 600.0) < 0.1
+    watch.now += PATIENCE
+    one.poll()
+    assert abs(ahead(one, watch) - 600.0) < 1e-9
+    assert abs(one.own() - one.now()) < 1e-9
+    assert one.disagreement_seconds == 0.0
+    hear(two, other, ANN, 0.0)
+    assert ahead(two, other) == two.disagreement_seconds == 0.0
+
+
+@pytest.mark.parametrize("night", [28_800.0, 0.0], ids=["the steady clock stood still", "only the wall clock was set"])
+def test_a_step_between_wall_and_steady_clock_makes_a_peer_listen_anew(night: float) -> None:
+    watch, wall = Watch(), Watch()
+    clock = SwarmClock(watch, wall=wall)
+    clock.begin(ROUNDS, latest_round=-1, patience_seconds=PATIENCE)
+    clock.listen_to((), is_voice=True, takes_part=True)
+    clock.listen_to((ANN, BEN), is_voice=True, takes_part=True)
+    hear(clock, watch, ANN, 0.0)
+    hear(clock, watch, BEN, 0.0)
+    wall.now = watch.now + 28_800.0
+    clock.poll()
+    assert not clock.is_settled
+    assert clock.is_due(ANN, 2.0)
+    assert ahead(clock, watch) == 0.0, "time goes on meanwhile"
+    hear(clock, watch, ANN, night)
+    assert clock.is_settled
+    assert abs(ahead(clock, watch) - night) < 1e-9
+
+
+@pytest.mark.parametrize("num_peers", [2, 3, 4, 7])
+def test_clocks_of_different_speed_stay_together_for_a_day_and_do_not_run_away(num_peers: int) -> None:
+    """Speeds of +-100 ppm, and delays that are longer in one direction, by up to 0.1 s."""
+    random = Random(num_peers)
+    speeds = [1.0 + 1e-4 * (2 * i / (num_peers - 1) - 1) for i in range(num_peers)]
+    peers = [PeerId(sha256(b"%d" % i)) for i in range(num_peers)]
+    true = Watch()
+    true.now = 0.0
+    clocks = [SwarmClock(lambda speed=speed: 1e6 + true.now * speed) for speed in speeds]
+    delays = [[random.uniform(0.01, 0.11) for _ in peers] for _ in peers]
+    for i, clock in enumerate(clocks):
+        clock.begin(ROUNDS, latest_round=-1, patience_seconds=PATIENCE)
+        clock.listen_to((), is_voice=True, takes_part=True)
+        clock.listen_to([peer for peer in peers if peer != peers[i]], is_voice=True, takes_part=True)
+    for _ in range(86_400 // 16):
+        for i, clock in enumerate(clocks):
+            for j, peer in enumerate(peers):
+                if i != j:
+                    begin, nonce = true.now, clock.ask(peer)
+                    true.now = begin + delays[i][j]
+                    said = clocks[j].own()
+                    true.now += delays[j][i]
+                    clock.hear(peer, nonce, said)
+                    true.now = begin
+            clock.poll()
+        true.now += 16.0
+        shown = [clock.now() - 1e6 - true.now for clock in clocks]
+        assert max(shown) - min(shown) < 0.3, "far within the tolerance of 2 s"
+        assert all(clock.disagreement_seconds == 0.0 for clock in clocks)
+        assert abs(sum(shown) / num_peers) < 0.05 + 40e-6 * true.now, "the mean speed is right, to within 40 ppm"
+
+
+def test_the_clock_of_a_session_shows_unix_time_and_only_goes_on() -> None:
+    raw = steady_unix_seconds()
+    first = raw()
+    assert first > 1.6e9
+    assert raw() >= first

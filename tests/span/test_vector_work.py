@@ -1,0 +1,222 @@
+"""The worker's plain functions: check, average, hash, cut, read."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import numpy as np
+import pytest
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.kernels.choice import block_kernels
+from p2p_diloco.outer.advance import PreparedContribution
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.messages import SpanReply
+from p2p_diloco.span.vector_work import (
+    MOST_SHRINKS,
+    Codecs,
+    Reduced,
+    content_digests,
+    cut_piece,
+    encode_contribution,
+    is_sound_piece,
+    payload_norm,
+    reduce_parts,
+    state_bytes,
+    state_from_bytes,
+    warm_up,
+)
+
+ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
+FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
+EXACT = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=FLOAT32, rounds_stochastically=False)
+ELEMENTS = 64
+
+
+def test_after_a_warm_up_nothing_is_left_to_compile() -> None:
+    kernels = block_kernels()
+    assert kernels is not None
+    codecs = [INT4, codec_named("int8")]
+    gc.unfreeze()
+    warm_up()
+    assert gc.get_freeze_count() > 1000, "collections need not look at what was imported"
+    gc.unfreeze()
+    loops = [getattr(kernels, f"{name}{bits}") for name in ("encode", "decode", "code_squares") for bits in (4, 8)]
+    compiled = [len(loop.signatures) for loop in loops]
+    assert all(compiled)
+    for codec in codecs:
+        encoded = codec.encode(np.zeros(1000, np.float32), rounding_seed=b"a seed")
+        for received in (encoded, bytearray(encoded), memoryview(encoded)):
+            codec.decode(received, 1000)
+            codec.squared_norm(received, 1000)
+    assert [len(loop.signatures) for loop in loops] == compiled
+
+
+def vector(*values: float) -> Vector:
+    return np.resize(np.array(values, dtype=np.float32), ELEMENTS)
+
+
+def part(peer: PeerId, values: Vector, weight: float = 1.0) -> Part:
+    return Part(peer=peer, payload=FLOAT32.encode(values), weight=weight, norm=1.0)
+
+
+def reduce(*parts: Part, norm_limit: float = float("inf"), seed: bytes = b"seed") -> ReduceSpan:
+    return ReduceSpan(
+        round=4, span=SpanId(0, 0), stage=Stage.WHOLE, parts=parts, norm_limit=norm_limit, rounding_seed=seed
+    )
+
+
+def reduced(action: ReduceSpan, codecs: Codecs = EXACT) -> Reduced:
+    result = reduce_parts(action, codecs, ELEMENTS)
+    assert isinstance(result, Reduced), result
+    return result
+
+
+def span_state(anchor_N: Vector, momentum_N: Vector) -> SpanState:
+    head = SpanHead(digest=sha256(b"d"), height=3, round=4, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
+    return SpanState(head=head, anchor_N=anchor_N.copy(), momentum_N=momentum_N.copy())
+
+
+def test_the_mean_is_weighted_and_its_norm_exact() -> None:
+    result = reduced(reduce(part(ANN, vector(1.0), weight=3.0), part(BEN, vector(5.0), weight=1.0)))
+    assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
+    assert result.norm == payload_norm(FLOAT32, result.payload, ELEMENTS) == 16.0
+    assert result.sound == {ANN, BEN}
+    assert result.dropped == ()
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [(bytes(7), "7"), (vector(float("nan")).tobytes(), "finite"), (vector(100.0).tobytes(), "beyond the limit 80")],
+    ids=["size", "finiteness", "norm"],
+)
+def test_an_unsound_part_is_dropped_with_its_reason_and_the_mean_is_of_the_others(payload: bytes, says: str) -> None:
+    bad = Part(peer=BEN, payload=payload, weight=1.0, norm=1.0)
+    result = reduced(reduce(part(ANN, vector(1.0)), bad, part(CLEO, vector(3.0)), norm_limit=80.0))
+    assert result.sound == {ANN, CLEO}
+    assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
+    ((peer, reason),) = result.dropped
+    assert peer == BEN
+    assert says in reason
+
+
+def test_without_a_sound_part_there_is_a_reason_that_names_everybody() -> None:
+    result = reduce_parts(reduce(Part(peer=BEN, payload=b"", weight=1.0, norm=1.0)), EXACT, ELEMENTS)
+    assert isinstance(result, str)
+    assert short_peer_id(BEN) in result
+
+
+def test_parts_without_weight_give_no_mean() -> None:
+    result = reduce_parts(reduce(part(ANN, vector(1.0), weight=0.0)), EXACT, ELEMENTS)
+    assert isinstance(result, str)
+
+
+def test_a_mean_beyond_what_floats_hold_is_void_and_no_error() -> None:
+    most = float(np.finfo(np.float32).max)
+    codecs = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=INT4, rounds_stochastically=False)
+    result = reduce_parts(reduce(part(ANN, vector(most)), part(BEN, vector(most))), codecs, ELEMENTS)
+    assert isinstance(result, str | Reduced)
+
+
+def test_a_sender_that_ends_a_rounding_too_high_is_not_dropped() -> None:
+    limit = payload_norm(FLOAT32, FLOAT32.encode(vector(1.0)), ELEMENTS) * (1.0 - 1e-7)
+    assert reduced(reduce(part(ANN, vector(1.0)), norm_limit=limit)).sound == {ANN}
+
+
+def test_stochastic_rounding_follows_the_seed_and_nothing_else() -> None:
+    codecs = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=INT4, rounds_stochastically=True)
+    parts = part(ANN, vector(*np.linspace(-1.0, 1.0, ELEMENTS).tolist()))
+    one, again, other = (reduced(reduce(parts, seed=seed), codecs).payload for seed in (b"a", b"a", b"b"))
+    assert one == again != other
+
+
+def test_a_span_goes_over_the_wire_and_back_bit_by_bit() -> None:
+    state = span_state(vector(1.0, -0.0, 3e-39), vector(2.0, 0.5))
+    back = state_from_bytes(state.head, state_bytes(state))
+    assert back.anchor_N.tobytes() == state.anchor_N.tobytes()
+    assert back.momentum_N.tobytes() == state.momentum_N.tobytes()
+    assert back.head == state.head
+    assert content_digests([back]) == content_digests([state])
+
+
+def test_a_span_lies_where_its_pieces_were_put_and_nobody_may_write_there() -> None:
+    state = span_state(vector(1.0), vector(2.0))
+    raw = bytearray(state_bytes(state))
+    back = state_from_bytes(state.head, memoryview(raw))
+    assert np.shares_memory(back.anchor_N, np.frombuffer(raw, np.float32))
+    assert not back.anchor_N.flags.writeable
+    assert not back.momentum_N.flags.writeable
+
+
+@pytest.mark.parametrize("most_bytes", [4, 8, 20, 1 << 20])
+def test_pieces_are_views_and_together_the_whole_span(most_bytes: int) -> None:
+    state = span_state(vector(1.0, 2.0, 3.0), vector(4.0, 5.0, 6.0))
+    raw, parts = state_bytes(state), b""
+    while len(parts) < len(raw):
+        piece = cut_piece(state, len(parts), most_bytes)
+        assert 0 < len(piece) <= most_bytes
+        assert any(
+            np.shares_memory(np.frombuffer(piece, np.uint8), array_N) for array_N in (state.anchor_N, state.momentum_N)
+        )
+        parts += piece
+    assert parts == raw
+    assert len(cut_piece(state, len(raw), most_bytes)) == 0
+    assert len(cut_piece(state, 10 * len(raw), most_bytes)) == 0
+
+
+@pytest.mark.parametrize(
+    ("piece", "offset", "is_sound"),
+    [
+        (vector(1.0).tobytes(), 0, True),
+        (vector(1.0).tobytes()[:-1], 0, False),
+        (vector(float("nan")).tobytes(), 0, False),
+        (vector(float("-inf")).tobytes(), 0, False),
+        (vector(2.0**100).tobytes(), 0, True),
+        (vector(2.0**120).tobytes(), 0, False),
+        (vector(2.0**100).tobytes(), 4 * ELEMENTS, False),
+        (vector(1.0).tobytes() + vector(2.0**100).tobytes(), 0, False),
+        (vector(2.0**100).tobytes() + vector(1.0).tobytes(), 0, True),
+        (vector(1e-40).tobytes(), 0, False),
+        (vector(1.0).tobytes(), 2**40, True),
+    ],
+)
+def test_only_whole_numbers_that_a_sound_state_holds_make_a_piece(piece: bytes, offset: int, is_sound: bool) -> None:
+    """An infinite number, or a finite one that may become infinite in a later step: only liars serve them."""
+    head = span_state(vector(1.0), vector(1.0)).head
+    reply = SpanReply(span=SpanId(0, 0), head=head, total_bytes=8 * ELEMENTS, offset=offset, piece=piece)
+    assert is_sound_piece(reply) is is_sound
+
+
+def test_content_digests_pair_the_chain_with_the_bytes_and_the_whole_head() -> None:
+    one, other = span_state(vector(1.0), vector(2.0)), span_state(vector(1.0), vector(3.0))
+    wide = dataclasses.replace(one, head=dataclasses.replace(one.head, radius=9.0))
+    pairs = content_digests([one, other, wide])
+    assert {chain for chain, _ in pairs} == {one.head.digest}
+    assert len({content for _, content in pairs}) == 3
+    assert content_digests([one]) == pairs[:1]
+
+
+def test_a_contribution_that_rounding_made_too_long_is_encoded_again_within_its_limit() -> None:
+    codec = codec_named("int4")
+    delta_N = np.array([1.0, 0.55] * 64, np.float32)
+    norm = float(np.linalg.norm(delta_N))
+    free = PreparedContribution(round=1, delta_N=delta_N, norm=norm, limit=float("inf"))
+    same, payload = encode_contribution(codec, free)
+    assert same is free
+    assert payload == codec.encode(delta_N)
+    tight = dataclasses.replace(free, limit=0.9 * payload_norm(codec, payload, len(delta_N)))
+    shrunk, shorter = encode_contribution(codec, tight)
+    assert payload_norm(codec, shorter, len(delta_N)) <= tight.limit
+    assert shorter == codec.encode(shrunk.delta_N)
+    asked: list[bytes] = []
+
+    def too_long(encoded: bytes) -> float:
+        asked.append(encoded)
+        return 2.0 * tight.limit
+
+    encode_contribution(codec, tight, too_long)
+    assert len(asked) == MOST_SHRINKS, "it gives up in the end"
