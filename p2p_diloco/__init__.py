@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from p2p_diloco.config.manifest import RunManifest as Manifest
     from p2p_diloco.config.settings import PeerSettings as Settings
     from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
-    from p2p_diloco.watch.event_log import PeerEvent as Event
-    from p2p_diloco.watch.status_file import PeerStatus as Status
+    from p2p_diloco.status.event_log import PeerEvent as Event
+    from p2p_diloco.status.status_file import PeerStatus as Status
 
 __all__ = [
     "ConfigError",

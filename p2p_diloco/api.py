@@ -45,14 +45,14 @@ from p2p_diloco.island.own_files import own_files, own_tensors
 from p2p_diloco.island.provenance import Provenance
 from p2p_diloco.planning.rounds import Conditions, choose_rounds
 from p2p_diloco.rate import parse_rate
+from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
+from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.inner_state import Stateful
 from p2p_diloco.trainer.own_model import OwnModel, describe_model
 from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused, run_peer
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.stop import StopRequest
 from p2p_diloco.trainer.trained_state import TrainedState
-from p2p_diloco.watch.event_log import PeerEvent, append_event, event_line
-from p2p_diloco.watch.status_file import PeerStatus, write_status
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02

@@ -15,13 +15,14 @@ PACKAGE = PROJECT / "p2p_diloco"
 
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "rate", "signing", "memory"),
+    ("errors", "ids", "rate", "wording", "signing", "memory"),
     ("kernels",),
     ("transport", "protocol", "codec", "outer"),
     ("span",),
     ("node", "island"),
     ("config",),
-    ("storage", "watch"),
+    ("storage", "bandwidth"),
+    ("status",),
     ("trainer", "planning", "replay"),
     ("testing", "api"),
     ("cli", "__main__"),

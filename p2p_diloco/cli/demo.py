@@ -24,10 +24,10 @@ from p2p_diloco.config.key_file import create_key_file
 from p2p_diloco.config.run_file import KEY_FILE, draft_manifest, write_run_toml
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.span.vector_work import warm_up
-from p2p_diloco.watch.event_log import EVENTS_FILE, read_events
-from p2p_diloco.watch.report import write_report
-from p2p_diloco.watch.status_file import STATUS_FILE, read_status
-from p2p_diloco.watch.table import LOG_WIDTH
+from p2p_diloco.status.event_log import EVENTS_FILE, read_events
+from p2p_diloco.status.report import write_report
+from p2p_diloco.status.status_file import STATUS_FILE, read_status
+from p2p_diloco.status.table import LOG_WIDTH
 
 SAMPLE_PROMPT = "def "
 SAMPLE_BYTES = 300

@@ -8,10 +8,10 @@ from itertools import pairwise
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoPlan
 from p2p_diloco.cli.demo_result import DemoResult, Traces
 from p2p_diloco.cli.demo_swarm import DemoStory
-from p2p_diloco.watch.event_log import PeerEvent
-from p2p_diloco.watch.report import LossCurve, LossPoint, Moment, Report, Sheet
-from p2p_diloco.watch.status_file import PeerStatus
-from p2p_diloco.watch.wording import (
+from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.report import LossCurve, LossPoint, Moment, Report, Sheet
+from p2p_diloco.status.status_file import PeerStatus
+from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
     format_count,

@@ -9,8 +9,8 @@ from typing import Any
 
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, FRAGMENTS, LONE, DemoPlan
 from p2p_diloco.cli.demo_swarm import DemoStory
-from p2p_diloco.watch.event_log import PeerEvent
-from p2p_diloco.watch.status_file import PeerStatus
+from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.status_file import PeerStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

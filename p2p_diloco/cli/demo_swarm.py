@@ -13,8 +13,8 @@ from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoPlan
 from p2p_diloco.config.invite import SCHEME
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.rate import format_part
-from p2p_diloco.watch.status_file import PeerStatus, read_status
-from p2p_diloco.watch.wording import format_count, format_loss
+from p2p_diloco.status.status_file import PeerStatus, read_status
+from p2p_diloco.wording import format_count, format_loss
 
 START_SECONDS = 90.0
 FINISH_SECONDS = 60.0

@@ -10,8 +10,8 @@ from p2p_diloco.config.new_file import check_new_folder, write_new_folder
 from p2p_diloco.island.llama import llama_files
 from p2p_diloco.island.own_files import own_files
 from p2p_diloco.island.provenance import Provenance
+from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
-from p2p_diloco.watch.status_file import PeerStatus, read_status
 
 
 def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int:

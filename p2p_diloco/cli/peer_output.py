@@ -17,9 +17,9 @@ from rich.live import Live
 from p2p_diloco.cli.lost_stream import discard, print_to_stderr
 from p2p_diloco.config.own_command import join_line
 from p2p_diloco.errors import StateError
-from p2p_diloco.watch.event_log import PeerEvent, append_event, event_line
-from p2p_diloco.watch.status_file import PeerStatus, write_status
-from p2p_diloco.watch.table import status_line, status_table
+from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
+from p2p_diloco.status.status_file import PeerStatus, write_status
+from p2p_diloco.status.table import status_line, status_table
 
 # The status line says these already.
 _QUIET_TOPICS = frozenset({"round", "evaluation"})

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from p2p_diloco.config.own_command import join_line
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, read_status, status_document
-from p2p_diloco.watch.table import LOG_WIDTH, status_table
-from p2p_diloco.watch.wording import format_seconds
+from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.status.table import LOG_WIDTH, status_table
+from p2p_diloco.wording import format_seconds
 
 _SILENT_SECONDS = 60.0
 

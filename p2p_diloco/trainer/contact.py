@@ -15,7 +15,7 @@ from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.manifest_fetch import told_troubles
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted
-from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.transport.link import Transport
 
 LONELY_SECONDS = 60.0
@@ -44,11 +44,11 @@ class Found(Protocol):
 class Contact:
     """Call `watch` about once a second, after the addresses in the status."""
 
-    def __init__(self, parts: Found, keeper: LinkKeeper, engine: PeerEngine, tally: Tally) -> None:
+    def __init__(self, parts: Found, keeper: LinkKeeper, engine: PeerEngine, reporter: StatusReporter) -> None:
         self._parts = parts
         self._keeper = keeper
         self._engine = engine
-        self._tally = tally
+        self._reporter = reporter
         self._began = asyncio.get_running_loop().time()
         self._is_settled = parts.has_met_somebody or not parts.known
         self._is_lonely = False
@@ -63,27 +63,29 @@ class Contact:
             self._watch_for_answer(now)
 
     def _renew_invite(self, now: float) -> None:
-        peers = (self._tally.addresses, *self._keeper.invited())
+        peers = (self._reporter.addresses, *self._keeper.invited())
         invite = fresh_invite(self._parts.run, peers, self._engine.book.in_force_digest)
-        self._tally.invite = format_invite(invite) if invite.bootstraps else ""
+        self._reporter.invite = format_invite(invite) if invite.bootstraps else ""
         named = frozenset(parse_peer_address(address)[1] for address in invite.bootstraps)
         is_news = bool(named - self._printed - {self._parts.transport.peer})
         if is_news and (self._engine.ready or not self._parts.trains) and now - self._printed_at >= INVITE_SECONDS:
             self._printed, self._printed_at = named, now
-            line = join_line(self._tally.invite, own_model=bool(self._parts.signed.manifest.model.tensors))
-            self._tally.report("invite", f"others join with: {line}")
+            line = join_line(self._reporter.invite, own_model=bool(self._parts.signed.manifest.model.tensors))
+            self._reporter.report("invite", f"others join with: {line}")
 
     def _watch_for_answer(self, now: float) -> None:
         linked = self._parts.transport.linked_peers()
         known = self._parts.known
         if linked:
             names = ", ".join(map(short_peer_id, sorted(linked & known.keys()) or sorted(linked)))
-            self._tally.report("link", f"{names} answered, of {counted(len(known), 'peer')} whose addresses were known")
+            self._reporter.report(
+                "link", f"{names} answered, of {counted(len(known), 'peer')} whose addresses were known"
+            )
             self._is_settled = True
         elif now - self._began >= LONELY_SECONDS and not self._is_lonely:
             self._is_lonely = True
             failures = {peer: text for peer, text in self._keeper.failures.items() if peer in known}
-            self._tally.report(
+            self._reporter.report(
                 "link",
                 f"no answer within {LONELY_SECONDS:.0f} s from {counted(len(known), 'known peer')} "
                 f"({told_troubles(failures)}); this peer goes on trying; if they are gone for good, start it with an "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import MOST_NAMED, Invite, format_invite, fresh_invite
 from p2p_diloco.config.manifest import SignedManifest, decode_signed_manifest
@@ -21,23 +22,22 @@ from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.status.event_log import EVENTS_FILE
+from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE, keep_port
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
 from p2p_diloco.trainer.founding import read_start
-from p2p_diloco.trainer.line_watch import LineWatch
 from p2p_diloco.trainer.run_plan import plan_run
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
-from p2p_diloco.trainer.tally import PeerObserver, Tally
 from p2p_diloco.trainer.training import Training
 from p2p_diloco.trainer.waiting import result_before
 from p2p_diloco.transport.directory import Directory
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from p2p_diloco.transport.link import Lane, Transport, TransportLimits
-from p2p_diloco.watch.event_log import EVENTS_FILE
 
 START_SECONDS = 60.0
 BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
@@ -150,37 +150,38 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         folder = RunFolder(settings.state_directory, run)
         if not is_new:
             folder.least_incarnation = int(time.time())
-        tally = Tally(observer=observer, unix_seconds=time.time)
+        reporter = StatusReporter(observer=observer, unix_seconds=time.time)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
-            tally.report("invite", complaint)
-        async with _network(plan, run, key, tally) as (transport, open_directory):
-            tally.line = LineWatch(
+            reporter.report("invite", complaint)
+        async with _network(plan, run, key, reporter) as (transport, open_directory):
+            line = LineWatch(
                 transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
             )
-            known = _known_addresses(plan, folder, transport.peer, tally)
+            reporter.line = line
+            known = _known_addresses(plan, folder, transport.peer, reporter)
             records: list[bytes] = []
             answered: list[PeerId] = []
-            signed = await _manifest(plan, run, folder, transport, known, records, answered, tally, stop)
+            signed = await _manifest(plan, run, folder, transport, known, records, answered, reporter, stop)
             if signed is None:
                 return PeerResult(state_digest="", anchor_loss=None)
-            _check_listed(plan, signed, key.peer, tally)
+            _check_listed(plan, signed, key.peer, reporter)
             if plan.signed_manifest is None:
                 try:
                     await _check_here(plan, signed)
                 except ConfigError as error:
                     raise Refused(str(error)) from None
             if plan.trains:
-                tally.report(
+                reporter.report(
                     "checkpoints",
                     f"checkpoints go to {folder.path}; `p2p-diloco sample` and `p2p-diloco export` read the newest",
                 )
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with open_directory(initial) as directory:
-                tally.addresses = transport.listen_addresses()
-                invite = fresh_invite(run, [tally.addresses, *(known[peer] for peer in answered)])
-                tally.invite = format_invite(invite) if invite.bootstraps else ""
-                if plan.organiser_key is not None or (not plan.trains and tally.invite):
-                    observer.listening(tally.invite, own_model=bool(signed.manifest.model.tensors))
+                reporter.addresses = transport.listen_addresses()
+                invite = fresh_invite(run, [reporter.addresses, *(known[peer] for peer in answered)])
+                reporter.invite = format_invite(invite) if invite.bootstraps else ""
+                if plan.organiser_key is not None or (not plan.trains and reporter.invite):
+                    observer.listening(reporter.invite, own_model=bool(signed.manifest.model.tensors))
                 parts = SessionParts(
                     settings=settings,
                     key=key,
@@ -192,14 +193,15 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     folder=folder,
                     transport=transport,
                     directory=directory,
+                    line=line,
                     known=known,
                     start=start,
                     records=tuple(records),
                     has_met_somebody=bool(answered),
                 )
-                session = PeerSession(parts, tally, stop)
+                session = PeerSession(parts, reporter, stop)
                 await session.run()
-    return PeerResult(state_digest=tally.state_digest, anchor_loss=tally.anchor_loss)
+    return PeerResult(state_digest=reporter.state_digest, anchor_loss=reporter.anchor_loss)
 
 
 def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
@@ -235,7 +237,7 @@ def _has_founded(plan: PeerPlan) -> bool:
     return any(run_folder(settings.state_directory, run).glob(CHECKPOINTS))
 
 
-def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tally) -> None:
+def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, reporter: StatusReporter) -> None:
     """Refuse to wait for ever where the run lists who takes part and this peer is not on the list.
 
     A bootstrap peer goes on: it gives the manifest, and the directory shows whom else to ask.
@@ -245,7 +247,7 @@ def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, tally: Tal
         return
     if not plan.trains:
         if plan.organiser_key is None:
-            tally.report("trust", f"{explain_unlisted(me)}; until then this peer only hands out the manifest")
+            reporter.report("trust", f"{explain_unlisted(me)}; until then this peer only hands out the manifest")
     elif plan.organiser_key is not None:
         raise ConfigError(
             f"{own} (this peer) is not on the list of its own run; add it to [trust] peers in the run file"
@@ -308,7 +310,7 @@ def _run_of(plan: PeerPlan) -> Digest:
 
 @asynccontextmanager
 async def _network(
-    plan: PeerPlan, run: Digest, key: SigningKey, tally: Tally
+    plan: PeerPlan, run: Digest, key: SigningKey, reporter: StatusReporter
 ) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
     """Go on line; yield the transport, and what opens the directory once the manifest is known."""
     limits = TransportLimits(
@@ -319,7 +321,7 @@ async def _network(
         async with network.transport(key.peer, run=run, limits=limits) as in_process:
             yield in_process, lambda initial: nullcontext(network.directory)
         return
-    settings = await _with_port(plan, key, tally)
+    settings = await _with_port(plan, key, reporter)
     transport = Libp2pTransport(
         peer=key.peer,
         run=run,
@@ -334,7 +336,7 @@ async def _network(
         yield transport, lambda initial: Libp2pDirectory(transport, initial_peers=initial)
 
 
-async def _with_port(plan: PeerPlan, key: SigningKey, tally: Tally) -> PeerSettings:
+async def _with_port(plan: PeerPlan, key: SigningKey, reporter: StatusReporter) -> PeerSettings:
     """Return the settings with the addresses to listen on, at the port that this peer had before unless they name one.
 
     A bootstrap peer begins at the port that people know, unless it was given hosts of its own.
@@ -348,12 +350,14 @@ async def _with_port(plan: PeerPlan, key: SigningKey, tally: Tally) -> PeerSetti
         folder=settings.state_directory,
         peer=key.peer,
         preferred=None if plan.trains or is_told else BOOTSTRAP_PORT,
-        say=lambda text: tally.report("port", text),
+        say=lambda text: reporter.report("port", text),
     )
     return settings.model_copy(update={"host_maddrs": listening, "port": None})
 
 
-def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId, tally: Tally) -> dict[PeerId, tuple[str, ...]]:
+def _known_addresses(
+    plan: PeerPlan, folder: RunFolder, me: PeerId, reporter: StatusReporter
+) -> dict[PeerId, tuple[str, ...]]:
     """Return whom to ask first: the settings' initial peers, those of the invite, then peers of earlier starts."""
     invited = plan.invite.bootstraps if plan.invite is not None else ()
     known: dict[PeerId, tuple[str, ...]] = {}
@@ -362,7 +366,7 @@ def _known_addresses(plan: PeerPlan, folder: RunFolder, me: PeerId, tally: Tally
         known[peer] = (*known.get(peer, ()), address)
     kept = folder.recall_addresses()
     if not kept and folder.read(ADDRESSES_FILE) not in (None, b"{}"):
-        tally.report(
+        reporter.report(
             "addresses", f"{folder.path / ADDRESSES_FILE} cannot be read; this start asks only whom it was given"
         )
     for peer, addresses in kept.items():
@@ -378,7 +382,7 @@ async def _manifest(
     known: dict[PeerId, tuple[str, ...]],
     records: list[bytes],
     answered: list[PeerId],
-    tally: Tally,
+    reporter: StatusReporter,
     stop: StopRequest,
 ) -> SignedManifest | None:
     """Return the verified manifest: given, kept from an earlier start, or from the swarm; None: told to go before."""
@@ -397,26 +401,26 @@ async def _manifest(
             ) from None
         signed.verify(run)
         return signed
-    tally.phase = "fetching manifest"
+    reporter.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
     names = [
         *map(short_peer_id, list(known)[:MOST_NAMED]),
         *([f"{len(known)} in all"] if len(known) > MOST_NAMED else []),
     ]
-    tally.report("asking", f"fetching the manifest from {', '.join(names)}")
+    reporter.report("asking", f"fetching the manifest from {', '.join(names)}")
     asking = fetch_manifest(transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
     fetched = await result_before(asking, stop.wait_for_leave())
     if fetched is None:
-        tally.report("asking", "stopped before any peer answered")
+        reporter.report("asking", "stopped before any peer answered")
         return None
     records += fetched.records
     answered.append(fetched.peer)
     invited = {parse_peer_address(address)[1] for address in (plan.invite.bootstraps if plan.invite else ())}
     place = "the invite names it" if fetched.peer in invited else "met before, the invite does not name it"
-    tally.report("asking", f"{short_peer_id(fetched.peer)} answered ({place})")
+    reporter.report("asking", f"{short_peer_id(fetched.peer)} answered ({place})")
     signed = decode_signed_manifest(fetched.manifest)
     manifest = signed.verify(run)
     folder.write(MANIFEST_FILE, fetched.manifest)
-    tally.report("manifest", f'manifest of "{manifest.name}" verified against the invite')
+    reporter.report("manifest", f'manifest of "{manifest.name}" verified against the invite')
     return signed

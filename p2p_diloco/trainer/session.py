@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import RunManifest, SignedManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
@@ -32,6 +33,7 @@ from p2p_diloco.protocol.reach import Standing
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import check_known_answer
 from p2p_diloco.span.vector_work import warm_up
+from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
@@ -42,7 +44,6 @@ from p2p_diloco.trainer.held_state import HeldState
 from p2p_diloco.trainer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 from p2p_diloco.trainer.stop import StopRequest
-from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.trained_state import TrainedState
 from p2p_diloco.trainer.training import Training, TrainingHost
 from p2p_diloco.trainer.waiting import first_error, wait_for_first
@@ -76,6 +77,7 @@ class SessionParts:
     transport: Transport
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
+    line: LineWatch | None = None
     start: dict[SpanId, Vector] = field(default_factory=dict)
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
@@ -89,9 +91,9 @@ class SessionParts:
 class PeerSession:
     """Puts engine, network and training together and runs them until the end."""
 
-    def __init__(self, parts: SessionParts, tally: Tally, stop: StopRequest) -> None:
+    def __init__(self, parts: SessionParts, reporter: StatusReporter, stop: StopRequest) -> None:
         self._parts = parts
-        self._tally = tally
+        self._reporter = reporter
         self._stop = stop
         self._manifest: RunManifest = parts.signed.verify(parts.run)
         self._plan: RunPlan = plan_run(self._manifest)
@@ -105,7 +107,7 @@ class PeerSession:
             record=self._record,
             known=parts.known,
             unix_seconds=time.time,
-            hear=tally.report,
+            hear=reporter.report,
             wanted=self._engine.wanted_links,
             is_stranger=self._engine.is_unknown,
         )
@@ -119,8 +121,8 @@ class PeerSession:
             hear=self._hear_of_reach,
         )
         self._keeper.introduced(parts.records)
-        self._contact = Contact(parts, self._keeper, self._engine, tally)
-        tally.failed_dials, tally.ports = self._keeper.failures, parts.transport.listen_ports()
+        self._contact = Contact(parts, self._keeper, self._engine, reporter)
+        reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
         self._state = HeldState(self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged)
@@ -136,7 +138,7 @@ class PeerSession:
             is_ready=lambda: self._engine.ready,
             pause_seconds=pause_between_checkpoints(self._plan.rules, parts.settings.keep_checkpoints),
             saved=self._keep_inner,
-            hear=tally.report,
+            hear=reporter.report,
         )
 
     def _keep_inner(self) -> None:
@@ -152,7 +154,7 @@ class PeerSession:
             plan=self._plan,
             keep=self._parts.settings.keep_checkpoints,
             soon=self._write_soon,
-            hear=lambda topic, text: self._in_loop(lambda: self._tally.report(topic, text)),
+            hear=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
         )
         self._parts.folder.make_room = archive.make_room
         return archive
@@ -180,7 +182,7 @@ class PeerSession:
         self._failure = self._loop.create_future()
         if self._parts.settings.threads is not None:
             torch.set_num_threads(self._parts.settings.threads)
-        self._tally.engine = self._engine
+        self._reporter.engine = self._engine
         self._worker.submit(self._report_loops, warm_up)
         self._worker.submit(self._check_answer, check_known_answer)
         if self._parts.until_round is not None:
@@ -214,7 +216,7 @@ class PeerSession:
             in_loop=self._in_loop,
             died=self._fail,
             damaged=self._span_damaged,
-            hear=self._tally.report,
+            hear=self._reporter.report,
         )
 
     def _in_loop(self, call: Callable[[], None]) -> None:
@@ -226,7 +228,7 @@ class PeerSession:
     def _report_loops(self, result: object, error: BaseException | None) -> None:
         """Go on without what could not be compiled, and report it: it costs time, not bytes."""
         if reason := why_no_loops():
-            self._tally.report(
+            self._reporter.report(
                 "loops",
                 f"numba's compiled loops cannot be used here ({reason}); NumPy does the work on vectors, to the same "
                 "bytes, in about three times the processor time",
@@ -253,7 +255,7 @@ class PeerSession:
             codecs=self._plan.codecs,
             memory=WatchedMemory(self._parts.folder, self._fail, soon=self._write_soon),
             clock=self._clock,
-            observer=self._tally,
+            observer=self._reporter,
             manifest=self._parts.signed.encode(),
             worker=self._worker,
             addresses=self._keeper,
@@ -272,7 +274,7 @@ class PeerSession:
         elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
             await self._found(node)
         self._parts.start.clear()
-        self._tally.phase = "catching up"
+        self._reporter.phase = "catching up"
 
     async def _found(self, node: SwarmNode) -> None:
         assert self._parts.organiser_key is not None
@@ -287,7 +289,7 @@ class PeerSession:
             )
             alone = "; start further bootstraps with its invite (the run file would found another run)"
             named = self._manifest.founder is not None
-            self._tally.report("founded", f'founded "{self._manifest.name}"{alone if named else ""}')
+            self._reporter.report("founded", f'founded "{self._manifest.name}"{alone if named else ""}')
         self._hold(genesis_states(start, founding.roster))
         node.found(founding)
 
@@ -346,7 +348,7 @@ class PeerSession:
         return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
 
     def _hear_of_reach(self, standing: Standing) -> None:
-        self._tally.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.trains)
+        self._reporter.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.trains)
         self._keeper.announce_again()
 
     def _record(self) -> PeerRecord:
@@ -363,13 +365,16 @@ class PeerSession:
         remembered: dict[PeerId, tuple[str, ...]] = {}
         while True:
             now = self._clock.now()
-            if self._engine.ready and self._tally.phase in ("catching up", "training", "not stepping"):
+            if self._engine.ready and self._reporter.phase in ("catching up", "training", "not stepping"):
                 is_stepping = self._training is None or self._training.is_stepping()
-                self._tally.phase = "training" if is_stepping else "not stepping"
+                self._reporter.phase = "training" if is_stepping else "not stepping"
             self._drop_start_once_others_hold_it(now)
             self._contact.watch()
-            self._tally.addresses, self._tally.ports = self._addresses(), self._parts.transport.listen_ports()
-            self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, now)
+            if self._parts.line is not None:
+                for notice in self._parts.line.steer(self._engine, now):
+                    self._reporter.report(notice.topic, notice.text, **notice.figures)
+            self._reporter.addresses, self._reporter.ports = self._addresses(), self._parts.transport.listen_ports()
+            self._reporter.publish(self._engine, node, self._manifest, self._plan.num_parameters, now)
             self._keep_clock()
             kept = self._keeper.kept_addresses()
             if list(kept.items()) != list(remembered.items()):
@@ -390,14 +395,14 @@ class PeerSession:
             self._parts.folder.keep_addresses(known)
         except StateError as error:  # a restart may need a bootstrap then; no reason to stop
             sentence = str(error)
-            self._in_loop(lambda: self._tally.report("addresses", sentence))
+            self._in_loop(lambda: self._reporter.report("addresses", sentence))
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
         if not self._parts.trains and self._engine.holds_needlessly(now):
             self._state.drop()
             self._engine.drop_state()
-            self._tally.phase = "training"
-            self._tally.report("start", "others hold the state now, and give it to whoever comes")
+            self._reporter.phase = "training"
+            self._reporter.report("start", "others hold the state now, and give it to whoever comes")
 
     async def _evaluate(self, training: Training) -> None:
         while True:
@@ -410,8 +415,8 @@ class PeerSession:
         measured = await training.measure()
         if measured is None:
             return False
-        self._tally.anchor_loss, self._tally.local_loss = measured.anchor, measured.local
-        self._tally.report(
+        self._reporter.anchor_loss, self._reporter.local_loss = measured.anchor, measured.local
+        self._reporter.report(
             "evaluation",
             f"held-out loss {measured.anchor:.4f} (shared model), {measured.local:.4f} (own model)",
             anchor_loss=measured.anchor,
@@ -435,12 +440,14 @@ class PeerSession:
         if self._training is not None:
             self._training.stop_stepping()
         if not await wait_for_agreement(self._engine, self._clock.now):
-            self._tally.report("branch", f"some peers heard do not stand where this one stood after round {last_round}")
+            self._reporter.report(
+                "branch", f"some peers heard do not stand where this one stood after round {last_round}"
+            )
 
     async def _end(self, node: SwarmNode) -> None:
         """Finish the round, say good-bye, checkpoint; at once when told so."""
         told = self._stop.is_leaving
-        self._tally.phase = "leaving"
+        self._reporter.phase = "leaving"
         work = asyncio.ensure_future(self._finish(node, told))
         hurry = asyncio.ensure_future(self._stop.wait_for_stop())
         try:
@@ -465,12 +472,12 @@ class PeerSession:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
             await self._evaluate_once(self._training)
-            self._tally.state_digest = await asyncio.to_thread(state_digest, self._state.states())
+            self._reporter.state_digest = await asyncio.to_thread(state_digest, self._state.states())
             await self._saver.save()
         if not told and self._training is not None:
             node.leave()
-        self._tally.phase = "finished"
-        self._tally.say(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
-        digest = self._tally.state_digest[:16]
+        self._reporter.phase = "finished"
+        self._reporter.publish(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
+        digest = self._reporter.state_digest[:16]
         text = f"finished with state {digest}" if digest else "finished"
-        self._tally.report("finished", text, state_digest=self._tally.state_digest)
+        self._reporter.report("finished", text, state_digest=self._reporter.state_digest)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from p2p_diloco.cli.child_processes import OUTPUT_FILE
 from p2p_diloco.cli.demo_plan import BOOTSTRAP
-from p2p_diloco.watch.event_log import PeerEvent, append_event
-from p2p_diloco.watch.status_file import ByteCounts, PeerStatus, read_status, write_status
+from p2p_diloco.status.event_log import PeerEvent, append_event
+from p2p_diloco.status.status_file import ByteCounts, PeerStatus, read_status, write_status
 
 INVITE = "p2pdiloco://" + "ab" * 32
 READY_SECONDS = 10.0

@@ -10,9 +10,9 @@ from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, plan_demo
 from p2p_diloco.cli.demo_report import demo_report, figure_rows, peer_rows, verdict_line
 from p2p_diloco.cli.demo_result import TextLosses, Traces, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory, Mark
-from p2p_diloco.watch.event_log import PeerEvent
-from p2p_diloco.watch.report import format_report
-from p2p_diloco.watch.status_file import PeerStatus
+from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.report import format_report
+from p2p_diloco.status.status_file import PeerStatus
 
 PLAN = plan_demo(DemoOptions(peers=3), now_seconds=0.0)
 START = PLAN.clock_start

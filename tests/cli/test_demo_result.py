@@ -10,8 +10,8 @@ import pytest
 from p2p_diloco.cli.demo_plan import BOOTSTRAP, LONE, DemoOptions, plan_demo
 from p2p_diloco.cli.demo_result import DemoResult, TextLosses, Traces, judge_demo
 from p2p_diloco.cli.demo_swarm import DemoStory
-from p2p_diloco.watch.event_log import PeerEvent
-from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
+from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.status_file import ByteCounts, PeerStatus
 
 PLAN = plan_demo(DemoOptions(peers=4), now_seconds=0.0)
 FINAL = PeerStatus(

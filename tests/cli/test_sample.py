@@ -18,12 +18,12 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 from p2p_diloco.trainer.founding import make_start
 from p2p_diloco.trainer.own_model import describe_model
 from p2p_diloco.trainer.run_plan import plan_run
-from p2p_diloco.watch.status_file import PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]
 ORGANISER = SigningKey(b"o" * 32)

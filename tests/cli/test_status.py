@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.cli.app import main
 from p2p_diloco.cli.status import is_running
-from p2p_diloco.watch.status_file import STATUS_FILE, PeerStatus, write_status
+from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]
 

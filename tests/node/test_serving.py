@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.node.test_node import RULES, SPAN, act, node_of
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
 from p2p_diloco.protocol.actions import RebuildSpan
@@ -19,6 +18,7 @@ from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.process import run_in
 from p2p_diloco.testing.simulation import Simulation, play
+from tests.node.test_node import RULES, SPAN, act, node_of
 
 HOUR = 3600.0
 LATEST = SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16)

@@ -36,8 +36,8 @@ from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.ids import PeerId
 from p2p_diloco.replay.pace import pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
+from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.trainer.run_text import open_run_text
-from p2p_diloco.watch.status_file import PeerStatus, read_status
 from research.learners import EVALUATION_TOKENS
 from research.setting import Circumstances, Setting, run_trial
 from tests.swarm.process_swarm import PROJECT

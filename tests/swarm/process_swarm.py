@@ -28,10 +28,10 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.status.event_log import PeerEvent, read_events
+from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.watch.event_log import PeerEvent, read_events
-from p2p_diloco.watch.status_file import PeerStatus, read_status
 
 ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.node.test_node import RULES, act
 
 from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
 from p2p_diloco.node.node import ASK_AGAIN_SECONDS, MOST_ROSTER_QUESTIONS
@@ -30,6 +29,7 @@ from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import MANIFEST, RUN, key_named
 from p2p_diloco.testing.simulation import Simulation, play
+from tests.node.test_node import RULES, act
 
 SPAN = SpanId(0, 1)
 SECONDS = 20.0

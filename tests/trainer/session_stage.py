@@ -15,18 +15,18 @@ from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_te
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.vector_worker import AtOnce
+from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.reporter import StatusReporter
+from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.trainer import built_in, held_state, session
 from p2p_diloco.trainer.built_in import BuiltInTraining
 from p2p_diloco.trainer.session import PeerSession, SessionParts
 from p2p_diloco.trainer.stop import StopRequest
-from p2p_diloco.trainer.tally import Tally
 from p2p_diloco.trainer.training_thread import TrainingThread
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.memory import MemoryNetwork
 from p2p_diloco.transport.virtual_time import VirtualTimeLoop
-from p2p_diloco.watch.event_log import PeerEvent
-from p2p_diloco.watch.status_file import PeerStatus
 
 _T = TypeVar("_T")
 
@@ -154,7 +154,7 @@ class SessionStage:
     ) -> None:
         """Be a peer until the end."""
         run = self.manifest.digest()
-        tally = Tally(observer=watcher, unix_seconds=self.now)
+        reporter = StatusReporter(observer=watcher, unix_seconds=self.now)
         transport = self.network.transport(peer_key(name).peer, run=run, can_be_dialled=can_be_dialled)
         async with transport:
             parts = SessionParts(
@@ -176,7 +176,7 @@ class SessionStage:
                 directory=self._directory,
                 known=known or {},
             )
-            await PeerSession(parts, tally, stop).run()
+            await PeerSession(parts, reporter, stop).run()
 
 
 def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:

@@ -25,6 +25,7 @@ from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, RunFolder
 from p2p_diloco.trainer import peer
@@ -36,7 +37,6 @@ from p2p_diloco.trainer.training import Training
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.watch.event_log import PeerEvent, append_event
 
 SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
 RUN = SIGNED.manifest.digest()

@@ -16,8 +16,7 @@ from p2p_diloco.protocol.demand import (
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.rate import counted, format_rate
 from p2p_diloco.transport.link import TransportLimits
-from p2p_diloco.watch.event_log import Figure
-from p2p_diloco.watch.wording import format_bytes, format_seconds
+from p2p_diloco.wording import format_bytes, format_seconds
 
 DAY_SECONDS = 86_400.0
 STATE_BYTES_PER_ELEMENT = 8
@@ -29,7 +28,7 @@ class Notice:
 
     topic: str
     text: str
-    figures: dict[str, Figure]
+    figures: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ def traffic_notice(expected: Forecast) -> Notice:
         f"with {counted(expected.members, 'trainer')} about {amounts}; a newcomer fetches "
         f"{format_bytes(expected.state_bytes)} once; limit it with --max-upload and --max-download"
     )
-    figures: dict[str, Figure] = {
+    figures: dict[str, float] = {
         "members": expected.members,
         "up_bytes": round(up),
         "down_bytes": round(down),

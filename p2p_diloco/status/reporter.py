@@ -1,4 +1,4 @@
-"""Counts what happened to one peer and says it: the status of now, and events as they come."""
+"""Reports what happens to one peer: the status of now, and events as they come. It steers nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
@@ -14,18 +15,13 @@ from p2p_diloco.node.traffic import Purpose
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
+from p2p_diloco.protocol.member import EQUAL_SHARE
 from p2p_diloco.protocol.reach import Standing
-from p2p_diloco.rate import counted, format_part, format_rate
-from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.reach_report import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
+from p2p_diloco.rate import counted, format_part
+from p2p_diloco.status.event_log import Figure, PeerEvent
+from p2p_diloco.status.reach import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
+from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 from p2p_diloco.transport.link import TransportLimits
-from p2p_diloco.watch.event_log import Figure, PeerEvent
-from p2p_diloco.watch.status_file import ByteCounts, PeerLine, PeerStatus
-
-NEWS = 1.5
-"""By so much must a line's rate have changed to be said again."""
-
 
 SPAN_BY_SPAN = frozenset({"adoption", "tips"})
 """Topics that come up for one span after another, in every round where an owner lies."""
@@ -55,7 +51,7 @@ class PeerObserver(Protocol):
         ...
 
 
-class Tally:
+class StatusReporter:
     """A `SwarmObserver` that counts and passes on."""
 
     def __init__(self, *, observer: PeerObserver, unix_seconds: Callable[[], float]) -> None:
@@ -78,7 +74,6 @@ class Tally:
         self._entries = 0
         self._included = 0
         self._could_be_included = 0
-        self._shown: float | None = None
         self._ready_since: int | None = None
         self._entries_at: int | None = None
         self._said_of_reach: tuple[object, ...] = ()
@@ -129,13 +124,10 @@ class Tally:
             num_members=closed.num_members,
         )
 
-    def say(self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float) -> None:
-        """Pass on how things stand, and what is to be said of the line; the rules hear what it carries."""
-        if self.line is not None:
-            self._hear_of_share(engine, self.line.share(engine, now))
-            self._hear_of_line(engine, self.line)
-            for notice in self.line.notices(engine, now):
-                self.report(notice.topic, notice.text, **notice.figures)
+    def publish(
+        self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
+    ) -> None:
+        """Publish the status of now, and report what has changed for the worse or the better."""
         self._look_for_trouble(engine, now)
         self._look_at_pace(engine, manifest, now)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
@@ -184,33 +176,6 @@ class Tally:
             self._pace = _explain_pace(self._cycle_steps, planned, engine.rules.clock, own_model=own_model)
         if self._pace and not had_pace:
             self.report("pace", self._pace, cycle_steps=self._cycle_steps)
-
-    def _hear_of_line(self, engine: PeerEngine, line: LineWatch) -> None:
-        """Let what is contributed follow the line: what would come late is not sent, and other spans have its time."""
-        engine.exchange.ration.bytes_per_second = line.upload_bytes_per_second()
-        if line.shown is not None and self._shown is not None:
-            if 1.0 / NEWS <= line.shown / self._shown <= NEWS:
-                return
-        elif line.shown is self._shown:
-            return
-        self._shown = line.shown
-        if self._shown is None:
-            self.report("line", "upload no longer saturated; sending all spans again")
-        else:
-            rate = format_rate(8 * self._shown)
-            text = f"upload saturated at about {rate}; sending only the spans that fit"
-            self.report("line", text, upload_shown=8 * self._shown)
-
-    def _hear_of_share(self, engine: PeerEngine, share: int) -> None:
-        if share == engine.membership.share:
-            return
-        engine.membership.share = share
-        if share == FULL_SHARE:
-            text = "this peer's line has room enough again to average as much as any"
-        else:
-            part = f"{share / EQUAL_SHARE:g} of an equal share of averaging"
-            text = f"this peer's line carries {part}; wider lines average more"
-        self.report("share", text, averaging_share=share / EQUAL_SHARE)
 
     def status(
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float

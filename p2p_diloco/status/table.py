@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_diloco.rate import format_part
-from p2p_diloco.watch.status_file import PeerLine, PeerStatus
-from p2p_diloco.watch.wording import (
+from p2p_diloco.status.status_file import PeerLine, PeerStatus
+from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
     format_count,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.watch.event_log import (
+from p2p_diloco.status.event_log import (
     EVENTS_FILE,
     MAX_LINE_CHARACTERS,
     PeerEvent,

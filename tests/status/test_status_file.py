@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.watch.status_file import (
+from p2p_diloco.status.status_file import (
     MAX_STATUS_BYTES,
     STATUS_FILE,
     ByteCounts,

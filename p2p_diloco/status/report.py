@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.watch.chart import NUM_COLOURS, Chart, Flag, Line, draw_chart
+from p2p_diloco.status.chart import NUM_COLOURS, Chart, Flag, Line, draw_chart
 
 REPORT_FILE = "report.html"
 

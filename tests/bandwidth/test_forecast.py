@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.bandwidth.forecast import Forecast, cap_notices, forecast, traffic_notice
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.testing.run import run_rules
-from p2p_diloco.trainer.expected_traffic import Forecast, cap_notices, forecast, traffic_notice
 from p2p_diloco.transport.link import TransportLimits
 
 PARAMETERS = 128_000_000

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from small_run import small_plan
 
+from p2p_diloco.bandwidth.forecast import Notice, forecast
+from p2p_diloco.bandwidth.line import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.demand import USABLE_SHARE
 from p2p_diloco.protocol.member import FULL_SHARE
-from p2p_diloco.trainer.expected_traffic import forecast
-from p2p_diloco.trainer.line_watch import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
@@ -42,6 +42,7 @@ def engine(
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains),
         membership=SimpleNamespace(alive=lambda now: alive or {}, share=8, can_be_dialled=True),
+        exchange=SimpleNamespace(ration=SimpleNamespace(bytes_per_second=None)),
         rules=PLAN.rules,
     )
 
@@ -218,3 +219,49 @@ def test_forecasts_are_kept_for_a_few_questions_only() -> None:
     for members in range(2, 2 * MOST_FORECASTS):
         line.notices(engine(members), 0.0)
     assert 0 < len(line._forecasts) <= MOST_FORECASTS
+
+
+class DrawnLine(LineWatch):
+    """A line of which the test says what it carries, and that has no news."""
+
+    drawn_share = FULL_SHARE
+    drawn_rate: float | None = None
+    shown = property(lambda self: self.drawn_rate)
+
+    def share(self, engine: Any, now: float) -> int:
+        return self.drawn_share
+
+    def notices(self, engine: Any, now: float) -> list[Notice]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"), [(8, 4, "carries 1 of"), (8, 1, "carries 0.25 of"), (1, 8, "room enough again")]
+)
+def test_what_a_peer_averages_follows_its_line_and_is_reported_once(before: int, after: int, words: str) -> None:
+    line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)
+    peer.membership.share, line.drawn_share = before, after
+    (notice,) = line.steer(peer, 0.0)
+    assert words in notice.text
+    assert notice.figures == {"averaging_share": after / 4}
+    assert peer.membership.share == after
+    assert line.steer(peer, 1.0) == []
+
+
+def test_what_a_peer_contributes_follows_the_rate_that_its_line_has_shown() -> None:
+    line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)
+    reported = []
+    for shown in (None, 2.5e5, 2.6e5, 1.25e5, None, None):
+        line.drawn_rate = shown
+        reported += line.steer(peer, 0.0)
+        assert peer.exchange.ration.bytes_per_second == shown
+    full, fuller, empty = reported
+    assert full.text == "upload saturated at about 2 Mbit/s; sending only the spans that fit"
+    assert full.figures == {"upload_shown": 2e6}
+    assert fuller.figures == {"upload_shown": 1e6}
+    assert empty.text == "upload no longer saturated; sending all spans again"
+
+
+def test_news_of_the_line_come_with_what_follows_from_it() -> None:
+    topics = [notice.topic for notice in watch(upload_bytes_per_second=1.0).steer(engine(4), 0.0)]
+    assert topics == ["share", "traffic", "cap"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.watch.wording import (
+from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
     format_count,

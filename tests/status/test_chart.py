@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.watch.chart import HEIGHT, WIDTH, Chart, Flag, Line, draw_chart, round_steps
+from p2p_diloco.status.chart import HEIGHT, WIDTH, Chart, Flag, Line, draw_chart, round_steps
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 VALUES = st.floats(min_value=-1e9, max_value=1e9, allow_nan=False)

@@ -1,4 +1,4 @@
-"""One peer's line: says once what the run will ask of it, again when that has changed, and measures what it carries."""
+"""One peer's line: measures what it carries, lets this peer's part follow it, and says what the run will ask of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from p2p_diloco.bandwidth.forecast import Forecast, Notice, cap_notices, forecast, traffic_notice
+from p2p_diloco.bandwidth.line_rate import LineRate
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.demand import USABLE_SHARE, share_carried
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import FULL_SHARE
-from p2p_diloco.trainer.expected_traffic import Forecast, Notice, cap_notices, forecast, traffic_notice
-from p2p_diloco.trainer.line_rate import LineRate
+from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
+from p2p_diloco.rate import format_rate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
 WINDOW_SECONDS = 10.0
 CHANGE_WORTH_SAYING = 1.25
 MOST_FORECASTS = 64
+NEWS = 1.5
+"""By so much must the rate that the line has shown have changed to be reported again."""
 
 
 class LineWatch:
@@ -43,8 +46,43 @@ class LineWatch:
         self._seconds = seconds
         self._samples: deque[tuple[float, float, float]] = deque()
         self._said_bytes: float | None = None
+        self._reported_rate: float | None = None
         self._rate = LineRate()
         self._forecasts: dict[tuple[int, int, bool, bool, float], Forecast] = {}
+
+    def steer(self, engine: PeerEngine, now: float) -> list[Notice]:
+        """Let what this peer averages and contributes follow its line; return what is to be reported.
+
+        Args:
+            now: swarm seconds, about once a second.
+        """
+        return [*self._set_share(engine, now), *self._set_upload(engine), *self.notices(engine, now)]
+
+    def _set_share(self, engine: PeerEngine, now: float) -> list[Notice]:
+        share = self.share(engine, now)
+        if share == engine.membership.share:
+            return []
+        engine.membership.share = share
+        if share == FULL_SHARE:
+            text = "this peer's line has room enough again to average as much as any"
+        else:
+            part = f"{share / EQUAL_SHARE:g} of an equal share of averaging"
+            text = f"this peer's line carries {part}; wider lines average more"
+        return [Notice(topic="share", text=text, figures={"averaging_share": share / EQUAL_SHARE})]
+
+    def _set_upload(self, engine: PeerEngine) -> list[Notice]:
+        """Ration contributions: what would come late is not sent, and other spans have its time."""
+        engine.exchange.ration.bytes_per_second = self.upload_bytes_per_second()
+        before, shown = self._reported_rate, self.shown
+        if shown is None and before is None:
+            return []
+        if shown is not None and before is not None and 1.0 / NEWS <= shown / before <= NEWS:
+            return []
+        self._reported_rate = shown
+        if shown is None:
+            return [Notice(topic="line", text="upload no longer saturated; sending all spans again", figures={})]
+        text = f"upload saturated at about {format_rate(8 * shown)}; sending only the spans that fit"
+        return [Notice(topic="line", text=text, figures={"upload_shown": 8 * shown})]
 
     def share(self, engine: PeerEngine, now: float) -> int:
         """Return the share of averaging that the line carries: by its caps, and by what it has shown.

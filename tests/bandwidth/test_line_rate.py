@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from p2p_diloco.trainer.line_rate import (
+from p2p_diloco.bandwidth.line_rate import (
     JUDGED_ROUNDS,
     MOST_REMEMBERED_ROUNDS,
     REMEMBERED_ROUNDS,

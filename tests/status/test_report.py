@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.watch.report import LossCurve, LossPoint, Moment, Report, Sheet, format_report, write_report
+from p2p_diloco.status.report import LossCurve, LossPoint, Moment, Report, Sheet, format_report, write_report
 
 POINTS = (LossPoint(seconds=0.0, tokens=0.0, loss=5.5), LossPoint(seconds=60.0, tokens=1e6, loss=2.3))
 REPORT = Report(

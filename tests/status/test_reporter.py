@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 from session_stage import Watcher
 from small_run import peer_key, small_manifest, small_plan, start_states
 
+from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.node.traffic import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
@@ -19,12 +19,10 @@ from p2p_diloco.protocol.attendance import Heard, Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
 from p2p_diloco.protocol.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
-from p2p_diloco.trainer.expected_traffic import Notice
-from p2p_diloco.trainer.line_watch import LineWatch
-from p2p_diloco.trainer.tally import Tally
+from p2p_diloco.status.event_log import EVENTS_FILE, append_event, read_events
+from p2p_diloco.status.reporter import StatusReporter
+from p2p_diloco.status.status_file import ByteCounts, PeerStatus
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
-from p2p_diloco.watch.event_log import EVENTS_FILE, append_event, read_events
-from p2p_diloco.watch.status_file import ByteCounts, PeerStatus
 
 PLAN = small_plan()
 NOW = PLAN.rules.clock.begin(5) + 1.0
@@ -37,25 +35,25 @@ def engine(trains: bool = True) -> PeerEngine:
     return PeerEngine(me=me, rules=PLAN.rules, verify=is_signed_by)
 
 
-def tally() -> tuple[Tally, Watcher]:
+def reporter() -> tuple[StatusReporter, Watcher]:
     watcher = Watcher()
-    return Tally(observer=watcher, unix_seconds=lambda: 123.0), watcher
+    return StatusReporter(observer=watcher, unix_seconds=lambda: 123.0), watcher
 
 
-def status_of(tally: Tally, engine: PeerEngine, traffic: Traffic | None = None) -> PeerStatus:
+def status_of(reporter: StatusReporter, engine: PeerEngine, traffic: Traffic | None = None) -> PeerStatus:
     node: Any = SimpleNamespace(traffic=traffic or Traffic())
-    return tally.status(engine, node, small_manifest(), 1000, NOW)
+    return reporter.status(engine, node, small_manifest(), 1000, NOW)
 
 
 def test_an_event_passes_with_its_time_and_figures() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     count.report("roster", "roster 3", k=3)
     (event,) = watcher.events
     assert (event.time, event.topic, event.text, event.figures) == (123.0, "roster", "roster 3", {"k": 3})
 
 
 def test_an_event_with_a_peers_text_is_one_clean_line_on_the_terminal_and_in_the_log(tmp_path: Path) -> None:
-    said, watcher = tally()
+    said, watcher = reporter()
     said.report("link", "lost the link: \x1b[2J\x1b]0;owned\x07\nready: all is well \u202e")
     (event,) = watcher.events
     assert event.text == "lost the link: ?[2J?]0;owned??ready: all is well ?"
@@ -66,7 +64,7 @@ def test_an_event_with_a_peers_text_is_one_clean_line_on_the_terminal_and_in_the
 
 def test_events_of_one_span_after_another_are_counted_beyond_a_few_a_minute() -> None:
     watcher, clock = Watcher(), [100.0]
-    count = Tally(observer=watcher, unix_seconds=lambda: clock[0])
+    count = StatusReporter(observer=watcher, unix_seconds=lambda: clock[0])
     for number in range(10):
         count.report("adoption", f"span {number} has two children")
         count.report("ready", "ready")
@@ -82,7 +80,7 @@ def test_events_of_one_span_after_another_are_counted_beyond_a_few_a_minute() ->
 
 
 def test_a_closed_round_is_an_event_with_all_its_figures() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     count.round_closed(CLOSED)
     (event,) = watcher.events
     assert event.topic == "round"
@@ -93,7 +91,7 @@ def test_a_closed_round_is_an_event_with_all_its_figures() -> None:
 
 
 def test_rounds_count_from_when_this_peer_is_ready() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     peer = engine()
     count.round_closed(CLOSED)
     count.engine = peer
@@ -110,7 +108,7 @@ def test_rounds_count_from_when_this_peer_is_ready() -> None:
 
 
 def test_a_fresh_peer_says_what_it_knows_and_no_more() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     status = status_of(count, engine())
     assert (status.run, status.run_name) == (PLAN.rules.run.hex(), "small")
     assert (status.peer, status.role, status.incarnation) == (format_peer_id(peer_key("ada").peer), "trainer", 2)
@@ -122,18 +120,18 @@ def test_a_fresh_peer_says_what_it_knows_and_no_more() -> None:
 
 
 def test_a_bootstrap_says_that_it_is_one() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     assert status_of(count, engine(trains=False)).role == "bootstrap"
 
 
 def test_progress_losses_and_addresses_are_said() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     peer = engine()
     peer.progress = Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)
     count.anchor_loss, count.local_loss, count.phase = 2.0, 1.9, "training"
     count.addresses, count.invite, count.state_digest = ("/ip4/1.2.3.4/tcp/5",), "p2pdiloco://x", "ab"
     node: Any = SimpleNamespace(traffic=Traffic())
-    count.say(peer, node, small_manifest(), 1000, NOW)
+    count.publish(peer, node, small_manifest(), 1000, NOW)
     status = watcher.last
     assert (status.tokens, status.inner_steps, status.tokens_per_second, status.loss) == (40, 4, 2.5, 1.5)
     assert (status.anchor_loss, status.local_loss, status.phase) == (2.0, 1.9, "training")
@@ -142,7 +140,7 @@ def test_progress_losses_and_addresses_are_said() -> None:
 
 
 def test_bytes_are_said_by_purpose() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     traffic = Traffic()
     traffic.sent |= {"vectors": 10, "control": 20, "transfer": 30}
     traffic.received |= {"vectors": 1, "control": 2, "transfer": 3}
@@ -152,7 +150,7 @@ def test_bytes_are_said_by_purpose() -> None:
 
 
 def test_the_head_is_one_digest_over_all_chains() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     peer = engine()
     states = start_states(PLAN)
     peer.hold_state({span: state.head for span, state in states.items()})
@@ -160,7 +158,7 @@ def test_the_head_is_one_digest_over_all_chains() -> None:
 
 
 def test_peers_are_said_as_their_heartbeats_say() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     peer = engine()
     beat: Any = SimpleNamespace(
         ready=True, can_be_dialled=False, share=8, trains=True, steps=3, tokens_per_second=7.0, loss=1.25, incarnation=1
@@ -177,67 +175,21 @@ def test_peers_are_said_as_their_heartbeats_say() -> None:
     assert (boot.loss, boot.seconds_since_heard) == (None, 0.0)
 
 
-def test_the_line_is_said_as_an_event_and_in_the_status() -> None:
-    count, watcher = tally()
+def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:
+    count, watcher = reporter()
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
     assert (status_of(count, peer).max_upload, status_of(count, peer).upload_rate) == (None, None)
     count.line = LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters())
-    count.say(peer, node, small_manifest(), 1000, NOW)
-    assert watcher.events == [], "who takes part is not known yet"
+    peer.membership.share = 2
+    count.publish(peer, node, small_manifest(), 1000, NOW)
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (0.0, 0.0)
-    notice = Notice(topic="traffic", text="much", figures={"up_bytes": 7})
-    count.line = line_that_says(2, notices=[notice])
-    count.say(peer, node, small_manifest(), 1000, NOW)
-    share, event = watcher.events
-    assert (event.topic, event.text, event.figures) == ("traffic", "much", {"up_bytes": 7})
-    assert (share.topic, share.figures) == ("share", {"averaging_share": 0.5})
     assert watcher.last.averaging_share == 0.5
-    assert (watcher.last.upload_rate, watcher.last.download_rate) == (1.0, 2.0)
-    assert peer.membership.share == 2, "the rules hear what the line carries"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"), [(8, 4, "carries 1 of"), (8, 1, "carries 0.25 of"), (1, 8, "room enough again")]
-)
-def test_a_share_is_said_when_it_changes(before: int, after: int, words: str) -> None:
-    count, watcher = tally()
-    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
-    peer.membership.share = before
-    count.line = line_that_says(after)
-    for _ in range(2):
-        count.say(peer, node, small_manifest(), 1000, NOW)
-    (event,) = watcher.events
-    assert words in event.text
-
-
-def line_that_says(share: int, *, notices: Sequence[Notice] = (), shown: float | None = None) -> Any:
-    return SimpleNamespace(
-        limits=TransportLimits(),
-        notices=lambda engine, now: notices,
-        rates=lambda now: (1.0, 2.0),
-        share=lambda engine, now: share,
-        shown=shown,
-        upload_bytes_per_second=lambda: shown,
-    )
-
-
-def test_what_a_line_has_shown_is_said_once_and_rations_what_is_contributed() -> None:
-    count, watcher = tally()
-    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
-    for shown in (None, 2.5e5, 2.6e5, 1.25e5, None, None):
-        count.line = line_that_says(peer.membership.share, shown=shown)
-        count.say(peer, node, small_manifest(), 1000, NOW)
-        assert peer.exchange.ration.bytes_per_second == shown
-    full, fuller, empty = watcher.events
-    assert fuller.figures == {"upload_shown": 1e6}
-    assert "upload saturated at about 2 Mbit/s; sending only the spans that fit" in full.text
-    assert full.figures == {"upload_shown": 2e6}
-    assert empty.text == "upload no longer saturated; sending all spans again"
+    assert watcher.events == [], "it steers nothing, and reports nothing of the line"
 
 
 def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     peer = engine()
     no = Answer(host="45.10.0.2", port=5, reason="45.10.0.2:5 timed out", at=0.0)
     yes = replace(no, reason="")
@@ -260,7 +212,7 @@ def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -
 
 
 def test_what_others_sent_is_shown_without_control_characters() -> None:
-    count, _ = tally()
+    count, _ = reporter()
     count.hear_of_reach(
         Standing(is_reachable=False, failures=(Answer(host="45.10.0.2", port=5, reason="no\x1b[2J\u202e", at=0.0),)),
         (5,),
@@ -273,12 +225,12 @@ def test_what_others_sent_is_shown_without_control_characters() -> None:
 
 
 def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_that_it_is_over() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     peer, clock = engine(), PLAN.rules.clock
     node: Any = SimpleNamespace(traffic=Traffic())
 
     def say(round_index: int) -> PeerStatus:
-        count.say(peer, node, small_manifest(), 1000, clock.begin(round_index) + 0.1)
+        count.publish(peer, node, small_manifest(), 1000, clock.begin(round_index) + 0.1)
         return watcher.statuses[-1]
 
     late = 3 * clock.num_fragments + 1
@@ -296,7 +248,7 @@ def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_tha
 
 
 def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan_says_so_once() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
     node: Any = SimpleNamespace(traffic=Traffic())
@@ -305,7 +257,7 @@ def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan
 
     def say(cycles: float, steps: int) -> PeerStatus:
         peer.progress = Progress(tokens=steps, steps=steps, tokens_per_second=1.0, loss=1.0)
-        count.say(peer, node, manifest, 1000, NOW + 10.0 * cycles * cycle)
+        count.publish(peer, node, manifest, 1000, NOW + 10.0 * cycles * cycle)
         return watcher.last
 
     first = say(0.0, 5)
@@ -332,7 +284,7 @@ def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan
 
 
 def test_whoever_made_the_run_in_python_reads_what_to_write_there() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
     node: Any = SimpleNamespace(traffic=Traffic())
@@ -340,17 +292,17 @@ def test_whoever_made_the_run_in_python_reads_what_to_write_there() -> None:
     cycle = PLAN.rules.cycle_seconds
     for index in (1, 2):
         peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
-        count.say(peer, node, manifest, 1000, NOW + 100.0 * index * cycle)
+        count.publish(peer, node, manifest, 1000, NOW + 100.0 * index * cycle)
     assert watcher.last.pace.endswith(f"make the next run with new_run(step_seconds={cycle / 100:.2g})")
 
 
 def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
-    count, watcher = tally()
+    count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
     node: Any = SimpleNamespace(traffic=Traffic())
     for index in (1, 2):
         peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
-        count.say(peer, node, small_manifest(), 1000, NOW + 100.0 * index * PLAN.rules.cycle_seconds)
+        count.publish(peer, node, small_manifest(), 1000, NOW + 100.0 * index * PLAN.rules.cycle_seconds)
     assert (watcher.last.planned_steps, watcher.last.pace) == (None, "")
     assert watcher.last.cycle_steps == pytest.approx(100.0)
