@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 NAME = "p2p-diloco"
-_MAIN_MODULE = Path(__file__).with_name("__main__.py")
+_MAIN_MODULE = Path(__file__).parent.with_name("__main__.py")
 
 
 def own_command(*words: str) -> str:

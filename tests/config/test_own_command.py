@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.config.own_command import join_line, own_command
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""#!{sys.executable}
 import sys
 from p2p_diloco.cli.app import main
