@@ -93,7 +93,7 @@ churn: $(STAMP)
 	CHURN_SECONDS=$(CHURN_SECONDS) CHURN_SEED=$(CHURN_SEED) $(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_churn.py $(TEST_FLAGS)
 
 twin: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py tests/research/test_beside_a_run.py $(TEST_FLAGS)
 
 ATTACK_SECONDS ?= 25
 hostility: $(STAMP)

@@ -1,4 +1,4 @@
-"""A recorded run beside data-parallel training."""
+"""A recorded run beside data-parallel training; `make twin` plays it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from p2p_diloco.config.settings import IDENTITY_FILE
 from research.command import main
 
 
+@pytest.mark.long
 def test_a_run_is_made_again_and_one_machine_trains_on_as_many_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
