@@ -87,6 +87,7 @@ class Repair:
         self._waits_since = math.inf
         self._short_since = math.inf
         self._few_said_until = -math.inf
+        self._unverified_since = math.inf
         self._damaged = self.catch_up.damaged
 
     @staticmethod
@@ -370,14 +371,19 @@ class Repair:
             donors = [donor for donor in donors if roster.member(donor) is not None]
         namers = self.catch_up.namers
         self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
+        compared = counted(min(len(donors), 2), "peer")
+        text = f"ready: state compared with {compared}" if donors else "ready: nobody else is here"
         if not donors:
             if roster.member(self._membership.me.peer) is None or not self._is_left_alone(now):
                 return []
         elif not self.catch_up.scrub.is_verified(donors, namers):
-            return self._ask_witnesses(donors, now)
+            self._unverified_since = min(self._unverified_since, now)
+            is_long = now - self._unverified_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
+            if not is_long or roster.voters != {self._membership.me.peer}:
+                return self._ask_witnesses(donors, now)
+            text = "ready: what others hold differs, and nobody but this peer votes"
+        self._unverified_since = math.inf
         self._membership.ready = True
-        compared = counted(min(len(donors), 2), "peer")
-        text = f"ready: state compared with {compared}" if donors else "ready: nobody else is here"
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:

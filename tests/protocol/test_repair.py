@@ -280,6 +280,22 @@ def test_the_only_member_becomes_ready_when_the_founder_holds_the_same() -> None
     assert "ready: state compared with 1 peer" in sentences(said + page.pump(0.2))
 
 
+@pytest.mark.parametrize("voters", [(A,), (A, B, C)], ids=["one voter", "three voters"])
+def test_the_only_voter_does_not_wait_for_ever_for_donors_that_hold_something_else(voters: tuple[PeerId, ...]) -> None:
+    """It came back with what its disk held, and ready members without a vote stand elsewhere."""
+    listed = [member(peer, counts=peer in voters) for peer in (A, B, C)]
+    roster = certify(child_of(founding().roster, listed), [peer_id("boot")])
+    page = repair(listed=roster)
+    said = []
+    for second in range(90):
+        beat = heartbeat(B, roster=roster.roster.digest(), heads=(fragment_head(-2),), sequence=second + 2)
+        page._membership.hear(beat, float(second))
+        actions = page.pump(float(second))
+        said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
+    alone = "ready: what others hold differs, and nobody but this peer votes"
+    assert said == ([alone] if voters == (A,) else [])
+
+
 def test_time_that_a_process_slept_is_no_time_alone() -> None:
     page = repair()
     page.catch_up.want_entry(SPAN, B)
