@@ -1,1 +1,1 @@
-"""What each benchmark does when it is asked for: options in, tables and figures out."""
+"""The benchmark commands: options in, tables and figures out."""

@@ -1,1 +1,1 @@
-"""One line: what a run will ask of it, what it carries, and what follows for this peer's part in averaging."""
+"""Bandwidth of one peer: forecast, measured rate, and the share of averaging that follows from both."""

@@ -19,8 +19,8 @@ from p2p_diloco.transport.rate_limit import wire_bytes
 WINDOW_SECONDS = 10.0
 CHANGE_WORTH_SAYING = 1.25
 MOST_FORECASTS = 64
-NEWS = 1.5
-"""By so much must the rate that the line has shown have changed to be reported again."""
+RATE_CHANGE_WORTH_SAYING = 1.5
+"""The rate that the line has shown is reported again once it has changed by this factor."""
 
 
 class LineWatch:
@@ -76,7 +76,11 @@ class LineWatch:
         before, shown = self._reported_rate, self.shown
         if shown is None and before is None:
             return []
-        if shown is not None and before is not None and 1.0 / NEWS <= shown / before <= NEWS:
+        if (
+            shown is not None
+            and before is not None
+            and 1.0 / RATE_CHANGE_WORTH_SAYING <= shown / before <= RATE_CHANGE_WORTH_SAYING
+        ):
             return []
         self._reported_rate = shown
         if shown is None:

@@ -48,7 +48,7 @@ def _run_and_flush(run: Callable[[], int]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        pass  # and the code stays: whoever needs no more of the output may need that
+        pass  # keep the exit code: a reader that closed the pipe may still look at it
     except OSError as error:
         raise StateError(f"cannot write the output: {error.strerror}; free some space or send it elsewhere") from None
     return code

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
-from p2p_diloco.rate import check_count, check_positive, count_named, format_rate, parse_rate
+from p2p_diloco.rate import check_count, check_positive, count_named, counted, format_rate, parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
     """Return the plan for people."""
     ours = question.step_seconds / plan.utilisation
     return [
-        f"{question.parameters:,} parameters, {question.islands} islands, {format_rate(question.uplink_bits)} up from "
-        f"each, a step in {_seconds(question.step_seconds)}",
+        f"{question.parameters:,} parameters, {counted(question.islands, 'island')}, "
+        f"{format_rate(question.uplink_bits)} up from each, a step in {_seconds(question.step_seconds)}",
         f"exchange       {_exchange(question, plan)}; {_seconds(plan.transfer_seconds)} on an empty line",
         f"cycle          {_seconds(plan.cycle_seconds)}, {plan.steps} steps; the line is busy for "
         f"{100 * plan.transfer_seconds / plan.cycle_seconds:.0f} % of it",

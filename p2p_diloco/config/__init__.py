@@ -1,1 +1,1 @@
-"""What all peers agree on, what is private to a machine, and how both are written down: files, invites, keys."""
+"""Configuration: the signed manifest of a run, the settings of a machine, run files, invites and keys."""

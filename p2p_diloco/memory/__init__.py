@@ -1,1 +1,1 @@
-"""Memory for long vectors: used again, given back, laid out by rule."""
+"""Memory for long vectors: slabs that are reused, and the heap settings of a peer's process."""

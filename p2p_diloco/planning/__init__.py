@@ -1,1 +1,1 @@
-"""What is decided before a run begins: what it will need, how long its rounds are, how long a step takes here."""
+"""Planning a run: its cost, the length of its rounds, the time of an inner step on this machine."""

@@ -1,4 +1,4 @@
-"""What the rules want done. The shell plays these in the order given."""
+"""Actions that the rules ask the shell to perform, in the order given."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A run that was recorded, made again in one process."""
+"""Replaying a recorded run in one process."""

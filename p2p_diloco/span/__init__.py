@@ -1,1 +1,1 @@
-"""One span in vectors: contributed, averaged, followed, replaced and served, on the threads that do such work."""
+"""Vector work on one span: contribute, reduce, follow an entry, replace, serve."""

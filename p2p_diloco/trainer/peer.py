@@ -99,7 +99,7 @@ class PeerResult:
 
 
 class Refused(ConfigError):
-    """What a joiner's run needs is not here; nothing was begun, and nobody knows this peer."""
+    """This machine lacks something that the run needs. Nothing was begun, and no other peer knows of this one."""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ SETTLING_ROUNDS = 20
 """All count after four cycles, and all that can be dialled reduce after eight."""
 CYCLES = 3
 HEADERS = 0.04
-"""Of what is moved, at most; nobody announces them."""
+"""Largest share of the bytes that headers may take; the forecast leaves them out."""
 
 
 def announced(machine: Machine, now: float) -> tuple[float, float]:
