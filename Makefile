@@ -202,7 +202,7 @@ wheel-test: $(STAMP)
 EXPORT_VENV := .venv-export
 EXPORT_STAMP := $(EXPORT_VENV)/.installed
 export-test: $(EXPORT_STAMP)
-	$(EXPORT_VENV)/bin/python -m pytest tests/island/test_llama.py $(TEST_FLAGS)
+	$(EXPORT_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)
 
 SITE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 $(EXPORT_STAMP): $(STAMP)

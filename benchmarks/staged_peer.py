@@ -28,6 +28,9 @@ from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.attendance import NO_SIGNATURE, Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
@@ -38,9 +41,6 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.trainer.founding import found_roster, genesis_digest, genesis_states
-from p2p_diloco.trainer.run_plan import RunPlan
-from p2p_diloco.trainer.training_thread import TrainingThread
 from p2p_diloco.transport.libp2p import Libp2pTransport
 
 LINK_SECONDS = 60.0

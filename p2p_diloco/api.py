@@ -41,18 +41,18 @@ from p2p_diloco.config.run_file import (
 from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.island.own_files import own_files, own_tensors
-from p2p_diloco.island.provenance import Provenance
+from p2p_diloco.peer.own_model import OwnModel, describe_model
+from p2p_diloco.peer.run_plan import plan_run
+from p2p_diloco.peer.start import PeerPlan, nothing_left_if_refused, run_peer
+from p2p_diloco.peer.stop import StopRequest
+from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.planning.rounds import Conditions, choose_rounds
 from p2p_diloco.rate import parse_rate
 from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.inner_state import Stateful
-from p2p_diloco.trainer.own_model import OwnModel, describe_model
-from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused, run_peer
-from p2p_diloco.trainer.run_plan import plan_run
-from p2p_diloco.trainer.stop import StopRequest
-from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.training.own_files import own_files, own_tensors
+from p2p_diloco.training.provenance import Provenance
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.inner_loop import OptimizerName, choose_device
+from p2p_diloco.training.inner_loop import OptimizerName, choose_device
 from research.experiments import experiment_named
 from research.learners import shape_named
 from research.scope import Scope

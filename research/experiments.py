@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.training.inner_loop import OptimizerName
 from research.scope import DELAYED, Scope, baselines, often, others_often
 from research.setting import CURVE_POINTS, OURS, Setting
 

@@ -13,13 +13,13 @@ import torch
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.island.data import BatchStream, Corpus
-from p2p_diloco.island.evaluation import AnchorEvaluation
-from p2p_diloco.island.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.island.model import EMBEDDINGS, MODEL_SIZES, DecoderModel, ModelShape, build_model, model_shape
-from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.training.data import BatchStream, Corpus
+from p2p_diloco.training.evaluation import AnchorEvaluation
+from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
+from p2p_diloco.training.model import EMBEDDINGS, MODEL_SIZES, DecoderModel, ModelShape, build_model, model_shape
+from p2p_diloco.training.parameters import LocalParameters, sizes
 
 MICRO = ModelShape(layers=2, width=64, heads=2, feed_forward=176, context=64)
 """133 thousand parameters: for grids of questions on small machines."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.planning.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
+from p2p_diloco.training.inner_loop import OptimizerName
 from research.setting import OURS, Setting
 
 RATES: dict[OptimizerName, dict[str, float]] = {

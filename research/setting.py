@@ -12,13 +12,13 @@ import torch
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.data import Corpus, open_corpus
-from p2p_diloco.island.inner_loop import InnerRule
-from p2p_diloco.island.model import ModelShape
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.training.data import Corpus, open_corpus
+from p2p_diloco.training.inner_loop import InnerRule
+from p2p_diloco.training.model import ModelShape
 from research import baselines
 from research.algorithm import Algorithm
 from research.baselines import (

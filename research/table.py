@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from p2p_diloco.island.data import open_corpus
 from p2p_diloco.testing.cores import end_with_parent, usable_cores
+from p2p_diloco.training.data import open_corpus
 from research.experiments import Experiment
 from research.kept import KeptOutcomes
 from research.setting import Outcome, Setting, run_trial

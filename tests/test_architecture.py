@@ -19,15 +19,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("transport", "protocol", "codec", "outer"),
     ("span",),
-    ("node", "island"),
+    ("node", "training"),
     ("config",),
     ("storage", "bandwidth"),
     ("status",),
-    ("trainer", "planning", "replay"),
+    ("peer", "planning", "replay"),
     ("testing", "api"),
     ("cli", "__main__"),
 )
-STRANGERS = (("transport", "protocol", "codec", "outer"), ("node", "island"))
+STRANGERS = (("transport", "protocol", "codec", "outer"), ("node", "training"))
 
 PURE_ROOMS = ("outer", "codec", "protocol")
 IMPURE_MODULES = frozenset(

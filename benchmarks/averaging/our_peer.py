@@ -21,14 +21,14 @@ from benchmarks.averaging.textbook import seed_of
 from benchmarks.staged_peer import StagedPeer
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
-from p2p_diloco.island.model import model_shape
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.peer.last_round import state_digest
+from p2p_diloco.peer.processor import wake_politely
+from p2p_diloco.peer.run_plan import RunPlan, plan_tensors
+from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import warm_up
-from p2p_diloco.trainer.last_round import state_digest
-from p2p_diloco.trainer.processor import wake_politely
-from p2p_diloco.trainer.run_plan import RunPlan, plan_tensors
-from p2p_diloco.trainer.training_thread import TrainingThread
+from p2p_diloco.training.model import model_shape
 
 TRIAL_LINGER_SECONDS = 1.0
 """In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""

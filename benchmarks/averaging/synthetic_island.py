@@ -15,11 +15,11 @@ from torch import nn
 
 from benchmarks.averaging.textbook import DELTA_SCALE
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
+from p2p_diloco.peer.local_spans import LocalSpans
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.storage.diary import Diary
-from p2p_diloco.trainer.local_spans import LocalSpans
-from p2p_diloco.trainer.run_plan import RunPlan
-from p2p_diloco.trainer.trained_state import TrainedState
+from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 STEPS, TOKENS = 100, 100_000
 """What an island says to have trained since its last contribution; the same for all."""

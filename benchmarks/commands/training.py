@@ -17,8 +17,8 @@ from benchmarks.training.torchft_environment import install_torchft, torchft_int
 from benchmarks.training.uplinks import parse_uplinks
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.model import model_shape
 from p2p_diloco.outer.fragments import suited_spans
+from p2p_diloco.training.model import model_shape
 
 FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 """One row of a grid; the default `membership.group_size`."""

@@ -17,13 +17,13 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.memory.allocator import share_one_arena
+from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.processor import wake_politely
+from p2p_diloco.peer.start import PeerPlan, PeerResult, run_peer
+from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus
-from p2p_diloco.trainer.built_in import BuiltInTraining
-from p2p_diloco.trainer.peer import PeerPlan, PeerResult, run_peer
-from p2p_diloco.trainer.processor import wake_politely
-from p2p_diloco.trainer.stop import StopRequest
 
 EVALUATE_SECONDS = 60.0
 KEEP_CHECKPOINTS = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.model import ModelShape
+from p2p_diloco.training.model import ModelShape
 
 CONTEXT = 32
 FEWEST, MOST = 100_000, 1_000_000_000

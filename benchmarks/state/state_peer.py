@@ -27,14 +27,14 @@ from benchmarks.state.transfer import cpu_seconds_apart
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
 from p2p_diloco.outer.state import FOUNDING_WEIGHT, SpanState, founding_radius, state_digest
+from p2p_diloco.peer.founding import found_roster
+from p2p_diloco.peer.processor import wake_politely
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import warm_up
-from p2p_diloco.trainer.founding import found_roster
-from p2p_diloco.trainer.processor import wake_politely
-from p2p_diloco.trainer.run_plan import RunPlan
-from p2p_diloco.trainer.training_thread import TrainingThread
 
 LOOK_SECONDS = 0.02
 HANG_UP_SECONDS = 0.2

@@ -19,17 +19,17 @@ from benchmarks.training.figures import BLOCKING, OURS, OWN_LOOP, steps_within
 from benchmarks.training.timed_island import BlockingThread, OwnLoopThread, PacedThread, TimedState
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
-from p2p_diloco.island.inner_loop import InnerLoop
-from p2p_diloco.island.model import build_model
-from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.peer.founding import make_start
+from p2p_diloco.peer.local_spans import LocalSpans
+from p2p_diloco.peer.processor import wake_politely
+from p2p_diloco.peer.run_plan import plan_run
+from p2p_diloco.peer.run_text import open_run_text, open_stream
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import warm_up
-from p2p_diloco.trainer.founding import make_start
-from p2p_diloco.trainer.local_spans import LocalSpans
-from p2p_diloco.trainer.processor import wake_politely
-from p2p_diloco.trainer.run_plan import plan_run
-from p2p_diloco.trainer.run_text import open_run_text, open_stream
+from p2p_diloco.training.inner_loop import InnerLoop
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 GATHER_SECONDS = 1.5
 """That a round lasts at most in which the peers get to know each other; time jumps to the next one then."""

@@ -10,8 +10,8 @@ from typing import Any
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import SpanId
+from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.trainer.run_plan import RunPlan
 
 MODEL = "small"
 BATCH, CONTEXT = 1, 64

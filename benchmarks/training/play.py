@@ -32,8 +32,8 @@ from benchmarks.training.our_run import (
 from benchmarks.training.star_network import StarNetwork
 from benchmarks.training.uplinks import Uplink
 from p2p_diloco.errors import NetworkError, P2PDilocoError
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 WORKER = ("-m", "benchmarks.training.worker")
 START_SECONDS = 180.0

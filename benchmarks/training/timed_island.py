@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.island.inner_loop import InnerLoop
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.peer.local_spans import LocalSpans
+from p2p_diloco.peer.own_model import OwnModel
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.diary import Diary
-from p2p_diloco.trainer.local_spans import LocalSpans
-from p2p_diloco.trainer.own_model import OwnModel
-from p2p_diloco.trainer.run_plan import RunPlan
-from p2p_diloco.trainer.trained_state import TrainedState
-from p2p_diloco.trainer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.training.inner_loop import InnerLoop
 
 
 class Timings(Diary):

@@ -21,8 +21,8 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
-from p2p_diloco.island.data import open_corpus
-from p2p_diloco.island.inner_loop import OptimizerName
+from p2p_diloco.training.data import open_corpus
+from p2p_diloco.training.inner_loop import OptimizerName
 from research.experiments import EXPERIMENTS, experiment_named
 from research.kept import KeptOutcomes
 from research.learners import shape_named

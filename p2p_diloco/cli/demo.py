@@ -106,9 +106,9 @@ def measure_text(options: DemoOptions) -> TextLosses:
         ConfigError: the text is missing or too short.
     """
     from p2p_diloco.config.manifest import ModelSection
-    from p2p_diloco.island.data import bigram_entropy, open_corpus
-    from p2p_diloco.island.evaluation import held_out_loss
-    from p2p_diloco.island.model import build_model, model_shape
+    from p2p_diloco.training.data import bigram_entropy, open_corpus
+    from p2p_diloco.training.evaluation import held_out_loss
+    from p2p_diloco.training.model import build_model, model_shape
 
     corpus = open_corpus(options.data)
     start = build_model(model_shape(options.model), ModelSection().seed)
@@ -122,7 +122,7 @@ def sample_of(folder: Path) -> str:
         P2PDilocoError: there is no checkpoint that can be read, or the run has diverged.
     """
     from p2p_diloco.cli.sample import sample_text
-    from p2p_diloco.trainer.learnt_model import load_learnt_model
+    from p2p_diloco.peer.learnt_model import load_learnt_model
 
     pieces = sample_text(
         load_learnt_model(folder),

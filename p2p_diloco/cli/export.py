@@ -7,11 +7,11 @@ from pathlib import Path
 from p2p_diloco.cli.sample import warn_of_refused
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.config.new_file import check_new_folder, write_new_folder
-from p2p_diloco.island.llama import llama_files
-from p2p_diloco.island.own_files import own_files
-from p2p_diloco.island.provenance import Provenance
+from p2p_diloco.peer.learnt_model import LearntModel, load_learnt_model
 from p2p_diloco.status.status_file import PeerStatus, read_status
-from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
+from p2p_diloco.training.llama import llama_files
+from p2p_diloco.training.own_files import own_files
+from p2p_diloco.training.provenance import Provenance
 
 
 def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int:

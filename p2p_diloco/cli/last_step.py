@@ -10,7 +10,7 @@ import time
 from p2p_diloco.cli.lost_stream import flush_or_discard
 
 LONG_AT_WORK = frozenset({"training", "vectors"})
-"""Threads of `trainer.island_thread` and `swarm.vector_worker`, by name: importing them would bring torch along."""
+"""Threads of `peer.training_thread` and `node.vector_worker`, by name: importing them would bring torch along."""
 PATIENCE_SECONDS = 5.0
 
 

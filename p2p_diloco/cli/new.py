@@ -73,7 +73,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
     if "rounds.fragments" in given:
-        from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
+        from p2p_diloco.peer.run_plan import plan_run  # only here, for it brings PyTorch
 
         plan_run(draft)  # which refuses more fragments than the model has tensors
     _check(options, given)
@@ -257,7 +257,7 @@ def _check_text(path: str) -> None:
     """Refuse a text that is not here; whoever makes a run without it may write its path into the file afterwards."""
     if path == STANDARD_LIBRARY:
         return
-    from p2p_diloco.island.corpus_files import list_corpus_files  # only here, for it brings NumPy
+    from p2p_diloco.training.corpus_files import list_corpus_files  # only here, for it brings NumPy
 
     try:
         list_corpus_files(path)
@@ -271,7 +271,7 @@ def _check_text(path: str) -> None:
 
 
 def _spans_for(manifest: RunManifest, islands: int) -> int:
-    from p2p_diloco.trainer.run_plan import plan_run  # only here, for it brings PyTorch
+    from p2p_diloco.peer.run_plan import plan_run  # only here, for it brings PyTorch
 
     longest = max(fragment.elements for fragment in plan_run(manifest).fragments)
     return suited_spans(longest, min(islands, manifest.membership.group_size))

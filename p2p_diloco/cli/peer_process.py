@@ -25,7 +25,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.signing import SigningKey
 
 if TYPE_CHECKING:
-    from p2p_diloco.trainer.peer import PeerPlan
+    from p2p_diloco.peer.start import PeerPlan
 
 STOPPED = 130
 _HARD_STOP_SECONDS = 10.0
@@ -70,14 +70,14 @@ def run_requested_peer(request: PeerRequest) -> int:
         # Read once, when torch is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(request.settings.threads))
     from p2p_diloco.memory.allocator import share_one_arena
-    from p2p_diloco.trainer.processor import wake_politely
+    from p2p_diloco.peer.processor import wake_politely
 
     share_one_arena()
     wake_politely()
     import uvloop
 
-    from p2p_diloco.trainer.built_in import BuiltInTraining
-    from p2p_diloco.trainer.peer import PeerPlan, nothing_left_if_refused
+    from p2p_diloco.peer.built_in import BuiltInTraining
+    from p2p_diloco.peer.start import PeerPlan, nothing_left_if_refused
 
     training = BuiltInTraining(evaluate_seconds=request.flags.evaluate_seconds) if request.trains else None
     plan = PeerPlan(
@@ -124,8 +124,8 @@ def check_folder(folder: Path) -> None:
 
 
 async def _run(plan: PeerPlan, output: PeerOutput) -> int:
-    from p2p_diloco.trainer.peer import run_peer
-    from p2p_diloco.trainer.stop import StopRequest
+    from p2p_diloco.peer.start import run_peer
+    from p2p_diloco.peer.stop import StopRequest
 
     stop = StopRequest()
     loop = asyncio.get_running_loop()

@@ -14,11 +14,11 @@ from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
-from p2p_diloco.island.data import Corpus
+from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.replay.pace import Pace, pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.replay.twin import Twin, TwinResult
-from p2p_diloco.trainer.run_text import open_run_text
+from p2p_diloco.training.data import Corpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import torch
 
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.model import model_of
-from p2p_diloco.island.sampling import continue_text, readable_text
-from p2p_diloco.trainer.learnt_model import LearntModel, load_learnt_model
+from p2p_diloco.peer.learnt_model import LearntModel, load_learnt_model
+from p2p_diloco.training.model import model_of
+from p2p_diloco.training.sampling import continue_text, readable_text
 
 THREADS = 1
 """A byte is too little work to share, and a peer that trains beside this needs the other cores."""

@@ -20,8 +20,8 @@ from p2p_diloco.config.new_file import write_new_file
 from p2p_diloco.config.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.island.shape import MODEL_SIZES
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.training.shape import MODEL_SIZES
 
 KEY_FILE = "organiser.key"
 """The key that signs a run, beside its file unless another is named."""

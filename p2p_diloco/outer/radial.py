@@ -6,7 +6,7 @@ lengths, so that one outer rate suits few islands and many. What turns it is wei
 it no further than others, and who sends short ones no less. Where contributions agree less than orthogonal ones would,
 the length is not restored beyond what those lose: opposite ones cancel, as in a plain mean, and no noise is blown up.
 
-A block is what the codecs give a scale to. Which blocks are radial follows from the model (`trainer/run_plan.py`):
+A block is what the codecs give a scale to. Which blocks are radial follows from the model (`peer/run_plan.py`):
 rows of an embedding are rare, and their means are short because most islands have nothing to say.
 
 Source: Decoupled DiLoCo, arXiv 2604.21428, radial-directional averaging, there tensor by tensor; why by blocks, and the

@@ -12,11 +12,11 @@ import torch
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.ids import ZERO_DIGEST, Digest
-from p2p_diloco.island.data import BatchStream, open_corpus
-from p2p_diloco.island.inner_loop import InnerLoop, InnerRule, choose_device
-from p2p_diloco.island.model import build_model
-from p2p_diloco.island.shape import MODEL_SIZES, ModelShape
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.training.data import BatchStream, open_corpus
+from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, choose_device
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.shape import MODEL_SIZES, ModelShape
 
 BUDGET_SECONDS, PART_SECONDS = 3.0, 1.0
 """For steps of the whole model, and for those of a part."""

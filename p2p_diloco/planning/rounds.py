@@ -10,7 +10,6 @@ from typing import Any
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.shape import MODEL_SIZES
 from p2p_diloco.planning.estimate import (
     DAY_SECONDS,
     LOSS_BY_STEPS,
@@ -24,6 +23,7 @@ from p2p_diloco.planning.estimate import (
     make_plan,
 )
 from p2p_diloco.rate import counted, format_rate
+from p2p_diloco.training.shape import MODEL_SIZES
 
 COMPILED_NANOSECONDS = 10.0
 """Processor time of the outer step per parameter and cycle, with compiled loops (docs/performance.md)."""

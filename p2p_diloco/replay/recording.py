@@ -11,13 +11,13 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.protocol.entry import Entry, next_head
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.diary import DIARY_FILE, read_diary
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
-from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 KEPT_CYCLES = 1 << 30
 

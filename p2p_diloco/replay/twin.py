@@ -18,13 +18,13 @@ import torch
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.island.data import Corpus
-from p2p_diloco.island.evaluation import AnchorEvaluation
-from p2p_diloco.island.inner_loop import InnerLoop
-from p2p_diloco.island.model import build_model
-from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.founding import genesis_states, make_start
+from p2p_diloco.peer.local_spans import LocalSpans
+from p2p_diloco.peer.run_text import open_own_stream
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.peer.training_thread import InnerSteps
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.entry import Entry, included_places
 from p2p_diloco.protocol.round import rounding_seed
@@ -32,11 +32,11 @@ from p2p_diloco.replay.recording import Recording
 from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
 from p2p_diloco.span.vector_work import reduce_parts
 from p2p_diloco.storage.diary import chosen_spans
-from p2p_diloco.trainer.founding import genesis_states, make_start
-from p2p_diloco.trainer.local_spans import LocalSpans
-from p2p_diloco.trainer.run_text import open_own_stream
-from p2p_diloco.trainer.trained_state import TrainedState
-from p2p_diloco.trainer.training_thread import InnerSteps
+from p2p_diloco.training.data import Corpus
+from p2p_diloco.training.evaluation import AnchorEvaluation
+from p2p_diloco.training.inner_loop import InnerLoop
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 Heads = dict[SpanId, Digest]
 

@@ -18,7 +18,7 @@ from torch import nn
 from p2p_diloco.api import OnEvent, Optimizers, OwnState, Swarm, founder_plan, joiner_plan, new_run, start
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
-from p2p_diloco.trainer.peer import PeerPlan
+from p2p_diloco.peer.start import PeerPlan
 from p2p_diloco.transport.directory import Directory, MemoryDirectory
 from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport

@@ -14,7 +14,7 @@ import pytest
 from p2p_diloco.cli import app
 from p2p_diloco.cli.last_step import LONG_AT_WORK, end_despite_last_step
 from p2p_diloco.node.vector_worker import VectorWorker
-from p2p_diloco.trainer.training_thread import TrainingThread
+from p2p_diloco.peer.training_thread import TrainingThread
 
 Begin = Callable[[str], None]
 

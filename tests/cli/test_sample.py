@@ -15,15 +15,15 @@ from p2p_diloco.cli.app import main
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import has_unseen
 from p2p_diloco.ids import ZERO_DIGEST, Digest
-from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.peer.founding import make_start
+from p2p_diloco.peer.own_model import describe_model
+from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
-from p2p_diloco.trainer.founding import make_start
-from p2p_diloco.trainer.own_model import describe_model
-from p2p_diloco.trainer.run_plan import plan_run
+from p2p_diloco.training.parameters import LocalParameters
 
 Captured = pytest.CaptureFixture[str]
 ORGANISER = SigningKey(b"o" * 32)

@@ -24,8 +24,8 @@ from p2p_diloco.config.run_file import (
 from p2p_diloco.config.toml_document import known_keys
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.island.model import MODEL_SIZES
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.training.model import MODEL_SIZES
 
 ORGANISER = SigningKey(bytes(32)).peer
 NOW = 1_700_000_000.9

@@ -9,8 +9,8 @@ import sys
 import time
 
 from p2p_diloco.cli.app import main
-from p2p_diloco.trainer import built_in
-from p2p_diloco.trainer.training_thread import InnerSteps
+from p2p_diloco.peer import built_in
+from p2p_diloco.peer.training_thread import InnerSteps
 
 
 def hold_steps(seconds: float) -> None:

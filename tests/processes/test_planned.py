@@ -34,10 +34,10 @@ from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.ids import PeerId
+from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.replay.pace import pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.status.status_file import PeerStatus, read_status
-from p2p_diloco.trainer.run_text import open_run_text
 from research.learners import EVALUATION_TOKENS
 from research.setting import Circumstances, Setting, run_trial
 from tests.swarm.process_swarm import PROJECT

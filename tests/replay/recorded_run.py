@@ -15,8 +15,8 @@ from session_stage import SessionStage, Watcher, run_stage
 from small_run import ORGANISER, peer_key
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
-from p2p_diloco.trainer.stop import StopRequest
 
 LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")

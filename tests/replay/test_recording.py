@@ -11,12 +11,12 @@ from small_run import ORGANISER, peer_key, small_manifest
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import StateError
+from p2p_diloco.peer.founding import genesis_states, make_start
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.replay import recording
 from p2p_diloco.replay.recording import read_recording
 from p2p_diloco.storage.diary import DIARY_FILE
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, ROSTERS_FILE
-from p2p_diloco.trainer.founding import genesis_states, make_start
-from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 
 def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:

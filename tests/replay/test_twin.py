@@ -8,10 +8,10 @@ import pytest
 from recorded_run import TRAINERS, record
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.island.data import open_corpus
 from p2p_diloco.replay.recording import read_recording
 from p2p_diloco.replay.twin import Twin
 from p2p_diloco.storage.diary import DIARY_FILE
+from p2p_diloco.training.data import open_corpus
 
 
 def test_a_twin_of_joins_and_deaths_makes_every_entry_again(tmp_path: Path) -> None:

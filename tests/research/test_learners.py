@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.data import open_corpus
-from p2p_diloco.island.inner_loop import InnerRule
+from p2p_diloco.training.data import open_corpus
+from p2p_diloco.training.inner_loop import InnerRule
 from research.learners import MICRO, Judge, TextLearners, shape_named
 
 

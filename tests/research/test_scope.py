@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.config.run_file import draft_manifest
-from p2p_diloco.island.inner_loop import OptimizerName
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.training.inner_loop import OptimizerName
 from research.scope import (
     OUTER,
     OUTER_OFTEN,

@@ -13,6 +13,7 @@ from small_run import ORGANISER, peer_key, small_plan
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
+from p2p_diloco.peer.founding import found_roster
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Bond, Proposal
 from p2p_diloco.protocol.engine import Recalled
 from p2p_diloco.protocol.histories import Liveliness
@@ -30,7 +31,6 @@ from p2p_diloco.storage.run_folder import (
     ROSTERS_FILE,
     RunFolder,
 )
-from p2p_diloco.trainer.founding import found_roster
 
 RUN = sha256(b"run")
 PLAN = small_plan()

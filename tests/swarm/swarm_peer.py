@@ -21,15 +21,15 @@ import uvloop
 from p2p_diloco.config.invite import parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.start import PeerPlan, run_peer
+from p2p_diloco.peer.stop import StopRequest
+from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span import pieces
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.status.status_file import PeerStatus, write_status
-from p2p_diloco.trainer.built_in import BuiltInTraining
-from p2p_diloco.trainer.peer import PeerPlan, run_peer
-from p2p_diloco.trainer.stop import StopRequest
-from p2p_diloco.trainer.trained_state import TrainedState
 
 LAST_ROUND_FILE = "last_round"
 INVITE_FILE = "invite"

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from p2p_diloco.ids import format_peer_id
+from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.trainer.run_plan import plan_run
 from tests.swarm.process_swarm import ProcessSwarm
 from tests.swarm.test_faults import end_together
 from tests.swarm.test_repair_processes import entries_on_disk, started

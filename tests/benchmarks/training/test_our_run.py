@@ -7,8 +7,8 @@ import pytest
 from benchmarks.training.our_run import BATCH, CONTEXT, RunShape, draft_run, run_order, sent_bytes
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.trainer.run_plan import RunPlan, plan_run
 
 ORGANISER = SigningKey(bytes(32))
 

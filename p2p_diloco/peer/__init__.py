@@ -1,0 +1,1 @@
+"""One peer, put together: the only place where network and training meet."""

@@ -1,0 +1,112 @@
+"""The built-in training: steps the decoder that the manifest describes on the run's text, in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch
+from p2p_diloco.peer.local_spans import describe_device, spans_for
+from p2p_diloco.peer.run_plan import plan_run
+from p2p_diloco.peer.run_text import open_run_text, open_stream
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.peer.training import Training, TrainingHost
+from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.storage.diary import Diary
+from p2p_diloco.storage.inner_state import InnerState
+from p2p_diloco.training.corpus_files import list_corpus_files
+from p2p_diloco.training.inner_loop import InnerLoop, choose_device
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
+
+LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
+
+
+class BuiltInTraining(Training):
+    """Trains the built-in decoder on the run's text.
+
+    Args:
+        evaluate_seconds: between two measurements of the held-out loss; 0: none.
+    """
+
+    owns_process = True
+
+    def __init__(self, *, evaluate_seconds: float = 30.0) -> None:
+        self.evaluate_seconds = evaluate_seconds
+        self._thread: TrainingThread | None = None
+        self._watch: HeldOutWatch | None = None
+
+    def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
+        """Refuse a device or a text that is not here, and a run of another model."""
+        choose_device(settings.device)
+        if signed is not None:
+            _ = plan_run(signed.manifest).shape  # raises where the model is somebody's own
+            open_run_text(signed.manifest.data, settings.data)
+        elif settings.data is not None:
+            list_corpus_files(settings.data)
+
+    def open(self, host: TrainingHost) -> TrainedState:
+        """Build the model, its training thread and its evaluation."""
+        plan, settings = host.plan, host.settings
+        # The first optimiser of a process imports torch._dynamo: seconds in which nothing else is reported.
+        text = "starting to train: PyTorch takes some seconds to load its optimisers"
+        host.in_loop(partial(host.hear, "starting", text))
+        corpus = open_run_text(plan.manifest.data, settings.data)
+        stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
+        model = build_model(plan.shape, plan.manifest.model.seed)
+        loop = InnerLoop(model, stream, plan.inner, choose_device(settings.device))
+        lay_end_to_end(model, plan.fragments)
+        diary = Diary(host.folder) if settings.keep_diary else None
+        if diary is not None:
+            diary.began(stream.position)
+        local = spans_for(plan, LocalParameters(model, plan.fragments), loop.device)
+        host.in_loop(partial(host.hear, "device", describe_device(loop.device, local)))
+        self.state = TrainedState(
+            plan,
+            local,
+            now=host.now,
+            in_loop=host.in_loop,
+            died=host.died,
+            damaged=host.damaged,
+            diary=diary,
+            inner=InnerState(host.folder, {"the optimiser": loop}),
+            hear=host.hear,
+        )
+        steps = InnerSteps(loop, self.state)
+        self._thread = TrainingThread(state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died)
+        if self.evaluate_seconds > 0:
+            self._watch = HeldOutWatch(plan, corpus)
+        return self.state
+
+    def start(self) -> None:
+        """Begin; steps are made once all spans are there."""
+        self._opened().start()
+
+    def stop_stepping(self) -> None:
+        """Make no steps any more, but let θ follow entries."""
+        self._opened().stop_training()
+
+    def wait_until_idle(self) -> None:
+        """Wait until φ, m and θ hold everything that was handed over."""
+        self._opened().wait_until_idle()
+
+    async def measure(self) -> HeldOutLoss | None:
+        """Measure both losses on the held-out text."""
+        if self._watch is None or self.state is None:
+            return None
+        return await self._watch.measure(self.state)
+
+    async def end(self) -> None:
+        """End the threads."""
+        if self._watch is not None:
+            self._watch.close()
+        if self._thread is not None:
+            self._thread.stop()
+            # A thread that is in torch when the interpreter ends aborts the process.
+            await asyncio.to_thread(self._thread.join, LAST_STEP_SECONDS)
+
+    def _opened(self) -> TrainingThread:
+        assert self._thread is not None, "open it first"
+        return self._thread

@@ -1,0 +1,84 @@
+"""Held-out loss of the anchor and of θ, measured beside training in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.memory.slabs import passing_vector
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.training.data import Corpus
+from p2p_diloco.training.evaluation import AnchorEvaluation, Slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLoss:
+    """Nats per byte on the held-out text."""
+
+    anchor: float
+    local: float
+
+
+class HeldOutWatch:
+    """Measures both losses, with no more of the parameters copied at once than one part of the model has.
+
+    Each part is taken as it is when its turn comes. While peers exchange, a fragment may move on between two parts;
+    once training has stopped the figures are those of what is held.
+    """
+
+    def __init__(self, plan: RunPlan, corpus: Corpus) -> None:
+        self._plan = plan
+        self._evaluation = AnchorEvaluation(plan.shape, plan.fragments, corpus)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+        self._measuring = asyncio.Lock()
+
+    async def measure(self, state: TrainedState) -> HeldOutLoss:
+        """Measure the state as it is now; one measurement waits for the end of another."""
+        async with self._measuring:
+            anchor = await self._loss(lambda part: self._anchor_of(state, part))
+            return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(state, part)))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _loss(self, fetch: Callable[[Sequence[Slice]], Awaitable[Sequence[Vector]]]) -> float:
+        loop, loss = asyncio.get_running_loop(), None
+        # In the thread, which may still be busy with a part of a measurement that was given up.
+        await loop.run_in_executor(self._thread, self._evaluation.begin)
+        for part in self._evaluation.parts:
+            loss = await loop.run_in_executor(self._thread, self._evaluation.take, await fetch(part))
+        assert loss is not None, "the last part gives it"
+        return loss
+
+    async def _anchor_of(self, state: TrainedState, part: Sequence[Slice]) -> list[Vector]:
+        states = state.moving_states()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: [anchor_slice(self._plan, states, each) for each in part]
+        )
+
+
+def anchor_slice(plan: RunPlan, states: Mapping[SpanId, SpanState], wanted: Slice) -> Vector:
+    """Return a slice of a fragment of φ, a copy; not on the heap, where it would take the place of a gradient."""
+    pieces = []
+    for span in plan.spans_of(wanted.fragment):
+        place = plan.places[span]
+        start, stop = max(place.start, wanted.start), min(place.stop, wanted.stop)
+        if start < stop:
+            pieces.append(states[span].anchor_N[start - place.start : stop - place.start])
+    return np.concatenate(pieces, out=passing_vector(sum(map(len, pieces))))
+
+
+async def _local_of(state: TrainedState, part: Sequence[Slice]) -> tuple[Vector, ...]:
+    """Return slices of θ as they are at the next step border."""
+    came: asyncio.Future[tuple[Vector, ...]] = asyncio.get_running_loop().create_future()
+    state.look(part, lambda vectors: came.set_result(vectors) if not came.done() else None)
+    return await came

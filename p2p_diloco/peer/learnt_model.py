@@ -1,0 +1,139 @@
+"""What was learnt: the agreed model of a run, as a peer's newest checkpoint on this disk holds it.
+
+Only read, so that it works while the peer trains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest
+from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.peer.evaluation import anchor_slice
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
+from p2p_diloco.storage.run_folder import MANIFEST_FILE
+from p2p_diloco.training.evaluation import Slice
+
+_RUN_FOLDER = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntModel:
+    """The anchor φ of a run.
+
+    Attributes:
+        plan: of the run.
+        parameters: φ by the names of the model's tensors, float32.
+        rounds: of exchange, up to the latest whose update is included; 0: it is the start.
+        refused: a sentence for each newer checkpoint that could not be believed.
+    """
+
+    plan: RunPlan
+    parameters: dict[str, Tensor]
+    rounds: int
+    refused: tuple[str, ...] = ()
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The manifest of the run."""
+        return self.plan.manifest
+
+    @property
+    def cycles(self) -> float:
+        """The rounds in cycles, in each of which all fragments are due once."""
+        return self.rounds / self.manifest.rounds.fragments
+
+
+def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntModel:
+    """Load the newest checkpoint in a state directory.
+
+    Args:
+        state_directory: of a peer, which may be running.
+        run: which run, as the first digits of its id; None where there is one.
+    Raises:
+        ConfigError: no peer has run there, or it is not clear which run is meant.
+        StateError: there is no checkpoint yet, or none can be read.
+    """
+    folders = _run_folders(state_directory)
+    folders = [folder for folder in folders if any(folder.glob(CHECKPOINTS))]
+    if not folders:
+        raise _no_checkpoint(state_directory)
+    folder = _choose_run(state_directory, folders, run)
+    plan = _plan_of(folder)
+    checkpoints = CheckpointFolder(folder, run=plan.rules.run, elements=plan.rules.span_elements, keep=1)
+    states, refused = checkpoints.read_newest()
+    if states is None:
+        raise StateError(refused[0]) if refused else _no_checkpoint(state_directory)
+    places = {
+        slot.name: Slice(fragment.index, slot.start, slot.stop)
+        for fragment in plan.fragments
+        for slot in fragment.tensors
+    }
+    return LearntModel(
+        plan=plan,
+        parameters={
+            name: torch.from_numpy(anchor_slice(plan, states, places[name])).view(shape)
+            for name, shape in plan.shapes.items()
+        },
+        rounds=max(0, *(state.head.round + 1 for state in states.values())),
+        refused=refused,
+    )
+
+
+def _no_checkpoint(state_directory: Path) -> StateError:
+    return StateError(
+        f"the peer in {state_directory} has no checkpoint yet; it writes the first one a few seconds after it has the "
+        "state of the run, so try again then (p2p-diloco status shows how it does)"
+    )
+
+
+def _run_folders(state_directory: Path) -> list[Path]:
+    try:
+        folders = sorted(path for path in state_directory.iterdir() if _RUN_FOLDER.fullmatch(path.name))
+    except (FileNotFoundError, NotADirectoryError):
+        folders = []
+    except OSError as error:
+        raise StateError(
+            f"cannot read the state directory {state_directory}: {error.strerror}; let this user read it, or name "
+            "another with --state-directory"
+        ) from None
+    if not folders:
+        raise ConfigError(
+            f"no peer has run with the state directory {state_directory}; name another with --state-directory"
+        )
+    return folders
+
+
+def _choose_run(state_directory: Path, folders: Sequence[Path], run: str | None) -> Path:
+    chosen = [folder for folder in folders if run is None or folder.name.startswith(run.lower()[:16])]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(folder.name for folder in folders)
+    wanted = "" if run is None else f"{len(chosen)} of them begin with {run}; "
+    raise ConfigError(
+        f"{state_directory} holds checkpoints of {len(folders)} runs: {names}; {wanted}choose one with --run and the "
+        "first digits of its id"
+    )
+
+
+def _plan_of(folder: Path) -> RunPlan:
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = decode_signed_manifest(path.read_bytes()).manifest
+    except FileNotFoundError:
+        raise StateError(
+            f"{folder} holds no manifest, which says what the model is; start its peer once more, which writes it, or "
+            "name the state directory of another peer with --state-directory"
+        ) from None
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}; let this user read it") from None
+    except FrameError as error:
+        raise StateError(f"{path} is broken ({error}); name the state directory of another peer") from None
+    return plan_run(manifest)

@@ -1,0 +1,147 @@
+"""How an island reaches the spans of its θ: where they lie on the host, or on a GPU with as little said as can be.
+
+On a GPU a span is contributed without θ coming down: φ goes up, codes and scales come back, an eighth of what θ
+takes. Where θ follows an entry, what it moves by goes up and is added there.
+
+Legend: N = elements of one span.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+
+import numpy as np
+import torch
+
+from p2p_diloco.codec.blocks import parts_of
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.ids import SpanId
+from p2p_diloco.kernels import device
+from p2p_diloco.kernels.choice import span_kernels
+from p2p_diloco.memory.slabs import passing_bytes
+from p2p_diloco.outer.advance import norm_limit, record_contribution
+from p2p_diloco.outer.in_flight import InFlight, Sent
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.span.span_work import SentSpan, contribute_span
+from p2p_diloco.span.vector_work import MOST_SHRINKS
+from p2p_diloco.training.parameters import LocalParameters
+
+
+class LocalSpans:
+    """Reads spans of θ as vectors, and moves them. For the thread that trains.
+
+    Args:
+        parameters: θ.
+    """
+
+    def __init__(self, plan: RunPlan, parameters: LocalParameters) -> None:
+        self.plan = plan
+        self.parameters = parameters
+
+    def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
+        """Contribute a span; see `contribute_span`."""
+        place, limits = self.plan.places[span], self.plan.manifest.limits
+        local_N = self.parameters.view(span.fragment, place.start, place.stop)
+        sent = contribute_span(
+            state,
+            in_flight,
+            local_N,
+            round_index=round_index,
+            codec=self.plan.codecs.contribution,
+            max_norm_ratio=limits.max_norm_ratio,
+            max_in_flight=limits.in_flight,
+        )
+        if sent.advance.local_N is not local_N:
+            self.write(span, sent.advance.local_N)
+        return sent
+
+    def write(self, span: SpanId, local_N: Vector) -> None:
+        """Set a span of θ."""
+        place = self.plan.places[span]
+        self.parameters.write(span.fragment, place.start, place.stop, local_N)
+
+    def move(self, span: SpanId, scale: float, offset_N: Vector) -> None:
+        """Let a span of θ become scale · θ + offset; with a scale of 0 also where θ is not finite."""
+        place = self.plan.places[span]
+        if scale == 0.0:
+            self.write(span, offset_N)
+            return
+        if scale != 1.0:
+            scaled_N = self.parameters.read(span.fragment, place.start, place.stop)
+            np.multiply(scaled_N, np.float32(scale), out=scaled_N)
+            self.write(span, scaled_N)
+        self.parameters.add(span.fragment, place.start, place.stop, offset_N)
+
+
+class DeviceSpans(LocalSpans):
+    """Contributes θ from where it is.
+
+    What cannot be encoded there is encoded on the host: a contribution while another is in flight, a span that ends
+    within a block, codecs of other than four bits.
+    """
+
+    def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
+        """Contribute a span, encoded where θ is."""
+        found = None
+        if not len(in_flight) and round_index > state.head.round:
+            found = self._encode(span, state)
+        if found is None:
+            return super().contribute(span, state, in_flight, round_index)
+        sent = Sent(found[1], partial(self.plan.codecs.contribution.decode, elements=state.elements))
+        # Nothing else is in flight, so nothing can overflow and θ stays; no vector is needed for it.
+        advance = record_contribution(state, in_flight, state.anchor_N, round_index=round_index, sent=sent)
+        return SentSpan(*found, advance)
+
+    def _encode(self, span: SpanId, state: SpanState) -> tuple[float, memoryview] | None:
+        """Return the norm of the pseudo-gradient and its encoding, shortened until reducers take it.
+
+        None where the device cannot do it, or something is not finite.
+        """
+        place, codec = self.plan.places[span], self.plan.codecs.contribution
+        local = self.parameters.on_device(span.fragment, place.start, place.stop)
+        if local is None or not isinstance(codec, Int4Codec) or state.elements % device.BLOCK:
+            return None
+        room = passing_bytes(codec.encoded_bytes(state.elements))
+        scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
+        squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
+        encode = partial(device.contribute4, state.anchor_N, local, *codec.loop_limits(), scale_bits_B, packed)
+        limit, factor, whole = norm_limit(state, self.plan.manifest.limits.max_norm_ratio), 1.0, None
+        for _ in range(MOST_SHRINKS):
+            norm = math.sqrt(encode(squares_B, factor=np.float32(factor)))
+            if not math.isfinite(norm):
+                return None
+            whole = norm if whole is None else whole
+            longest = max(norm, math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)))
+            if longest <= limit:
+                return whole, room.toreadonly()
+            factor *= limit / longest * (1.0 - 2.0**-10)
+        return None
+
+
+def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -> LocalSpans:
+    """Return how spans of θ are reached on a device: encoded there only where it encodes as the host does."""
+    is_suited = where.type != "cpu" and encodes_alike(where)
+    return (DeviceSpans if is_suited else LocalSpans)(plan, parameters)
+
+
+def describe_device(where: torch.device, local: LocalSpans) -> str:
+    """Return a sentence that says where steps are made, and where contributions are encoded."""
+    if where.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"trains on the processor, {threads} {'thread' if threads == 1 else 'threads'}"
+    name = f" ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else ""
+    encodes = "there" if isinstance(local, DeviceSpans) else f"on the processor, since {where.type} rounds otherwise"
+    return f"trains on {where}{name}; contributions are encoded {encodes}"
+
+
+@cache
+def encodes_alike(where: torch.device) -> bool:
+    """Return whether a device encodes as the host does; tried out once."""
+    loops, codec = span_kernels(), codec_named("int4")
+    assert isinstance(codec, Int4Codec)
+    return loops is not None and device.agrees(where, loops.contribute4, codec.loop_limits())

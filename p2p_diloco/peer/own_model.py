@@ -1,0 +1,340 @@
+"""A model of one's own, stepped by a loop of one's own: what may take part, and how its steps are counted."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.config.manifest import ModelSection, SignedManifest
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import sha256
+from p2p_diloco.peer.local_spans import describe_device, spans_for
+from p2p_diloco.peer.run_plan import plan_run
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.peer.training import Training, TrainingHost
+from p2p_diloco.storage.inner_state import InnerState, Stateful
+from p2p_diloco.training.parameters import LocalParameters, plain_name, trained
+
+OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
+"""Modules of optimisers that keep θ a second time and write it over the model's, so that a merge would be lost."""
+
+SAMPLED, PROBED_MERGES, LOST_SHARE = 4096, 4, 0.25
+"""Elements of the first tensor that are looked at around so many merges; a merge of which less is left was undone."""
+CLEAR_STEPS = 4.0
+"""A merge is looked at if it is so many times as long as a step: a step as long may by itself lead back."""
+
+LONGEST_STEP_SECONDS = 30.0
+"""After it the peer counts as not stepping: it follows and serves, and contributes nothing."""
+
+_taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def describe_model(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a manifest says of a model: its trained tensors, and a digest of all else in its state.
+
+    Rows of embeddings, what is tied to them and the output head are averaged plainly, all else radially: rows are rare,
+    and most islands have nothing to say about one.
+
+    Args:
+        ignore: names of frozen tensors or buffers that may differ between peers.
+    Raises:
+        ConfigError: a tensor cannot take part.
+    """
+    rows = [(name, tuple(tensor.shape), _mean_of(model, name, tensor)) for name, tensor in checked(model).items()]
+    return {
+        "tensors": [[name, list(shape), mean] for name, shape, mean in rows],
+        "rest": _digest_of_rest(model, ignore),
+        "ignored": list(ignore),
+    }
+
+
+def checked(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained tensors by name.
+
+    Raises:
+        ConfigError: there is none, or one cannot take part; the text names it and says what to do.
+    """
+    tensors = trained(model)
+    if not tensors:
+        raise ConfigError("the model has no parameter that requires a gradient; nothing could be averaged")
+    devices = sorted({str(tensor.device) for tensor in tensors.values()})
+    if len(devices) > 1:
+        raise ConfigError(f"parameters lie on {' and '.join(devices)}; put all that are trained on one device")
+    if (ranks := _num_ranks()) > 1:
+        raise ConfigError(
+            f"this is one of {ranks} ranks of torch.distributed; islands of several processes cannot join yet, join "
+            "from a program of one process"
+        )
+    for name, tensor in tensors.items():
+        wrong = _what_is_wrong(tensor)
+        if wrong:
+            raise ConfigError(f"parameter {name} {wrong}")
+    return tensors
+
+
+def check_model(model: nn.Module, said: ModelSection) -> None:
+    """Check that a model is the run's.
+
+    Raises:
+        ConfigError: it is another one; the text names the first tensor that differs.
+    """
+    own = {name: tuple(tensor.shape) for name, tensor in checked(model).items()}
+    agreed = {name: tuple(shape) for name, shape, _ in said.tensors}
+    for name, shape in agreed.items():
+        if name not in own:
+            raise ConfigError(
+                f"the run trains a tensor {name} of shape {shape}, which this model has not; {_SAME_MODEL}"
+            )
+        if own[name] != shape:
+            raise ConfigError(f"tensor {name} has shape {own[name]} here and {shape} in the run; {_SAME_MODEL}")
+    extra = next((name for name in own if name not in agreed), None)
+    if extra is not None:
+        raise ConfigError(f"this model trains {extra} of shape {own[extra]}, which the run does not; {_SAME_MODEL}")
+    if _digest_of_rest(model, said.ignored) != said.rest:
+        raise ConfigError(
+            "frozen parameters or buffers of this model differ from those of the run; load the same base, or list what "
+            "may differ as ignored when the run is made"
+        )
+
+
+_SAME_MODEL = "build the same model as the organiser"
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Check that optimisers leave θ where the swarm moves it.
+
+    Raises:
+        ConfigError: one keeps a copy of θ.
+    """
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        if any(word in kind.__module__.lower() for word in OWN_COPIES):
+            raise ConfigError(
+                f"{kind.__name__} keeps a copy of the parameters and would undo every merge; use an optimiser that "
+                "works on the model's own tensors, such as torch.optim.AdamW"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """Some elements of θ before and after a merge."""
+
+    before: Tensor
+    after: Tensor
+
+
+class OwnModel(Training):
+    """A model whose owner steps it.
+
+    Args:
+        optimizers: that step it, whose steps are counted; none: every call of `stepped` is a step.
+        kept: what else goes on after a restart, by name; optimisers do in any case.
+    Raises:
+        ConfigError: the model or an optimiser cannot take part, or takes part already.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        kept: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        checked(model)
+        check_optimizers(optimizers)
+        if model in _taking_part:
+            raise ConfigError(
+                "this model takes part in a run already; leave that one first, or join with another model"
+            )
+        _taking_part.add(model)
+        self.model: nn.Module = model
+        self._counts = bool(optimizers)
+        self._steps = 0
+        self._kept = {f"optimizer {number}": optimizer for number, optimizer in enumerate(optimizers)} | dict(
+            kept or {}
+        )
+        self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
+        self._waiting_tokens = 0
+        self._thread: int | None = None
+        self._probe: _Probe | None = None
+        self._probes_left = PROBED_MERGES
+        self._last: Tensor | None = None
+        self._step: Tensor | None = None
+
+    def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
+        """Refuse a run that trains another model."""
+        if signed is None:
+            return
+        manifest = signed.manifest
+        if manifest.model.tensors:
+            check_model(self.model, manifest.model)
+        elif sorted(trained(self.model)) != sorted(plan_run(manifest).shapes):
+            raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
+
+    def open(self, host: TrainingHost) -> TrainedState:
+        """Make the state of this model in a run."""
+        plan = host.plan
+        parameters = LocalParameters(self.model, plan.fragments)
+        device = next(iter(trained(self.model).values())).device
+        local = spans_for(plan, parameters, device)
+        if device.type != "cpu":
+            host.in_loop(partial(host.hear, "device", describe_device(device, local)))
+        self.state = TrainedState(
+            plan,
+            local,
+            now=host.now,
+            in_loop=host.in_loop,
+            died=host.died,
+            damaged=host.damaged,
+            inner=InnerState(host.folder, self._kept),
+            hear=host.hear,
+        )
+        return self.state
+
+    def is_stepping(self) -> bool:
+        """Return whether the last step is not long ago; a loop may stop at any time."""
+        return self.state is None or self.state.seconds_since_step() <= LONGEST_STEP_SECONDS
+
+    def border(self) -> None:
+        """Let the model follow the run and contribute what is due.
+
+        Raises:
+            ConfigError: the optimiser undid a merge.
+        """
+        assert self.state is not None, "open it first"
+        if not self._probes_left:
+            self.state.border()
+            return
+        before = self._sample()
+        had_work = self.state.has_work
+        self.state.border()
+        self._last = self._sample() if had_work else before
+        if had_work and not torch.equal(before, self._last):
+            first = self._probe.before if self._probe is not None else before
+            self._probe = _Probe(before=first, after=self._last)
+
+    def _sample(self) -> Tensor:
+        tensor = next(iter(trained(self.model).values()))
+        return tensor.detach().flatten()[:SAMPLED].clone()
+
+    def _check_probe(self) -> None:
+        """See that the step after a merge began where the merge ended, not where it began."""
+        probe, self._probe = self._probe, None
+        if self._last is None or not self._probes_left:
+            return
+        now = self._sample()
+        if probe is None:
+            self._step = now - self._last
+            return
+        moved = _length(probe.after - probe.before)
+        if self._step is None or moved < CLEAR_STEPS * _length(self._step):
+            return
+        self._probes_left -= 1
+        if _length(now - probe.before) < LOST_SHARE * moved and _length(now - probe.after) > (1 - LOST_SHARE) * moved:
+            raise ConfigError(
+                "the optimiser wrote its own copy of the parameters over a merge, so nothing of the others would reach "
+                "this model; use one that works on the model's own tensors, such as torch.optim.AdamW"
+            )
+
+    def close(self) -> None:
+        """Keep the optimisers' state, and leave them and the model alone.
+
+        Another thread than the one that steps saves nothing: the optimisers may be in the middle of a step.
+        """
+        if self.state is not None and self._thread == threading.get_ident():
+            self._thread = None
+            self.state.save_inner()
+        _taking_part.discard(self.model)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return a copy of all tensors of the model's `state_dict` as they are now, no two in one piece of memory."""
+        named = self.model.state_dict().items()
+        return {
+            plain_name(name): tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in named
+            if isinstance(tensor, Tensor)
+        }
+
+    def stepped(self, tokens: int, loss: float | None) -> None:
+        """Count tokens, and a step if the optimiser made one since the last call."""
+        assert self.state is not None, "open it first"
+        self._waiting_tokens += tokens
+        if self._counts and not self._steps:
+            return  # gradients are accumulated, or a GradScaler left the step out
+        self._thread = threading.get_ident()
+        self._check_probe()
+        self.state.stepped(self._waiting_tokens, loss)
+        self._waiting_tokens = self._steps = 0
+
+    def _count(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        # A GradScaler calls a fused optimiser also where gradients are infinite; its kernel then changes nothing.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is None or not bool(found_inf):
+            self._steps += 1
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
+
+
+def _num_ranks() -> int:
+    is_there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_there else 1
+
+
+def _what_is_wrong(tensor: Tensor) -> str:
+    if type(tensor).__name__ == "DTensor":
+        return "is sharded (DTensor); sharded models cannot join yet, keep it whole on each island"
+    if tensor.device.type == "meta":
+        return "is on the meta device and holds no numbers; materialise the model before it joins"
+    if tensor.dtype != torch.float32:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return (
+            f"is {kind}; trained parameters are float32, for an update of 1e-5 moves no {kind} of 0.03: call "
+            "model.float() and use torch.autocast for speed"
+        )
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        return "does not lie in one piece of memory; make it contiguous before the model joins"
+    return ""
+
+
+def _mean_of(model: nn.Module, name: str, tensor: Tensor) -> str:
+    """Return how a tensor is averaged; by what it is used for, as far as that shows."""
+    is_embedding = any(tensor is module.weight for module in model.modules() if isinstance(module, nn.Embedding))
+    return "plain" if is_embedding or _is_head(model, tensor) else "radial"
+
+
+def _is_head(model: nn.Module, tensor: Tensor) -> bool:
+    """Return whether a tensor is the last linear layer's: one row for each class."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return bool(linear) and tensor is linear[-1].weight
+
+
+def _rest(model: nn.Module, ignore: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    own, left_out = trained(model), set(ignore)
+    pointers = {tensor.data_ptr() for tensor in own.values()}
+    for name, tensor in model.state_dict().items():
+        plain = plain_name(name)
+        if plain in own or plain in left_out or not isinstance(tensor, Tensor) or tensor.data_ptr() in pointers:
+            continue
+        yield plain, tensor
+
+
+def _digest_of_rest(model: nn.Module, ignore: Sequence[str]) -> str | None:
+    """Return one digest of frozen parameters and persistent buffers; None where there are none."""
+    parts: list[bytes] = []
+    for name, tensor in sorted(_rest(model, ignore)):
+        value = tensor.detach().cpu().contiguous()
+        parts.append(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        parts.append(sha256(value.flatten().view(torch.uint8).numpy().tobytes()) if value.numel() else b"")
+    return sha256(b"p2p-diloco model rest 1\n", *parts).hex() if parts else None

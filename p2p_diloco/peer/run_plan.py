@@ -1,0 +1,178 @@
+"""From the manifest to what the rooms need: model shape, fragments, spans, codecs, rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import SpanId, parse_peer_id
+from p2p_diloco.outer.fragments import Fragment, plan_fragments, plan_spans
+from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, mark_radial
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.training.inner_loop import InnerRule
+from p2p_diloco.training.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
+from p2p_diloco.training.parameters import sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPlace:
+    """Where a span lies in its fragment's flat vector."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """All that follows from the manifest; equal on all peers.
+
+    Attributes:
+        built_in: shape of the built-in decoder; None where the run trains a model of its organiser's own.
+    """
+
+    manifest: RunManifest
+    built_in: ModelShape | None
+    fragments: tuple[Fragment, ...]
+    places: dict[SpanId, SpanPlace]
+    codecs: Codecs
+    inner: InnerRule
+    outer: OuterRule
+    merge: MergeRule
+    rules: RunRules
+
+    @property
+    def shape(self) -> ModelShape:
+        """Shape of the built-in decoder.
+
+        Raises:
+            ConfigError: the run trains another model.
+        """
+        if self.built_in is None:
+            raise ConfigError(
+                f'"{self.manifest.name}" trains a model of its own, which this command cannot build; found '
+                "or join it with p2p_diloco.found or p2p_diloco.join from a program that builds the same model"
+            )
+        return self.built_in
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the run trains, in model order."""
+        if self.built_in is None:
+            return {name: tuple(shape) for name, shape, _ in self.manifest.model.tensors}
+        with torch.device("meta"):
+            return {name: tuple(parameter.shape) for name, parameter in DecoderModel(self.built_in).named_parameters()}
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model."""
+        return sum(fragment.elements for fragment in self.fragments)
+
+    def spans_of(self, fragment: int) -> tuple[SpanId, ...]:
+        """Return a fragment's spans in order."""
+        return tuple(SpanId(fragment, index) for index in range(self.rules.num_spans[fragment]))
+
+
+def plan_run(manifest: RunManifest) -> RunPlan:
+    """Work out what a manifest means.
+
+    Raises:
+        ConfigError: it asks for what does not fit together, such as more fragments than tensors.
+    """
+    if manifest.model.tensors:
+        listed = [(name, math.prod(shape)) for name, shape, _ in manifest.model.tensors]
+        plain = frozenset(name for name, _, mean in manifest.model.tensors if mean == "plain")
+        return plan_tensors(manifest, None, listed, plain)
+    shape = replace(model_shape(manifest.model.size), **manifest.model.changes())
+    with torch.device("meta"):
+        return plan_tensors(manifest, shape, sizes(DecoderModel(shape)))
+
+
+def plan_tensors(
+    manifest: RunManifest,
+    shape: ModelShape | None,
+    parameter_sizes: Sequence[tuple[str, int]],
+    plain: frozenset[str] = EMBEDDINGS,
+) -> RunPlan:
+    """Work out what a manifest means for a model of these tensors; a bench has other ones than the manifest's model.
+
+    Args:
+        shape: of the built-in decoder, if it is that.
+        parameter_sizes: (name, elements) of each, in model order.
+        plain: names of those whose means are plain in a run of radial means.
+    Raises:
+        ConfigError: more fragments than tensors.
+    """
+    fragments = plan_fragments(parameter_sizes, manifest.rounds.fragments)
+    codecs = Codecs(
+        contribution=codec_named(manifest.codec.contribution),
+        row_mean=codec_named(manifest.codec.row_mean),
+        entry=codec_named(manifest.codec.entry),
+        rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
+    )
+    block = max(RADIAL_BLOCK, *(codec.block_elements for codec in (codecs.contribution, codecs.row_mean, codecs.entry)))
+    places = {
+        SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
+        for fragment in fragments
+        for index, (start, stop) in enumerate(plan_spans(fragment.elements, manifest.rounds.spans_per_fragment, block))
+    }
+    outer = manifest.outer
+    if outer.mean == "radial":
+        codecs = replace(codecs, radial=_radial_blocks(fragments, places, plain))
+    return RunPlan(
+        manifest=manifest,
+        built_in=shape,
+        fragments=fragments,
+        places=places,
+        codecs=codecs,
+        inner=InnerRule(**manifest.inner.model_dump()),
+        outer=OuterRule(learning_rate=outer.learning_rate, momentum=outer.momentum),
+        merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
+        rules=_rules(manifest, places, codecs),
+    )
+
+
+def _radial_blocks(
+    fragments: Sequence[Fragment], places: Mapping[SpanId, SpanPlace], plain: frozenset[str]
+) -> dict[SpanId, RadialBlocks]:
+    """Return which blocks of each span have a radial mean: those without a row of an embedding."""
+    rows = [[(t.start, t.stop) for t in fragment.tensors if t.name in plain] for fragment in fragments]
+    return {span: mark_radial(place.start, place.stop, rows[span.fragment]) for span, place in places.items()}
+
+
+def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codecs) -> RunRules:
+    elements = {span: place.stop - place.start for span, place in places.items()}
+    num_fragments, trust = manifest.rounds.fragments, manifest.trust
+    return RunRules(
+        run=manifest.digest(),
+        organiser=parse_peer_id(manifest.organiser),
+        founder=parse_peer_id(manifest.founder) if manifest.founder is not None else None,
+        clock=RoundClock(
+            start_seconds=manifest.rounds.clock_start,
+            round_seconds=manifest.rounds.round_seconds,
+            num_fragments=num_fragments,
+        ),
+        num_spans=tuple(sum(span.fragment == f for span in places) for f in range(num_fragments)),
+        span_elements=elements,
+        payload_bytes={span: codecs.contribution.encoded_bytes(n) for span, n in elements.items()},
+        row_mean_bytes={span: codecs.row_mean.encoded_bytes(n) for span, n in elements.items()},
+        entry_bytes={span: codecs.entry.encoded_bytes(n) for span, n in elements.items()},
+        group_size=manifest.membership.group_size,
+        void_cycles=manifest.membership.stalled_cycles,
+        heartbeat_seconds=manifest.membership.heartbeat_seconds,
+        weight_clip=manifest.limits.max_weight_ratio,
+        contribution_limit=manifest.limits.max_norm_ratio,
+        entry_limit=manifest.limits.reject_norm_ratio,
+        retained_cycles=manifest.limits.retained_cycles,
+        scrub_cycles=manifest.limits.scrub_cycles,
+        listed=frozenset(map(parse_peer_id, trust.peers)) if trust.mode == "listed" else None,
+    )

@@ -1,0 +1,483 @@
+"""A peer's life in a run, from the verified manifest to the checkpoint at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.config.manifest import RunManifest, SignedManifest
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
+from p2p_diloco.kernels.choice import why_no_loops
+from p2p_diloco.memory.allocator import trim_now_and_then
+from p2p_diloco.node.clock_sync import SwarmClock, steady_unix_seconds
+from p2p_diloco.node.link_keeper import LinkKeeper
+from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.reach_keeper import ReachKeeper, announced
+from p2p_diloco.node.vector_worker import VectorWorker
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.contact import Contact
+from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
+from p2p_diloco.peer.held_state import HeldState
+from p2p_diloco.peer.last_round import state_digest, wait_for_agreement, wait_until_over
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.peer.stop import StopRequest
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.peer.training import Training, TrainingHost
+from p2p_diloco.peer.waiting import first_error, wait_for_first
+from p2p_diloco.protocol.attendance import Self
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.reach import Standing
+from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.span.known_answer import check_known_answer
+from p2p_diloco.span.vector_work import warm_up
+from p2p_diloco.status.reporter import StatusReporter
+from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.run_folder import RunFolder
+from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
+from p2p_diloco.storage.watched_memory import WatchedMemory
+from p2p_diloco.transport.addresses import without_loopback
+from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.link import SilentListener, Transport
+from p2p_diloco.transport.reach_probe import is_own_host
+
+LEAVE_PAUSE_SECONDS = 0.05
+STATUS_SECONDS = 1.0
+KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
+"""The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """The parts of a session; see `PeerPlan` for the meaning of the choices.
+
+    Attributes:
+        start: φ to found the run from, as long as it may be needed; emptied then, for it is as large as the model.
+    """
+
+    settings: PeerSettings
+    key: SigningKey
+    organiser_key: SigningKey | None
+    training: Training | None
+    until_round: int | None
+    signed: SignedManifest
+    run: Digest
+    folder: RunFolder
+    transport: Transport
+    directory: Directory
+    known: dict[PeerId, tuple[str, ...]]
+    line: LineWatch | None = None
+    start: dict[SpanId, Vector] = field(default_factory=dict)
+    records: tuple[bytes, ...] = ()
+    has_met_somebody: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained here."""
+        return self.training is not None
+
+
+class PeerSession:
+    """Puts engine, network and training together and runs them until the end."""
+
+    def __init__(self, parts: SessionParts, reporter: StatusReporter, stop: StopRequest) -> None:
+        self._parts = parts
+        self._reporter = reporter
+        self._stop = stop
+        self._manifest: RunManifest = parts.signed.verify(parts.run)
+        self._plan: RunPlan = plan_run(self._manifest)
+        offset = parts.folder.recall_clock_offset()
+        self._clock = SwarmClock(steady_unix_seconds(), wall=time.time, offset_seconds=offset)
+        self._kept_offset, self._kept_offset_at = offset, float("-inf")
+        self._engine = self._make_engine()
+        self._keeper = LinkKeeper(
+            transport=parts.transport,
+            directory=parts.directory,
+            record=self._record,
+            known=parts.known,
+            unix_seconds=time.time,
+            hear=reporter.report,
+            wanted=self._engine.wanted_links,
+            is_stranger=self._engine.is_unknown,
+        )
+        parts.transport.is_needed = self._is_needed
+        self._reach = ReachKeeper(
+            transport=parts.transport,
+            engine=self._engine,
+            is_own_host=is_own_host,
+            now=self._clock.now,
+            verify=is_signed_by,
+            hear=self._hear_of_reach,
+        )
+        self._keeper.introduced(parts.records)
+        self._contact = Contact(parts, self._keeper, self._engine, reporter)
+        reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
+        self._worker = VectorWorker(asyncio.get_running_loop())
+        self._failure: asyncio.Future[None] | None = None
+        self._state = HeldState(self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged)
+        self._training = parts.training
+        self._trained: TrainedState | None = None
+        self._node: SwarmNode | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
+        self._archive = self._make_archive()
+        self._saver = Saver(
+            self._archive,
+            states=self._all_states,
+            is_ready=lambda: self._engine.ready,
+            pause_seconds=pause_between_checkpoints(self._plan.rules, parts.settings.keep_checkpoints),
+            saved=self._keep_inner,
+            hear=reporter.report,
+        )
+
+    def _keep_inner(self) -> None:
+        if self._trained is not None:
+            self._trained.keep_inner()
+
+    def _is_needed(self, peer: PeerId) -> bool:
+        return self._engine.book.in_force is not None and not self._engine.is_stranger(peer)
+
+    def _make_archive(self) -> Archive:
+        archive = Archive(
+            self._parts.folder.path,
+            plan=self._plan,
+            keep=self._parts.settings.keep_checkpoints,
+            soon=self._write_soon,
+            hear=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
+        )
+        self._parts.folder.make_room = archive.make_room
+        return archive
+
+    def _write_soon(self, write: Callable[[], None]) -> object:
+        return asyncio.get_running_loop().run_in_executor(self._writer, write)
+
+    def _make_engine(self) -> PeerEngine:
+        folder, key = self._parts.folder, self._parts.key
+        me = Self(
+            peer=key.peer,
+            incarnation=folder.next_incarnation(),
+            can_be_dialled=False,  # until others have proved it
+            trains=self._parts.trains,
+            sign=key.sign,
+        )
+        recalled = folder.recall()
+        engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
+        engine.exchange.ration.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
+        return engine
+
+    async def run(self) -> None:
+        """Be this peer until told to stop, or until the round that was named."""
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        if self._parts.settings.threads is not None:
+            torch.set_num_threads(self._parts.settings.threads)
+        self._reporter.engine = self._engine
+        self._worker.submit(self._report_loops, warm_up)
+        self._worker.submit(self._check_answer, check_known_answer)
+        if self._parts.until_round is not None:
+            self._stop.end_after(self._parts.until_round)
+        try:
+            if self._training is not None:
+                self._state = self._trained = await asyncio.to_thread(self._training.open, self._host())
+            node = self._node = self._make_node()
+            await self._take_up_state(node)
+            if self._training is not None:
+                self._training.start()
+            await self._live(node)
+        finally:
+            self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
+            self._worker.close()
+            self._writer.shutdown(wait=False)
+            if self._training is not None:
+                await self._training.end()
+            self._state.close()
+
+    def _host(self) -> TrainingHost:
+        parts = self._parts
+        return TrainingHost(
+            plan=self._plan,
+            run=parts.run,
+            peer=parts.key.peer,
+            incarnation=self._engine.me.incarnation,
+            settings=parts.settings,
+            folder=parts.folder.path,
+            now=self._clock.now,
+            in_loop=self._in_loop,
+            died=self._fail,
+            damaged=self._span_damaged,
+            hear=self._reporter.report,
+        )
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    def _report_loops(self, result: object, error: BaseException | None) -> None:
+        """Go on without what could not be compiled, and report it: it costs time, not bytes."""
+        if reason := why_no_loops():
+            self._reporter.report(
+                "loops",
+                f"numba's compiled loops cannot be used here ({reason}); NumPy does the work on vectors, to the same "
+                "bytes, in about three times the processor time",
+            )
+
+    def _check_answer(self, result: object, error: BaseException | None) -> None:
+        """End this peer where other bytes come out than everywhere."""
+        if isinstance(error, ConfigError):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _span_damaged(self, span: SpanId, reason: str) -> None:
+        assert self._node is not None, "entries come through the node"
+        self._node.span_damaged(span, reason)
+
+    def _make_node(self) -> SwarmNode:
+        return SwarmNode(
+            engine=self._engine,
+            transport=self._parts.transport,
+            replica=self._state,
+            codecs=self._plan.codecs,
+            memory=WatchedMemory(self._parts.folder, self._fail, soon=self._write_soon),
+            clock=self._clock,
+            observer=self._reporter,
+            manifest=self._parts.signed.encode(),
+            worker=self._worker,
+            addresses=self._keeper,
+            archive=self._archive,
+            reach=self._reach,
+        )
+
+    # -- the state to begin with
+
+    async def _take_up_state(self, node: SwarmNode) -> None:
+        """Begin from the checkpoint and the entries on disk, found the run, or begin with nothing and fetch."""
+        rosters = self._engine.book
+        states = await asyncio.to_thread(self._archive.recall)
+        if states is not None:
+            self._hold(states)
+        elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
+            await self._found(node)
+        self._parts.start.clear()
+        self._reporter.phase = "catching up"
+
+    async def _found(self, node: SwarmNode) -> None:
+        assert self._parts.organiser_key is not None
+        untrained = self._trained.local.parameters if self._trained is not None else None
+        start = self._parts.start or await asyncio.to_thread(make_start, self._plan, untrained)
+        rosters = self._engine.book
+        founding = rosters.chain()[0] if rosters.in_force is not None else None
+        if founding is None:
+            cycle = self._plan.rules.clock.cycle(self._plan.rules.clock.round_at(self._clock.now()))
+            founding = found_roster(
+                self._plan, self._engine.me.member(), self._parts.organiser_key, genesis_digest(start), cycle
+            )
+            alone = "; start further bootstraps with its invite (the run file would found another run)"
+            named = self._manifest.founder is not None
+            self._reporter.report("founded", f'founded "{self._manifest.name}"{alone if named else ""}')
+        self._hold(genesis_states(start, founding.roster))
+        node.found(founding)
+
+    def _hold(self, states: dict[SpanId, SpanState]) -> None:
+        self._state.hold(states)
+        self._engine.hold_state({span: state.head for span, state in states.items()})
+
+    # -- living
+
+    async def _live(self, node: SwarmNode) -> None:
+        async with self._services(node) as services:
+            end = asyncio.ensure_future(wait_for_first(self._stop.wait_for_leave(), self._wait_for_last_round()))
+            try:
+                await asyncio.wait({end, services, self._failed()}, return_when=asyncio.FIRST_COMPLETED)
+                if services.done():
+                    await services
+                if self._failed().done():
+                    self._failed().result()
+                end.result()
+                await self._end(node)
+            finally:
+                end.cancel()
+
+    def _failed(self) -> asyncio.Future[None]:
+        assert self._failure is not None
+        return self._failure
+
+    @asynccontextmanager
+    async def _services(self, node: SwarmNode) -> AsyncIterator[asyncio.Task[None]]:
+        """Run node, links, status, memory, evaluation and checkpoints; the task ends only when one of them fails."""
+        task = asyncio.ensure_future(self._serve(node))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            failure = None if task.cancelled() else task.exception()
+            if failure is not None:
+                raise first_error(failure)
+
+    async def _serve(self, node: SwarmNode) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(node.run(), name="swarm")
+            tasks.create_task(self._keeper.run(), name="links")
+            tasks.create_task(self._reach.run(), name="reach")
+            tasks.create_task(self._say_status(node), name="status")
+            if self._training is None or self._training.owns_process:
+                tasks.create_task(trim_now_and_then(), name="memory")
+            if self._training is not None and self._training.evaluate_seconds > 0:
+                tasks.create_task(self._evaluate(self._training), name="evaluation")
+            tasks.create_task(self._saver.run(), name="checkpoints")
+
+    def _addresses(self) -> tuple[str, ...]:
+        """Return what to tell others: where this peer was reached first, loopback only when nothing else exists."""
+        listening = without_loopback(self._parts.transport.listen_addresses())
+        return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
+
+    def _hear_of_reach(self, standing: Standing) -> None:
+        self._reporter.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.trains)
+        self._keeper.announce_again()
+
+    def _record(self) -> PeerRecord:
+        return sign_record(
+            self._parts.key,
+            run=self._parts.run,
+            addresses=self._addresses(),
+            can_be_dialled=self._reach.standing.is_reachable,
+            role=PeerRole.TRAINER if self._parts.trains else PeerRole.BOOTSTRAP,
+            issued_at=time.time(),
+        )
+
+    async def _say_status(self, node: SwarmNode) -> None:
+        remembered: dict[PeerId, tuple[str, ...]] = {}
+        while True:
+            now = self._clock.now()
+            if self._engine.ready and self._reporter.phase in ("catching up", "training", "not stepping"):
+                is_stepping = self._training is None or self._training.is_stepping()
+                self._reporter.phase = "training" if is_stepping else "not stepping"
+            self._drop_start_once_others_hold_it(now)
+            self._contact.watch()
+            if self._parts.line is not None:
+                for notice in self._parts.line.steer(self._engine, now):
+                    self._reporter.report(notice.topic, notice.text, **notice.figures)
+            self._reporter.addresses, self._reporter.ports = self._addresses(), self._parts.transport.listen_ports()
+            self._reporter.publish(self._engine, node, self._manifest, self._plan.num_parameters, now)
+            self._keep_clock()
+            kept = self._keeper.kept_addresses()
+            if list(kept.items()) != list(remembered.items()):
+                remembered = kept
+                self._write_soon(partial(self._keep_addresses, kept))
+            await asyncio.sleep(STATUS_SECONDS)
+
+    def _keep_clock(self) -> None:
+        """Keep by how much swarm time is off this machine's clock, for a start at which nobody answers."""
+        offset, moment = self._clock.wall_offset_seconds, asyncio.get_running_loop().time()
+        moved = abs(offset - self._kept_offset) > KEPT_OFFSET_SECONDS
+        if self._clock.is_settled and moved and moment - self._kept_offset_at >= KEEP_CLOCK_SECONDS:
+            self._kept_offset, self._kept_offset_at = offset, moment
+            self._write_soon(lambda: self._parts.folder.keep_clock_offset(offset))
+
+    def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
+        try:
+            self._parts.folder.keep_addresses(known)
+        except StateError as error:  # a restart may need a bootstrap then; no reason to stop
+            sentence = str(error)
+            self._in_loop(lambda: self._reporter.report("addresses", sentence))
+
+    def _drop_start_once_others_hold_it(self, now: float) -> None:
+        if not self._parts.trains and self._engine.holds_needlessly(now):
+            self._state.drop()
+            self._engine.drop_state()
+            self._reporter.phase = "training"
+            self._reporter.report("start", "others hold the state now, and give it to whoever comes")
+
+    async def _evaluate(self, training: Training) -> None:
+        while True:
+            has_measured = await self._evaluate_once(training)
+            await asyncio.sleep(training.evaluate_seconds if has_measured else STATUS_SECONDS)
+
+    async def _evaluate_once(self, training: Training) -> bool:
+        if not self._engine.serves_state or len(self._state.states()) != len(self._plan.places):
+            return False
+        measured = await training.measure()
+        if measured is None:
+            return False
+        self._reporter.anchor_loss, self._reporter.local_loss = measured.anchor, measured.local
+        self._reporter.report(
+            "evaluation",
+            f"held-out loss {measured.anchor:.4f} (shared model), {measured.local:.4f} (own model)",
+            anchor_loss=measured.anchor,
+            local_loss=measured.local,
+            round=self._engine.rules.clock.round_at(self._clock.now()),
+            tokens=self._engine.progress.tokens,
+        )
+        return True
+
+    def _all_states(self) -> Mapping[SpanId, SpanState] | None:
+        """Return the spans as they move on, or None while one is missing."""
+        states = self._state.moving_states()
+        return states if len(states) == len(self._plan.places) else None
+
+    # -- ending
+
+    async def _wait_for_last_round(self) -> None:
+        """Wait until the last round is over and all ready peers that are heard stand where this one stands."""
+        last_round = await self._stop.wait_for_last_round()
+        await wait_until_over(self._engine, self._clock.now, last_round)
+        if self._training is not None:
+            self._training.stop_stepping()
+        if not await wait_for_agreement(self._engine, self._clock.now):
+            self._reporter.report(
+                "branch", f"some peers heard do not stand where this one stood after round {last_round}"
+            )
+
+    async def _end(self, node: SwarmNode) -> None:
+        """Finish the round, say good-bye, checkpoint; at once when told so."""
+        told = self._stop.is_leaving
+        self._reporter.phase = "leaving"
+        work = asyncio.ensure_future(self._finish(node, told))
+        hurry = asyncio.ensure_future(self._stop.wait_for_stop())
+        try:
+            await asyncio.wait({work, hurry, self._failed()}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed().done():
+                self._failed().result()
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            hurry.cancel()
+
+    async def _finish(self, node: SwarmNode, told: bool) -> None:
+        clock = self._plan.rules.clock
+        if told:
+            node.leave()
+            end_of_round = clock.begin(clock.round_at(self._clock.now()) + 1)
+            await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
+            while not node.may_go():  # noqa: ASYNC110  # what the others vote has no event of its own
+                await asyncio.sleep(LEAVE_PAUSE_SECONDS)
+        if self._training is not None:
+            self._training.stop_stepping()
+            await asyncio.to_thread(self._training.wait_until_idle)
+            await self._evaluate_once(self._training)
+            self._reporter.state_digest = await asyncio.to_thread(state_digest, self._state.states())
+            await self._saver.save()
+        if not told and self._training is not None:
+            node.leave()
+        self._reporter.phase = "finished"
+        self._reporter.publish(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
+        digest = self._reporter.state_digest[:16]
+        text = f"finished with state {digest}" if digest else "finished"
+        self._reporter.report("finished", text, state_digest=self._reporter.state_digest)

@@ -1,1 +1,0 @@
-"""One peer's story: the only place where network and training meet."""

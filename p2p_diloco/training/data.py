@@ -1,0 +1,202 @@
+"""Text as bytes: one part to train on, a fixed part held out, and each peer's own endless stream of windows.
+
+A peer's stream is drawn from (run, peer, position) alone. There is no rank and no world size, so peers may come and go,
+and one that restarts goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.training.corpus_files import MappedFiles, list_corpus_files
+
+HELD_OUT_SHARE = 0.05
+MIN_CORPUS_BYTES = 16_384
+_STRIDE_BYTES = 327_680
+"""The end of each stretch of about this length is held out, so that the held-out text resembles the rest; one tail of
+a sorted folder would be about something else."""
+_FINGERPRINT_PIECES = 1024
+_FINGERPRINT_PIECE_BYTES = 16_384
+_BIGRAM_BYTES = 1 << 24
+_STREAM_DOMAIN = b"p2p-diloco batch stream 1"
+
+
+class Corpus:
+    """A text with a held-out part, the same on all machines that hold the same files. Not for several threads at once.
+
+    Attributes:
+        num_bytes: length of the text.
+        train_parts: (start, stop) of the stretches to train on, int64, shape (S, 2).
+        held_out_parts: (start, stop) of the held-out stretches, same shape.
+    """
+
+    def __init__(self, files: MappedFiles, *, held_out_share: float = HELD_OUT_SHARE) -> None:
+        if not 0.001 <= held_out_share <= 0.5:
+            raise ConfigError(f"held-out share is {held_out_share}; expected at least 0.001 and at most 0.5")
+        if files.num_bytes < MIN_CORPUS_BYTES:
+            raise ConfigError(
+                f"text is {files.num_bytes} bytes long; expected at least {MIN_CORPUS_BYTES}; "
+                "name a longer file or more files"
+            )
+        self._files = files
+        self.num_bytes = files.num_bytes
+        strides = max(1, files.num_bytes // _STRIDE_BYTES)
+        # Integer arithmetic: a float would round differently for texts beyond 2**53 bytes or on odd hardware.
+        borders = [files.num_bytes * index // strides for index in range(strides + 1)]
+        per_mille = round(held_out_share * 1000)
+        cuts = [stop - (stop - start) * per_mille // 1000 for start, stop in pairwise(borders)]
+        self.train_parts = np.array(list(zip(borders[:-1], cuts, strict=True)), dtype=np.int64)
+        self.held_out_parts = np.array(list(zip(cuts, borders[1:], strict=True)), dtype=np.int64)
+
+    @property
+    def fingerprint(self) -> Digest:
+        """Digest of the sizes and of 1,024 evenly spread pieces of 16 KiB: all of a text of up to 16 MiB.
+
+        The bound keeps the start of a peer with a terabyte of text as quick as that of any other.
+        """
+        sizes = np.array(self._files.file_sizes, dtype="<i8").tobytes()
+        pieces = min(_FINGERPRINT_PIECES, -(-self.num_bytes // _FINGERPRINT_PIECE_BYTES))
+        starts = (self.num_bytes * index // pieces for index in range(pieces))
+        return sha256(
+            sizes,
+            *(self.read(start, min(start + _FINGERPRINT_PIECE_BYTES, self.num_bytes)).tobytes() for start in starts),
+        )
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return a copy of bytes `start` to `stop` of the whole text."""
+        return self._files.read(start, stop)
+
+    def share(self, index: int, count: int) -> Corpus:
+        """Return one of `count` shares of the text to train on, each of neighbouring stretches; all else is the same.
+
+        Neighbours in a sorted folder are about the same thing.
+
+        Raises:
+            ConfigError: the text has fewer stretches than shares.
+        """
+        if len(self.train_parts) < count:
+            raise ConfigError(
+                f"a text of {self.num_bytes} bytes has {len(self.train_parts)} stretches, too few for {count} shares; "
+                f"name one of at least {count * _STRIDE_BYTES} bytes"
+            )
+        first, last = len(self.train_parts) * index // count, len(self.train_parts) * (index + 1) // count
+        own = copy(self)
+        own.train_parts = self.train_parts[first:last]
+        return own
+
+    def held_out_bytes(self) -> int:
+        """Return how many bytes are held out."""
+        return int((self.held_out_parts[:, 1] - self.held_out_parts[:, 0]).sum())
+
+
+def open_corpus(path: str | Path | None = None, *, held_out_share: float = HELD_OUT_SHARE) -> Corpus:
+    """Open the text behind `path`; None is the source text of the running Python's standard library.
+
+    Raises:
+        ConfigError: the path is missing, names no text, or the text is too short.
+    """
+    return Corpus(MappedFiles(list_corpus_files(path)), held_out_share=held_out_share)
+
+
+class WindowIndex:
+    """Numbers all windows of `window_bytes` that lie inside one part, 0 to `num_windows` - 1."""
+
+    def __init__(self, parts: NDArray[np.int64], window_bytes: int, what: str) -> None:
+        self._starts = parts[:, 0]
+        counts = np.maximum(0, parts[:, 1] - parts[:, 0] - window_bytes + 1)
+        self._stops = np.cumsum(counts)
+        self._counts = counts
+        self.num_windows = int(self._stops[-1])
+        if self.num_windows < 1:
+            longest = int((parts[:, 1] - parts[:, 0]).max())
+            raise ConfigError(
+                f"the {what} text has no stretch of {window_bytes} bytes (the longest has {longest}); "
+                "name more text or choose a model with a shorter context"
+            )
+
+    def start_of(self, window: int) -> int:
+        """Return where in the text window number `window` begins."""
+        part = int(np.searchsorted(self._stops, window, side="right"))
+        return int(self._starts[part] + window - (self._stops[part] - self._counts[part]))
+
+
+class BatchStream:
+    """One peer's endless stream of training windows, each drawn uniformly from all of the training text.
+
+    Attributes:
+        position: number of windows drawn so far; may be set, to go on where a checkpoint stopped.
+        batch: windows per batch.
+        context: positions to predict per window.
+    """
+
+    def __init__(
+        self, corpus: Corpus, run: Digest, peer: PeerId, *, batch: int, context: int, position: int = 0
+    ) -> None:
+        if batch < 1 or position < 0:
+            raise ConfigError(f"batch is {batch} and position {position}; expected at least 1 and at least 0")
+        self._corpus = corpus
+        self._seed = _STREAM_DOMAIN + run + peer
+        self._windows = WindowIndex(corpus.train_parts, context + 1, "training")
+        self.position = position
+        self.batch = batch
+        self.context = context
+
+    def next_batch(self) -> Tensor:
+        """Return the next windows, int64 on the CPU, shape (batch, context + 1), and move on."""
+        rows = [self._window(self.position + row) for row in range(self.batch)]
+        self.position += self.batch
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def _window(self, position: int) -> NDArray[np.uint8]:
+        draw = int.from_bytes(sha256(self._seed, position.to_bytes(8, "little"))[:16], "little")
+        # 128 random bits modulo the count: the bias is below 2**-64 for any text.
+        start = self._windows.start_of(draw % self._windows.num_windows)
+        return self._corpus.read(start, start + self.context + 1)
+
+
+def held_out_windows(corpus: Corpus, *, context: int, num_windows: int) -> Tensor:
+    """Return a fixed, evenly spread set of held-out windows, int64, shape (at most num_windows, context + 1).
+
+    Raises:
+        ConfigError: no held-out stretch is as long as one window.
+    """
+    index = WindowIndex(corpus.held_out_parts, context + 1, "held-out")
+    num_windows = min(num_windows, index.num_windows)
+    starts = (index.start_of(index.num_windows * window // num_windows) for window in range(num_windows))
+    return torch.from_numpy(np.stack([corpus.read(start, start + context + 1) for start in starts]).astype(np.int64))
+
+
+def bigram_entropy(corpus: Corpus) -> float:
+    """Return H(next byte | byte) of the held-out text in nats per byte, under that text's own statistics.
+
+    The baseline that a model must beat to have learnt more than pairs: no bigram model, however trained, has a lower
+    loss on this text. Beyond 16 MiB of held-out text the rest is left out.
+    """
+    pairs = np.zeros(65_536, dtype=np.int64)
+    for part in _held_out_stretches(corpus):
+        codes = part[:-1].astype(np.int64) * 256 + part[1:]
+        pairs += np.bincount(codes, minlength=65_536)
+    counts_AB = pairs.reshape(256, 256).astype(np.float64)
+    totals_A1 = np.broadcast_to(counts_AB.sum(axis=1, keepdims=True), counts_AB.shape)
+    seen = counts_AB > 0
+    nats = counts_AB[seen] * np.log(totals_A1[seen] / counts_AB[seen])
+    return float(nats.sum() / counts_AB.sum())
+
+
+def _held_out_stretches(corpus: Corpus) -> Iterator[NDArray[np.uint8]]:
+    left = _BIGRAM_BYTES
+    for start, stop in corpus.held_out_parts.tolist():
+        if left <= 1:
+            return
+        yield corpus.read(start, min(stop, start + left))
+        left -= stop - start

@@ -1,0 +1,170 @@
+"""Held-out loss, always over the same windows, so that two figures differ only by what was learnt between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from p2p_diloco.outer.fragments import Fragment
+from p2p_diloco.training.data import Corpus, held_out_windows
+from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
+
+EVALUATION_TOKENS = 6144
+"""Tokens of one evaluation: below half a second for the tiny model on one CPU core, see `held_out_loss`."""
+_BATCH_TOKENS = 512
+"""Few: training goes on meanwhile and has its own. On a CPU 2,048 at once take an eighth longer."""
+
+
+def held_out_loss(model: DecoderModel, corpus: Corpus, *, num_tokens: int = EVALUATION_TOKENS) -> float:
+    """Return the mean loss in nats per byte over a fixed set of held-out windows of about `num_tokens` in all.
+
+    For the thread that trains this model. Its parameters and their gradients stay as they are.
+
+    Raises:
+        ConfigError: no held-out stretch is as long as the model's context.
+    """
+    return _mean_loss(model, _windows(model.shape, corpus, num_tokens))
+
+
+class AnchorEvaluation:
+    """Evaluates parameter vectors without a model that holds them, so that any thread may do it while training goes on.
+
+    All windows go through one part of the model, then through the next: embedding, each block, norm and head. So no
+    more than one part's parameters need be in memory beside the vectors, and not even those, when they are fetched part
+    by part (`begin`, and `take` for each of `parts`). The loss has the bits of `held_out_loss` of a model that holds
+    the vectors.
+
+    Not for several threads at once.
+
+    Attributes:
+        parts: the slices of fragments that each part of the model is made of, tensor by tensor.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        fragments: Sequence[Fragment],
+        corpus: Corpus,
+        *,
+        device: torch.device | str = "cpu",
+        num_tokens: int = EVALUATION_TOKENS,
+    ) -> None:
+        self._device = torch.device(device)
+        with torch.device("meta"):
+            self._model = DecoderModel(shape)
+        self._rotary = tuple(table.to(self._device) for table in rotary_tables(shape.context, shape.head_width))
+        slots = {slot.name: (fragment.index, slot) for fragment in fragments for slot in fragment.tensors}
+        self._names = _parts_of(self._model)
+        self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
+        self.parts = tuple(
+            tuple(Slice(fragment, slot.start, slot.stop) for fragment, slot in map(slots.__getitem__, names))
+            for names in self._names
+        )
+        # Read once, here: from now on the corpus, which training reads, is not touched by another thread.
+        windows_BT = _windows(shape, corpus, num_tokens)
+        self._batches = [batch.to(self._device) for batch in _batches(shape, windows_BT)]
+        self._streams: list[Tensor] = []
+        self._next = 0
+
+    def loss(self, vectors: Sequence[NDArray[np.float32]]) -> float:
+        """Return the held-out loss in nats per byte of `vectors`, one per fragment by index."""
+        self.begin()
+        loss = None
+        for part in self.parts:
+            loss = self.take([vectors[fragment][start:stop] for fragment, start, stop in part])
+        assert loss is not None, "the last part gives it"
+        return loss
+
+    def begin(self) -> None:
+        """Begin with the first part; what was evaluated half is forgotten."""
+        self._streams, self._next = [], 0
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[NDArray[np.float32]]) -> float | None:
+        """Let all windows pass through the next part, made of flat `tensors`; return the loss after the last part."""
+        names, last = self._names[self._next], len(self._names) - 1
+        named = {
+            name: _as_tensor(vector_N).to(self._device).view(self._shapes[name])
+            for name, vector_N in zip(names, tensors, strict=True)
+        }
+        if self._next == 0:
+            embedding = named["embedding"]
+            self._streams = [functional.embedding(batch[:, :-1], embedding) for batch in self._batches]
+        elif self._next < last:
+            block = self._model.blocks[self._next - 1]
+            prefix = f"blocks.{self._next - 1}."
+            own = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+            for index, stream_BTW in enumerate(self._streams):
+                self._streams[index] = functional_call(block, own, (stream_BTW, self._rotary))
+        else:
+            loss = self._end(named["norm.gain"], named["head"])
+            self.begin()
+            return loss
+        self._next += 1
+        return None
+
+    def _end(self, gain: Tensor, head: Tensor) -> float:
+        total = 0.0
+        for batch, stream_BTW in zip(self._batches, self._streams, strict=True):
+            normed_BTW = functional_call(self._model.norm, {"gain": gain}, (stream_BTW,))
+            total += token_loss(functional.linear(normed_BTW, head), batch).item() * len(batch)
+        return total / sum(map(len, self._batches))
+
+
+def _as_tensor(vector_N: NDArray[np.float32]) -> Tensor:
+    """Return a vector as a tensor of the same memory, or of a copy: torch warns about arrays that are read-only."""
+    return torch.from_numpy(vector_N) if vector_N.flags.writeable else torch.tensor(vector_N)
+
+
+class Slice(NamedTuple):
+    """Elements `start` to `stop` of a fragment."""
+
+    fragment: int
+    start: int
+    stop: int
+
+
+def anchor_loss(
+    shape: ModelShape,
+    fragments: Sequence[Fragment],
+    vectors: Sequence[NDArray[np.float32]],
+    corpus: Corpus,
+    *,
+    device: torch.device | str = "cpu",
+    num_tokens: int = EVALUATION_TOKENS,
+) -> float:
+    """Return the held-out loss of one set of vectors; for many sets keep an `AnchorEvaluation`."""
+    return AnchorEvaluation(shape, fragments, corpus, device=device, num_tokens=num_tokens).loss(vectors)
+
+
+def _windows(shape: ModelShape, corpus: Corpus, num_tokens: int) -> Tensor:
+    return held_out_windows(corpus, context=shape.context, num_windows=max(1, num_tokens // shape.context))
+
+
+def _batches(shape: ModelShape, windows_BT: Tensor) -> tuple[Tensor, ...]:
+    """Return the windows in batches small enough to stay in the cache."""
+    return torch.split(windows_BT, max(1, _BATCH_TOKENS // shape.context))
+
+
+def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
+    """Return the names of the parameters of each part, in the order in which windows pass through them."""
+    names = [name for name, _ in model.named_parameters()]
+    blocks = [tuple(n for n in names if n.startswith(f"blocks.{index}.")) for index in range(len(model.blocks))]
+    return [("embedding",), *blocks, ("norm.gain", "head")]
+
+
+@torch.no_grad()
+def _mean_loss(model: DecoderModel, windows_BT: Tensor) -> float:
+    """Return the mean over windows."""
+    device = model.embedding.device
+    total = 0.0
+    for windows in _batches(model.shape, windows_BT):
+        total += cast(float, model.loss(windows.to(device)).item()) * len(windows)
+    return total / len(windows_BT)

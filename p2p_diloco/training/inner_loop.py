@@ -1,0 +1,245 @@
+"""The inner loop: Muon or AdamW steps on θ, one after the other, that know nothing of a network.
+
+Called from the island's training thread. PyTorch releases the interpreter lock inside its kernels, so that the event
+loop of the same process runs on. Momentum stays through merges: a merge moves θ a little, it does not change where it
+was going.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.training.data import BatchStream
+from p2p_diloco.training.model import DecoderModel
+from p2p_diloco.training.muon import Muon
+
+OptimizerName = Literal["adamw", "muon"]
+Schedule = Literal["constant", "cosine"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerRule:
+    """How an island trains; agreed by the run.
+
+    Attributes:
+        optimizer: "muon" for the matrices of the blocks and AdamW for all else, or "adamw" for all.
+        learning_rate: of the matrices, after warm-up.
+        embedding_rate: factor on it for the input embedding, whose rows see a gradient only when their byte occurs.
+        weight_decay: decoupled, of the matrices only.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        batch: windows per step.
+        warmup_steps: steps over which the rate rises linearly, counted since this island's optimiser began.
+        schedule: "constant", or "cosine" down to `final_share` as the run's progress goes from 0 to 1.
+        final_share: share of the rate left at progress 1.
+        gradient_clip: largest norm of the gradient over all tensors.
+        precision: of the matrix products; the parameters are float32 always.
+    Raises:
+        ConfigError: a figure is out of its range.
+    """
+
+    optimizer: OptimizerName = "muon"
+    learning_rate: float = 1e-3
+    embedding_rate: float = 8.0
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.98
+    batch: int = 4
+    warmup_steps: int = 40
+    schedule: Schedule = "constant"
+    final_share: float = 0.1
+    gradient_clip: float = 1.0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        checks = {
+            "optimizer": self.optimizer in ("adamw", "muon"),
+            "learning_rate": self.learning_rate > 0.0,
+            "embedding_rate": self.embedding_rate > 0.0,
+            "weight_decay": self.weight_decay >= 0.0,
+            "beta1": 0.0 <= self.beta1 < 1.0,
+            "beta2": 0.0 <= self.beta2 < 1.0,
+            "batch": self.batch >= 1,
+            "warmup_steps": self.warmup_steps >= 0,
+            "schedule": self.schedule in ("constant", "cosine"),
+            "final_share": 0.0 <= self.final_share <= 1.0,
+            "gradient_clip": self.gradient_clip > 0.0,
+            "precision": self.precision in ("float32", "bfloat16"),
+        }
+        for name, is_valid in checks.items():
+            if not is_valid:
+                raise ConfigError(
+                    f"inner {name} is {getattr(self, name)!r}, which is out of range; see the manifest's comments"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerStep:
+    """What one step did.
+
+    Attributes:
+        loss: of its batch before the step, nats per token.
+        tokens: predicted in it.
+        gradient_norm: over all tensors, before clipping.
+        learning_rate: of the matrices.
+        applied: False when loss or gradient was not finite; θ and the optimiser are then as before.
+    """
+
+    loss: float
+    tokens: int
+    gradient_norm: float
+    learning_rate: float
+    applied: bool
+
+
+class InnerLoop:
+    """Trains `model` on `stream`. One thread calls it, any thread, always the same.
+
+    Attributes:
+        model: θ, on `device`.
+        steps: number of steps applied.
+        tokens: number of tokens that those predicted.
+    """
+
+    def __init__(
+        self, model: DecoderModel, stream: BatchStream, rule: InnerRule, device: torch.device | str = "cpu"
+    ) -> None:
+        if stream.context > model.shape.context:
+            raise ConfigError(f"windows have {stream.context} positions; the model takes at most {model.shape.context}")
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.stream = stream
+        self.rule = rule
+        self.steps = 0
+        self.tokens = 0
+        self._progress = 0.0
+        self._optimizers = _optimizers(self.model, rule)
+        self._optimizer_steps = 0
+
+    def step(self) -> InnerStep:
+        """Train on the next batch."""
+        rule = self.rule
+        batch = self.stream.next_batch().to(self.device, non_blocking=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=rule.precision == "bfloat16"):
+            loss = self.model.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), rule.gradient_clip))
+        step = InnerStep(
+            loss=float(loss.detach()),
+            tokens=batch.shape[0] * (batch.shape[1] - 1),
+            gradient_norm=norm,
+            learning_rate=self.learning_rate,
+            # The norm of the gradients is finite only when all of them are; one NaN must not poison θ for good.
+            applied=math.isfinite(norm) and math.isfinite(float(loss.detach())),
+        )
+        if step.applied:
+            self._apply(step)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        return step
+
+    def _apply(self, step: InnerStep) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = step.learning_rate * group["rate"]
+            optimizer.step()
+        self._optimizer_steps += 1
+        self.steps += 1
+        self.tokens += step.tokens
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step for the matrices."""
+        rule = self.rule
+        warmup = min(1.0, (self._optimizer_steps + 1) / max(1, rule.warmup_steps))
+        if rule.schedule == "constant":
+            return rule.learning_rate * warmup
+        cosine = 0.5 * (1.0 + math.cos(math.pi * self._progress))
+        return rule.learning_rate * warmup * (rule.final_share + (1.0 - rule.final_share) * cosine)
+
+    def set_progress(self, fraction: float) -> None:
+        """Tell how far the run is, 0 to 1 (beyond is 1): entries absorbed over entries planned, not wall time."""
+        self._progress = min(1.0, max(0.0, fraction))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a restart would lose: the optimisers, and how far the rate has risen."""
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"optimizer_steps": self._optimizer_steps, "optimizers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self._optimizer_steps = state["optimizer_steps"]
+
+    def restart_optimizer(self) -> None:
+        """Forget momentum and warm up again: for when θ was replaced, not merged."""
+        self._optimizers = _optimizers(self.model, self.rule)
+        self._optimizer_steps = 0
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return the device called `name`: cpu, cuda, cuda:N, mps, or auto, the fastest that is there.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, is_present in present.items() if is_present))
+    kind, _, index = name.partition(":")
+    if kind not in present or (index and not index.isdecimal()):
+        raise ConfigError(f"device {name!r} is not known; expected auto, cpu, cuda, cuda:N or mps")
+    if not present[kind] or (kind == "cuda" and index and int(index) >= torch.cuda.device_count()):
+        found = ", ".join(other for other, is_present in present.items() if is_present)
+        raise ConfigError(
+            f"device {name!r} is not there; PyTorch {torch.__version__} found: {found}; {_remedy(kind, present[kind])}"
+        )
+    return torch.device(name)
+
+
+def _remedy(kind: str, is_present: bool) -> str:
+    """Return what to do about a device that is missing."""
+    if kind == "mps":
+        return "mps needs a Mac with Apple silicon and PyTorch's build for it; leave --device out"
+    if is_present:
+        return f"the last one here is cuda:{torch.cuda.device_count() - 1}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            "this build is for the CPU alone; install one for your GPU (pytorch.org/get-started/locally), or leave "
+            "--device out"
+        )
+    return "this build is for GPUs, but sees none: is the driver installed (nvidia-smi or rocminfo shows it)?"
+
+
+def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimizer]:
+    """Return fresh optimisers: gains are not decayed, nor is the embedding, whose rare rows would only shrink.
+
+    Muon is of the matrices between embedding and head.
+    """
+    named = dict(model.named_parameters())
+    embedding = [named["embedding"]]
+    gains = [parameter for parameter in named.values() if parameter.ndim < 2]
+    hidden = [parameter for name, parameter in named.items() if parameter.ndim >= 2 and name.startswith("blocks.")]
+    head = [named["head"]]
+    is_muon = rule.optimizer == "muon"
+    groups = [
+        {"params": head if is_muon else [*hidden, *head], "weight_decay": rule.weight_decay, "rate": 1.0},
+        {"params": embedding, "weight_decay": 0.0, "rate": rule.embedding_rate},
+        {"params": gains, "weight_decay": 0.0, "rate": 1.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=rule.learning_rate, betas=(rule.beta1, rule.beta2), fused=True)
+    if not is_muon:
+        return [adamw]
+    return [
+        adamw,
+        Muon([{"params": hidden, "rate": 1.0}], learning_rate=rule.learning_rate, weight_decay=rule.weight_decay),
+    ]

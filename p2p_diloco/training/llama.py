@@ -1,0 +1,175 @@
+"""The built-in model in the layout of Hugging Face's Llama, so that other programs load it.
+
+It is that architecture: RMSNorm before attention and SwiGLU, rotary positions on halves of a head, no biases, a head of
+its own. Only two stacked matrices are cut apart (query, key, value; gate, up). Nothing is rounded: float32 stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
+from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
+
+NUM_BYTES = 256
+
+
+def llama_files(shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance) -> dict[str, bytes]:
+    """Return the files, by name, of a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
+
+    Args:
+        shape: of the model; it must be one of bytes.
+        parameters: by their names in the built-in model, float32.
+        provenance: for the model card.
+    Raises:
+        ConfigError: the vocabulary is not that of bytes.
+    """
+    if shape.vocabulary != NUM_BYTES:
+        raise ConfigError(f"the model has {shape.vocabulary} tokens; expected {NUM_BYTES}, one for each byte")
+    return {
+        "model.safetensors": save(llama_tensors(parameters), metadata={"format": "pt", "run": provenance.run}),
+        "config.json": _json(llama_config(shape)),
+        "tokenizer.json": _json(byte_tokenizer()),
+        "tokenizer_config.json": _json(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": shape.context,
+                "clean_up_tokenization_spaces": False,
+            }
+        ),
+        "README.md": model_card(shape, provenance).encode(),
+    }
+
+
+def llama_tensors(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same parameters under Llama's names."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in parameters.items():
+        block, names = _llama_names(name)
+        pieces = tensor.detach().chunk(len(names))
+        tensors |= {f"{block}{own}": piece.contiguous() for own, piece in zip(names, pieces, strict=True)}
+    return tensors
+
+
+_WHOLE_MODEL = {
+    "embedding": "model.embed_tokens.weight",
+    "norm.gain": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+_BLOCK = {
+    "attention_norm.gain": ("input_layernorm.weight",),
+    "attention.query_key_value": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
+    "attention.output": ("self_attn.o_proj.weight",),
+    "feed_forward_norm.gain": ("post_attention_layernorm.weight",),
+    "feed_forward.gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "feed_forward.down": ("mlp.down_proj.weight",),
+}
+
+
+def _llama_names(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the prefix of a tensor's block, and the names in it of its equal parts from top to bottom."""
+    if name in _WHOLE_MODEL:
+        return "", (_WHOLE_MODEL[name],)
+    _, index, own = name.split(".", 2)
+    return f"model.layers.{index}.", _BLOCK[own]
+
+
+def llama_config(shape: ModelShape) -> dict[str, Any]:
+    """Return `config.json`; all that differs from Llama's defaults, and the defaults that matter."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "float32",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "head_dim": shape.head_width,
+        "max_position_embeddings": shape.context,
+        "hidden_act": "silu",
+        "rms_norm_eps": NORM_EPSILON,
+        "rope_theta": ROTARY_BASE,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        # Every token is a byte of text: none begins or ends one.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def byte_tokenizer() -> dict[str, Any]:
+    """Return `tokenizer.json`: each byte of UTF-8 is a token, and its number is the byte."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {character: byte for byte, character in enumerate(_byte_characters())},
+            "merges": [],
+        },
+    }
+
+
+def _byte_characters() -> list[str]:
+    """Return how the ByteLevel format writes each byte: as itself where Latin-1 shows it, else as U+0100 and on."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in shown else next(others)) for byte in range(NUM_BYTES)]
+
+
+def model_card(shape: ModelShape, provenance: Provenance) -> str:
+    """Return `README.md`; no licence is named, for that is whoever's who publishes it."""
+    size = [("parameters", f"{shape.num_parameters:,}, float32"), ("context", f"{shape.context} bytes")]
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- p2p-diloco
+---
+
+# {as_markdown(provenance.run_name)}
+
+A language model of bytes, trained by the peers of a p2p_diloco run. It has the architecture of Llama, and each token is
+one byte of UTF-8.
+
+{card_table(provenance, size)}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+prompt = tokenizer("def ", return_tensors="pt").input_ids
+text = model.generate(prompt, do_sample=True, max_new_tokens={max(1, shape.context - 4)})
+print(tokenizer.decode(text[0]))
+```
+
+No licence is named here. Before you publish this model, choose one that the text it was trained on allows, and add
+`license: …` to the lines at the top.
+"""
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()

@@ -1,0 +1,171 @@
+"""A run small enough for tests, and an island whose thread is the test itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.founding import make_start
+from p2p_diloco.peer.held_state import HeldState
+from p2p_diloco.peer.local_spans import LocalSpans
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.peer.training_thread import InnerSteps
+from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.signing import SigningKey
+from p2p_diloco.span.replica import SpanUpdate
+from p2p_diloco.storage.diary import Diary
+from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.training.inner_loop import InnerLoop
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
+
+ORGANISER = SigningKey(b"o" * 32)
+CLOCK_START = 1_000_000.0
+ROSTER = sha256(b"a roster")
+SMALL: dict[str, Any] = {
+    "model": {"layers": 1, "width": 16, "heads": 2, "feed_forward": 24, "context": 12},
+    "rounds": {"clock_start": CLOCK_START, "round_seconds": 8.0, "fragments": 2, "spans_per_fragment": 4},
+    "inner": {"batch": 2, "warmup_steps": 1},
+}
+
+
+def small_manifest(values: Mapping[str, Any] | None = None) -> RunManifest:
+    """Return the manifest of a model of a few thousand parameters; `values` by dotted key on top."""
+    merged = {f"{section}.{key}": value for section, keys in SMALL.items() for key, value in keys.items()}
+    merged |= values or {}
+    return draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="small", values=merged)
+
+
+def small_plan(values: Mapping[str, Any] | None = None) -> RunPlan:
+    return plan_run(small_manifest(values))
+
+
+def write_text(folder: Path) -> Path:
+    """Write 40 kB of a small language, the same in every run."""
+    words = ["anchor", "island", "round", "roster", "entry", "void", "span", "\n"]
+    generator = random.Random(5)
+    path = folder / "words.txt"
+    path.write_text(" ".join(generator.choice(words) for _ in range(7_000)))
+    return path
+
+
+def small_corpus(folder: Path) -> Corpus:
+    return open_corpus(write_text(folder))
+
+
+def peer_key(name: str) -> SigningKey:
+    return SigningKey(sha256(b"key of", name.encode()))
+
+
+def start_states(plan: RunPlan, model: nn.Module | None = None) -> dict[SpanId, SpanState]:
+    parameters = LocalParameters(model, plan.fragments) if model is not None else None
+    return {span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(plan, parameters).items()}
+
+
+OPEN: list[HeldState] = []
+"""States made in a test, whose threads end with it."""
+
+
+class HandDrivenIsland:
+    """A model and its state, whose training thread is the test: it makes steps and reaches borders when told."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        corpus: Corpus,
+        *,
+        name: str = "ada",
+        diary: Diary | None = None,
+        kind: type[LocalSpans] = LocalSpans,
+    ) -> None:
+        self.plan = plan
+        self.now = plan.rules.clock.begin(0)
+        self.failures: list[BaseException] = []
+        self.damaged: list[tuple[SpanId, str]] = []
+        model = build_model(plan.shape, plan.manifest.model.seed)
+        self.loop = InnerLoop(model, stream_of(plan, corpus, peer_key(name).peer), plan.inner, torch.device("cpu"))
+        lay_end_to_end(model, plan.fragments)
+        self.parameters = LocalParameters(model, plan.fragments)
+        self.state = TrainedState(
+            plan,
+            kind(plan, self.parameters),
+            now=lambda: self.now,
+            in_loop=lambda call: call(),
+            died=self.failures.append,
+            damaged=lambda span, reason: self.damaged.append((span, reason)),
+            diary=diary,
+        )
+        self._steps = InnerSteps(self.loop, self.state)
+        OPEN.append(self.state)
+
+    def hold(self, states: Mapping[SpanId, SpanState]) -> None:
+        for span, state in states.items():
+            self.state.replace(span, state)
+        self.settle()
+
+    def settle(self) -> None:
+        """Follow what was handed over, then reach a border."""
+        self.state.wait_until_idle()
+        self.state.border()
+
+    def step(self, num_steps: int = 1) -> None:
+        """Train."""
+        for _ in range(num_steps):
+            assert self.state.begin(), "not all spans are held"
+            self._steps.step()
+
+    def contribute(self, round_index: int, fragment: int = 0, deadline: float = float("inf")) -> Any:
+        """Return the answer to a snapshot."""
+        answers: list[FragmentContribution | None] = []
+        self.state.take_snapshot(round_index, fragment, deadline, answers.append)
+        self.settle()
+        assert len(answers) == 1, "a snapshot is answered exactly once"
+        return answers[0]
+
+    def local(self, span: SpanId) -> Vector:
+        place = self.plan.places[span]
+        return self.parameters.read(span.fragment, place.start, place.stop)
+
+    def residual(self, span: SpanId) -> Vector:
+        """Return φ − θ − Σ in flight."""
+        state = self.state.span_state(span)
+        assert state is not None
+        rest_N = state.anchor_N - self.local(span)
+        for vector_N in self.in_flight(span):
+            rest_N = rest_N - vector_N
+        return rest_N
+
+    def in_flight(self, span: SpanId) -> tuple[Vector, ...]:
+        return self.state.in_flight(span).vectors
+
+
+def stream_of(plan: RunPlan, corpus: Corpus, peer: PeerId) -> BatchStream:
+    return BatchStream(corpus, plan.rules.run, peer, batch=plan.inner.batch, context=plan.shape.context)
+
+
+def update_of(
+    span: SpanId, round_index: int, payload: bytes, *, radius: float = 1e6, own_included: bool = True
+) -> SpanUpdate:
+    """Return an entry that carries `payload`, as the swarm hands it over."""
+    digest = sha256(b"entry", bytes([span.fragment, span.index]), round_index.to_bytes(8, "little"), payload)
+    absorbed = AbsorbedEntry(digest=digest, round=round_index, roster=ROSTER, radius=radius, median_weight=1.0)
+    return SpanUpdate(span=span, absorbed=absorbed, payload=payload, own_included=own_included)
+
+
+def entry_payload(plan: RunPlan, vector_N: Vector) -> bytes:
+    return plan.codecs.entry.encode(np.ascontiguousarray(vector_N, dtype=np.float32))
+
+
+RUN_OF_NOBODY = Digest(bytes(32))

@@ -1,0 +1,175 @@
+"""A run is founded the same way on whatever machine founds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+from small_run import ORGANISER, peer_key, small_plan
+from torch import nn
+
+from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.errors import ConfigError, PeerError
+from p2p_diloco.ids import GENESIS_ROUND, sha256
+from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
+from p2p_diloco.peer.own_model import describe_model
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.protocol.member import Member
+from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.parameters import LocalParameters
+
+FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, counts=True)
+
+
+def found(plan: RunPlan, organiser: SigningKey = ORGANISER, cycle: int = 0) -> CertifiedRoster:
+    return found_roster(plan, FOUNDER, organiser, genesis_digest(make_start(plan)), cycle)
+
+
+def book_of(plan: RunPlan) -> RosterBook:
+    return RosterBook(rules=plan.rules, verify=is_signed_by)
+
+
+def test_two_builds_have_one_genesis() -> None:
+    assert genesis_digest(make_start(small_plan())) == genesis_digest(make_start(small_plan()))
+
+
+def test_another_seed_is_another_genesis() -> None:
+    assert genesis_digest(make_start(small_plan())) != genesis_digest(make_start(small_plan({"model.seed": 1})))
+
+
+def test_the_genesis_of_a_shape_never_changes() -> None:
+    # Found by running it once: a change means that peers of two versions would found different runs.
+    assert genesis_digest(make_start(small_plan())).hex()[:16] == GOLDEN
+
+
+def test_the_start_covers_every_parameter() -> None:
+    plan = small_plan()
+    start = make_start(plan)
+    assert {span: len(vector_N) for span, vector_N in start.items()} == plan.rules.span_elements
+    assert all(np.isfinite(vector_N).all() for vector_N in start.values())
+
+
+def test_a_model_at_its_start_need_not_be_built_again() -> None:
+    plan = small_plan()
+    parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
+    start = make_start(plan, parameters)
+    assert genesis_digest(start) == genesis_digest(make_start(plan))
+    states = genesis_states(start, found(plan).roster)
+    for span, place in plan.places.items():
+        zeros_N = np.zeros(place.stop - place.start, np.float32)
+        parameters.write(span.fragment, place.start, place.stop, zeros_N)
+    assert any(state.anchor_N.any() for state in states.values()), "states are copies"
+
+
+def test_roster_0_is_valid_and_puts_the_founder_in_force() -> None:
+    plan = small_plan()
+    book = book_of(plan)
+    assert book.add(found(plan))
+    assert book.in_force is not None
+    assert (book.in_force.k, book.in_force.members) == (0, (FOUNDER,))
+
+
+def test_nobody_but_the_organiser_founds() -> None:
+    plan = small_plan()
+    with pytest.raises(PeerError):
+        book_of(plan).add(found(plan, organiser=peer_key("stranger")))
+
+
+@pytest.mark.parametrize(("cycle", "expected"), [(-3, 0), (0, 0), (7, 7)])
+def test_a_run_founded_before_its_clock_starts_begins_in_cycle_0(cycle: int, expected: int) -> None:
+    assert found(small_plan(), cycle=cycle).roster.cycle == expected
+
+
+def test_spans_begin_at_the_founding_roster_with_nothing_absorbed() -> None:
+    plan = small_plan()
+    start, roster = make_start(plan), found(plan).roster
+    states = genesis_states(start, roster)
+    assert set(states) == set(plan.places)
+    for span, state in states.items():
+        assert state.head.roster == roster.digest()
+        assert (state.head.height, state.head.round) == (0, GENESIS_ROUND)
+        assert np.array_equal(state.anchor_N, start[span])
+        assert not state.momentum_N.any()
+
+
+def test_the_genesis_digest_is_that_of_the_chains() -> None:
+    plan = small_plan()
+    start = make_start(plan)
+    states = genesis_states(start, found(plan).roster)
+    assert genesis_digest(start) == sha256(*(states[span].head.digest for span in sorted(states)))
+
+
+GOLDEN = "b9b94cc29e78f32c"
+
+
+# -- a start from a file
+
+
+def own_plan(model: nn.Module) -> RunPlan:
+    rounds = {"clock_start": 1e6, "round_seconds": 8.0, "fragments": 2, "spans_per_fragment": 2}
+    values = {"model": describe_model(model), "rounds": rounds}
+    return plan_run(draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="own", values=values))
+
+
+def own_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(40, 33), nn.BatchNorm1d(33), nn.Linear(33, 5))
+
+
+def test_a_run_is_founded_from_a_file_as_from_the_model_itself(tmp_path: Path) -> None:
+    model, path = own_model(), tmp_path / "model.safetensors"
+    save_model(model, str(path))
+    plan = own_plan(model)
+    assert genesis_digest(read_start(plan, path)) == genesis_digest(
+        make_start(plan, LocalParameters(model, plan.fragments))
+    )
+
+
+def test_the_built_in_model_starts_from_a_file_too(tmp_path: Path) -> None:
+    plan, path = small_plan(), tmp_path / "model.safetensors"
+    save_model(build_model(plan.shape, 9), str(path))
+    assert genesis_digest(read_start(plan, path)) == genesis_digest(make_start(small_plan({"model.seed": 9})))
+
+
+def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: without(tensors, "2.weight"), "has no tensor 2.weight, which the run trains; write it with"),
+        (
+            lambda tensors: tensors | {"0.bias": torch.zeros(34)},
+            r"tensor 0.bias has shape \(34,\) in .* and \(33,\) in the run",
+        ),
+        (
+            lambda tensors: tensors | {"0.bias": torch.full((33,), torch.inf)},
+            "0.bias in .* holds other values than finite",
+        ),
+        (lambda tensors: tensors | {"0.bias": torch.zeros(33, dtype=torch.int64)}, "holds other values than finite"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_its_tensor(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], said: str
+) -> None:
+    model, path = own_model(), tmp_path / "model.safetensors"
+    save_file(change(dict(model.state_dict())), str(path))
+    with pytest.raises(ConfigError, match=said):
+        read_start(own_plan(model), path)
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
+        read_start(small_plan(), path)
+    path.write_bytes(b"weights")
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        read_start(small_plan(), path)

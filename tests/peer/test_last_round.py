@@ -1,0 +1,167 @@
+"""All stop at one boundary, or after a while without agreement."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from small_run import peer_key, small_plan, start_states
+
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.peer.last_round import (
+    AGREE_SECONDS,
+    all_agree,
+    state_digest,
+    wait_for_agreement,
+    wait_until_over,
+)
+from p2p_diloco.protocol.heartbeat import FragmentHead
+from p2p_diloco.transport.virtual_time import run_virtual
+
+PLAN = small_plan()
+HERE, THERE = sha256(b"here"), sha256(b"there")
+
+
+def heads(*digests: Digest) -> tuple[FragmentHead, ...]:
+    return tuple(FragmentHead(round=4, digest=digest) for digest in digests)
+
+
+@dataclass
+class FakeEngine:
+    """As much of an engine as the end asks for."""
+
+    mine: tuple[FragmentHead, ...] = ()
+    others: dict[PeerId, Any] = field(default_factory=dict)
+    trains: bool = True
+    last_round: int | None = None
+
+    rules = PLAN.rules
+
+    @property
+    def me(self) -> Any:
+        return SimpleNamespace(trains=self.trains)
+
+    @property
+    def membership(self) -> Any:
+        return SimpleNamespace(alive=lambda now: self.others)
+
+    def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
+        return self.mine
+
+    def hear(self, name: str, *digests: Digest, ready: bool = True) -> None:
+        self.others[peer_key(name).peer] = SimpleNamespace(ready=ready, heads=heads(*digests))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "agree"),
+    [
+        ((HERE,), {}, True),
+        ((HERE,), {"ada": (HERE,), "ben": (HERE,)}, True),
+        ((HERE,), {"ada": (HERE,), "ben": (THERE,)}, False),
+        ((THERE,), {"ada": (HERE,)}, False),
+        ((), {"ada": (HERE,)}, False),
+        ((), {}, False),
+        ((HERE,), {"ada": ()}, False),
+        ((HERE, THERE), {"ada": (HERE, THERE)}, True),
+        ((HERE, THERE), {"ada": (THERE, HERE)}, False),
+    ],
+)
+def test_all_agree_when_every_fragment_stands_at_one_place(
+    mine: tuple[Digest, ...], others: dict[str, tuple[Digest, ...]], agree: bool
+) -> None:
+    engine: Any = FakeEngine(mine=heads(*mine))
+    for name, digests in others.items():
+        engine.hear(name, *digests)
+    assert all_agree(engine, 0.0) is agree
+
+
+def test_who_is_not_ready_has_no_say() -> None:
+    engine: Any = FakeEngine(mine=heads(HERE))
+    engine.hear("ada", THERE, ready=False)
+    assert all_agree(engine, 0.0)
+
+
+def test_who_does_not_train_goes_by_the_others() -> None:
+    engine: Any = FakeEngine(trains=False)
+    assert all_agree(engine, 0.0)
+    engine.hear("ada", HERE)
+    engine.hear("ben", HERE)
+    assert all_agree(engine, 0.0)
+    engine.hear("ben", THERE)
+    assert not all_agree(engine, 0.0)
+
+
+def test_the_last_round_is_waited_for_and_told_to_the_engine() -> None:
+    async def scene() -> None:
+        engine: Any = FakeEngine()
+        asyncio.get_running_loop().advance(PLAN.rules.clock.begin(3))  # type: ignore[attr-defined]
+        await wait_until_over(engine, now, 5)
+        assert engine.last_round == 5
+        assert now() == pytest.approx(PLAN.rules.clock.begin(6), abs=0.01)
+        await wait_until_over(engine, now, 4)
+        assert now() == pytest.approx(PLAN.rules.clock.begin(6), abs=0.01)
+
+    run_virtual(scene())
+
+
+def test_a_clock_that_is_corrected_meanwhile_is_followed() -> None:
+    async def scene() -> None:
+        offset = 0.0
+        engine: Any = FakeEngine()
+        start = PLAN.rules.clock.begin(0)
+        task = asyncio.ensure_future(wait_until_over(engine, lambda: start + now() + offset, 0))
+        await asyncio.sleep(2.0)
+        offset = 4.0
+        await task
+        assert now() == pytest.approx(PLAN.rules.clock.round_seconds - 4.0, abs=1.01)
+
+    run_virtual(scene())
+
+
+def test_agreement_must_last_for_some_heartbeats() -> None:
+    async def scene() -> None:
+        engine: Any = FakeEngine(mine=heads(HERE))
+        engine.hear("ada", THERE)
+        task = asyncio.ensure_future(wait_for_agreement(engine, now))
+        await asyncio.sleep(5.0)
+        engine.hear("ada", HERE)
+        await asyncio.sleep(2.0)
+        engine.hear("ada", THERE)
+        await asyncio.sleep(2.0)
+        engine.hear("ada", HERE)
+        assert not task.done()
+        assert await task
+        assert 9.0 + 3.0 <= now() <= 9.0 + 6.0
+
+    run_virtual(scene())
+
+
+def test_who_never_agrees_is_not_waited_for_for_ever() -> None:
+    async def scene() -> None:
+        engine: Any = FakeEngine(mine=heads(HERE))
+        engine.hear("ada", THERE)
+        assert not await wait_for_agreement(engine, now)
+        assert now() == pytest.approx(AGREE_SECONDS, abs=2.0)
+
+    run_virtual(scene())
+
+
+def test_the_digest_is_over_the_bytes_of_all_spans() -> None:
+    states = start_states(PLAN)
+    same = dict(reversed(list(start_states(PLAN).items())))
+    assert state_digest(states) == state_digest(same)
+    assert len(state_digest(states)) == 64
+    for which in ("anchor_N", "momentum_N"):
+        span, state = next(iter(states.items()))
+        vectors = {"anchor_N": state.anchor_N.copy(), "momentum_N": state.momentum_N.copy()}
+        vectors[which][-1] = np.nextafter(vectors[which][-1], np.float32(1))
+        assert state_digest(states | {span: SpanState(head=state.head, **vectors)}) != state_digest(states)

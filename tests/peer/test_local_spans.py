@@ -1,0 +1,240 @@
+"""An island that leaves θ where it lies does what one on the host does, to the bit, and has nothing come down for it.
+
+Both are on this machine's processor, where nothing differs but the way: what a GPU rounds is another matter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.state import SpanState
+from p2p_diloco.peer import local_spans
+from p2p_diloco.peer.local_spans import DeviceSpans, LocalSpans, describe_device, encodes_alike, spans_for
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.protocol.round import FragmentContribution
+
+PLAN = small_plan()
+WHOLE, PARTED = SpanId(0, 0), SpanId(1, 3)
+"""A span of whole blocks, and the last of its fragment, which ends within one."""
+
+
+class Pair:
+    """The same island twice: one on the host, one that leaves θ where it is."""
+
+    def __init__(self, folder: Path, plan: RunPlan = PLAN) -> None:
+        self.plan = plan
+        corpus = small_corpus(folder)
+        self.both = [HandDrivenIsland(plan, corpus, kind=kind) for kind in (LocalSpans, DeviceSpans)]
+        for island in self.both:
+            island.hold(start_states(plan))
+            assert island.state.begin()
+
+    def step(self) -> None:
+        for island in self.both:
+            island.step()
+
+    def contribute(self, round_index: int, fragment: int) -> FragmentContribution:
+        first, second = (island.state.contribute(round_index, fragment) for island in self.both)
+        assert first is not None
+        assert second is not None
+        for one, other in zip(first.spans, second.spans, strict=True):
+            assert (one.span, one.parent, bytes(one.payload)) == (other.span, other.parent, bytes(other.payload))
+            assert one.norm == pytest.approx(other.norm, rel=1e-5)
+        return second
+
+    def absorb(self, span: SpanId, round_index: int, **said: Any) -> None:
+        place = self.plan.places[span]
+        payload = entry_payload(self.plan, np.linspace(-0.01, 0.02, place.stop - place.start))
+        for island in self.both:
+            island.state.apply(update_of(span, round_index, payload, **said))
+            island.settle()
+
+    def are_alike(self) -> bool:
+        host, there = self.both
+        pairs = zip(host.parameters.read_all(), there.parameters.read_all(), strict=True)
+        same = all(one.tobytes() == other.tobytes() for one, other in pairs)
+        heads = [[state.head for _, state in sorted(island.state.states().items())] for island in self.both]
+        return same and heads[0] == heads[1]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_both_kinds_of_span_are_there() -> None:
+    lengths = {span: place.stop - place.start for span, place in PLAN.places.items()}
+    assert lengths[WHOLE] % 64 == 0
+    assert lengths[PARTED] % 64 != 0
+
+
+@pytest.mark.parametrize("span", [WHOLE, PARTED], ids=["whole blocks", "a part of one"])
+@pytest.mark.parametrize("own_included", [True, False])
+def test_a_round_is_the_same(pair: Pair, span: SpanId, own_included: bool) -> None:
+    pair.step()
+    pair.contribute(span.fragment, span.fragment)
+    pair.step()
+    pair.absorb(span, span.fragment, own_included=own_included)
+    pair.step()
+    assert pair.are_alike()
+    pair.contribute(span.fragment + 2, span.fragment)
+    assert pair.are_alike()
+
+
+def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is most of what an island contributes that is faster than the others."""
+    host, there = pair.both
+    limit = PLAN.manifest.limits.max_norm_ratio * 1e-6
+    pair.step()
+    pair.absorb(WHOLE, 0, radius=1e-6)
+    pair.step()
+    monkeypatch.setattr(there.parameters, "view", None)
+    sent = [island.state.contribute(2, 0, frozenset({WHOLE})) for island in (host, there)]
+    codec, elements = PLAN.codecs.contribution, PLAN.places[WHOLE].stop - PLAN.places[WHOLE].start
+    vectors = []
+    for contribution in sent:
+        assert contribution is not None
+        (one,) = contribution.spans
+        assert one.norm > 1000 * limit
+        assert codec.squared_norm(one.payload, elements) ** 0.5 <= limit
+        vectors.append(codec.decode(one.payload, elements))
+    assert np.linalg.norm(vectors[0] - vectors[1]) < 0.05 * limit
+    assert np.linalg.norm(vectors[1]) > 0.95 * limit
+
+
+def test_an_encoding_that_is_longer_than_what_reducers_take_is_shortened_though_its_vector_is_not(pair: Pair) -> None:
+    _, there = pair.both
+    pair.step()
+    codec, state = PLAN.codecs.contribution, there.state.states()[WHOLE]
+    first = there.state.local.contribute(WHOLE, state, InFlight(), 2)
+    limit = 0.999 * codec.squared_norm(first.payload, state.elements) ** 0.5
+    strict = replace(state, head=replace(state.head, radius=limit / PLAN.manifest.limits.max_norm_ratio))
+    again = there.state.local.contribute(WHOLE, strict, InFlight(), 2)
+    assert codec.squared_norm(again.payload, state.elements) ** 0.5 <= limit
+    assert again.norm == first.norm
+
+
+def test_contributions_that_wait_for_their_entries_are_the_same(pair: Pair) -> None:
+    for round_index in range(0, 2 * PLAN.manifest.limits.in_flight + 4, 2):
+        pair.step()
+        pair.contribute(round_index, 0)
+    assert pair.are_alike()
+    pair.absorb(WHOLE, round_index)
+    assert pair.are_alike()
+
+
+def test_a_span_that_was_replaced_is_the_same(pair: Pair) -> None:
+    pair.step()
+    pair.contribute(0, 0)
+    for island in pair.both:
+        for span in (PARTED, WHOLE):
+            island.hold({span: start_states(PLAN)[span]})
+    assert pair.are_alike()
+
+
+def test_what_other_codecs_send_is_the_same(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, small_plan({"codec.contribution": "int8"}))
+    pair.step()
+    pair.contribute(0, 0)
+    pair.absorb(WHOLE, 0)
+    assert pair.are_alike()
+
+
+def test_an_island_that_diverged_contributes_nothing_from_there_either(pair: Pair) -> None:
+    pair.step()
+    for island in pair.both:
+        island.parameters.write(0, 0, 1, np.array([np.nan], np.float32))
+    sent = pair.contribute(0, 0)
+    assert WHOLE not in {one.span for one in sent.spans}
+
+
+def test_only_codes_come_down_for_an_ordinary_round(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """θ stays: whatever is made an array of the host's has nothing of its memory, nor its length."""
+    _, there = pair.both
+    pair.step()
+    whole = {span for span, place in PLAN.places.items() if (place.stop - place.start) % 64 == 0 and span.fragment == 0}
+    theta = {parameter.untyped_storage().data_ptr() for parameter in there.loop.model.parameters()}
+    came: list[int] = []
+    as_array = torch.Tensor.numpy
+
+    def numpy(tensor: torch.Tensor, **more: Any) -> Any:
+        assert tensor.untyped_storage().data_ptr() not in theta, "θ itself went over the bus"
+        if tensor.dtype == torch.uint8:
+            came.append(tensor.numel())
+        return as_array(tensor, **more)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a span of θ went over the bus")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", numpy)
+    for way in ("read", "view", "write"):
+        monkeypatch.setattr(there.parameters, way, refuse)
+    sent = there.state.contribute(0, 0, frozenset(whole))
+    elements = sum(PLAN.places[span].stop - PLAN.places[span].start for span in whole)
+    assert sent is not None
+    assert {one.span for one in sent.spans} == whole
+    assert sum(came) == elements // 64 * 40, "scales, two sums and codes"
+    place = PLAN.places[WHOLE]
+    there.state.apply(update_of(WHOLE, 0, entry_payload(PLAN, np.full(place.stop - place.start, 0.01, np.float32))))
+    there.hold({PARTED: start_states(PLAN)[PARTED]})
+    assert there.state.states()[WHOLE].head.round == 0
+    assert sum(came) == elements // 64 * 40, "and nothing to follow"
+
+
+def test_a_zero_below_zero_stays_one(pair: Pair) -> None:
+    """Adding zero to it would make it one above."""
+    place = PLAN.places[PARTED]
+    below_N, above_N = (np.full(place.stop - place.start, zero, np.float32) for zero in (-0.0, 0.0))
+    for island in pair.both:
+        head = start_states(PLAN)[PARTED].head
+        island.hold({PARTED: SpanState(head=head, anchor_N=above_N, momentum_N=above_N)})
+        island.parameters.write(PARTED.fragment, place.start, place.stop, below_N)
+        island.hold({PARTED: SpanState(head=head, anchor_N=below_N, momentum_N=above_N)})
+    assert pair.are_alike()
+    assert np.signbit(pair.both[1].parameters.read(PARTED.fragment, place.start, place.stop)).all()
+
+
+def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
+    with numpy_alone():
+        pair.step()
+        pair.contribute(0, 0)
+        pair.absorb(WHOLE, 0)
+    assert pair.are_alike()
+
+
+def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(where: str) -> type[LocalSpans]:
+        return type(spans_for(PLAN, pair.both[0].parameters, torch.device(where)))
+
+    assert kind("cpu") is LocalSpans
+    assert encodes_alike(torch.device("cpu"))
+    assert not encodes_alike(torch.device("meta")), "it holds no numbers"
+    assert kind("meta") is LocalSpans
+    monkeypatch.setattr(local_spans, "encodes_alike", lambda where: True)
+    assert kind("meta") is DeviceSpans
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "said"),
+    [
+        (LocalSpans, "cpu", "trains on the processor, [0-9]+ threads?"),
+        (DeviceSpans, "meta", "trains on meta; contributions are encoded there"),
+        (LocalSpans, "meta", "trains on meta; contributions are encoded on the processor, since meta rounds otherwise"),
+    ],
+)
+def test_where_an_island_trains_and_encodes_is_said(pair: Pair, kind: type[LocalSpans], where: str, said: str) -> None:
+    local = kind(PLAN, pair.both[0].parameters)
+    assert re.fullmatch(said, describe_device(torch.device(where), local))

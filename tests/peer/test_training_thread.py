@@ -1,0 +1,123 @@
+"""The built-in trainer's thread: it steps, lets θ follow, and ends when told."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
+
+from p2p_diloco.ids import SpanId
+from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.training.data import Corpus
+
+PLAN = small_plan()
+SPAN = SpanId(0, 0)
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return small_corpus(tmp_path_factory.mktemp("text"))
+
+
+class Desk:
+    """Stands for the event loop: what threads hand over is done by the test, when it asks."""
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.deaths: list[BaseException] = []
+
+    def hand_over(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def do_one(self) -> None:
+        self._calls.get(timeout=PATIENCE_SECONDS)()
+
+
+class Training:
+    """A thread at work, and what it works on."""
+
+    def __init__(self, corpus: Corpus, step: Callable[[], None] | None = None) -> None:
+        self.desk = Desk()
+        self.island = HandDrivenIsland(PLAN, corpus)
+        self.state = self.island.state
+        self.state._in_loop = self.desk.hand_over
+        self.thread = TrainingThread(
+            state=self.state,
+            step=step if step is not None else InnerSteps(self.island.loop, self.state).step,
+            in_loop=self.desk.hand_over,
+            died=self.desk.deaths.append,
+        )
+        self.thread.start()
+
+    def hold_start(self) -> None:
+        for span, state in start_states(PLAN).items():
+            self.state.replace(span, state)
+
+    def end(self) -> None:
+        self.thread.stop()
+        assert self.thread.join(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def training(corpus: Corpus) -> Iterator[Training]:
+    training = Training(corpus)
+    yield training
+    training.end()
+
+
+def test_it_trains_answers_and_ends_when_told(training: Training) -> None:
+    answers = queue.Queue[Any]()
+    training.hold_start()
+    contribution = None
+    for round_index in range(0, 10_000, 2):
+        training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
+        training.desk.do_one()
+        contribution = answers.get_nowait()
+        if contribution is not None:
+            break
+    assert contribution is not None
+    assert training.state.progress().steps >= contribution.steps > 0
+
+
+def test_without_training_entries_are_still_followed(training: Training) -> None:
+    training.thread.stop_training()
+    training.hold_start()
+    ones = np.ones(PLAN.rules.span_elements[SPAN], np.float32)
+    training.state.apply(update_of(SPAN, 0, entry_payload(PLAN, ones)))
+    training.thread.wait_until_idle()
+    training.end()
+    state = training.state.span_state(SPAN)
+    assert state is not None
+    assert state.head.height == 1
+    assert training.state.progress().steps == 0
+    assert np.array_equal(training.island.local(SPAN), state.anchor_N), "θ follows without a step"
+
+
+def test_waiting_until_idle_ends_where_nobody_is_left_to_do_it(training: Training) -> None:
+    training.end()
+    training.hold_start()
+    training.thread.wait_until_idle()
+    assert set(training.state.states()) == set(PLAN.places)
+
+
+def test_a_thread_that_dies_says_why_in_the_loop(corpus: Corpus) -> None:
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    training = Training(corpus, fail)
+    training.hold_start()
+    training.desk.do_one()
+    assert [str(error) for error in training.desk.deaths] == ["the disk is gone"]
+    training.end()
+
+
+def test_it_goes_on_until_told_and_one_that_never_began_need_not_be_waited_for(training: Training) -> None:
+    assert not training.thread.join(0.0)
+    never = TrainingThread(state=training.state, step=None, in_loop=lambda call: None, died=lambda error: None)
+    assert never.join(0.0)
+    training.state.wake = lambda: None

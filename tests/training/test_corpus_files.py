@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.training import corpus_files
+from p2p_diloco.training.corpus_files import MappedFiles, list_corpus_files
+
+
+def write_files(folder: Path, **contents: bytes) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.txt" for name in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def test_one_file_is_itself(tmp_path: Path) -> None:
+    (path,) = write_files(tmp_path, a=b"text")
+    assert list_corpus_files(path) == (path,)
+
+
+def test_a_folder_is_all_its_files_by_name_without_hidden_and_empty_ones(tmp_path: Path) -> None:
+    second, first = write_files(tmp_path / "b", two=b"2", one=b"1")
+    (top,) = write_files(tmp_path, a=b"0")
+    write_files(tmp_path, empty=b"")
+    write_files(tmp_path / ".git", config=b"hidden")
+    (tmp_path / ".note").write_bytes(b"hidden")
+    assert list_corpus_files(tmp_path) == (top, first, second)
+
+
+def test_a_folders_hidden_parents_do_not_hide_its_files(tmp_path: Path) -> None:
+    paths = write_files(tmp_path / ".cache" / "books", a=b"1")
+    assert list_corpus_files(tmp_path / ".cache" / "books") == tuple(paths)
+
+
+def test_a_glob_is_the_files_that_it_names_in_order(tmp_path: Path) -> None:
+    b, a = write_files(tmp_path / "books", b=b"1", a=b"2")
+    (tmp_path / "books" / "a.csv").write_bytes(b"no")
+    (tmp_path / "folder.txt").mkdir()
+    assert list_corpus_files(str(tmp_path / "**" / "*.txt")) == (a, b)
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_files(tmp_path, a=b"1")
+    assert list_corpus_files("~/a.txt") == (tmp_path / "a.txt",)
+
+
+def test_a_missing_path_is_refused_with_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"text .*/nowhere does not exist; expected a file, a folder or a glob"):
+        list_corpus_files(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("pattern", ["", "*.none"])
+def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=r"is empty \(no files\); name at least one file that holds text"):
+        list_corpus_files(str(tmp_path / pattern))
+
+
+def test_the_standard_library_comes_without_tests_and_installed_packages() -> None:
+    files = list_corpus_files(None)
+    names = {file.name for file in files}
+    folders = {part for file in files for part in file.parts[-3:-1]}
+    assert {"argparse.py", "typing.py", "ast.py"} <= names
+    assert not folders & {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    assert not any(name.startswith("_sysconfigdata") for name in names)
+    assert sum(file.stat().st_size for file in files) > 5_000_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_reading_equals_slicing_the_joined_text(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    contents = data.draw(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=6))
+    folder = tmp_path_factory.mktemp("text")
+    files = MappedFiles(tuple(write_files(folder, **{f"f{index}": content for index, content in enumerate(contents)})))
+    joined = b"".join(contents)
+    start = data.draw(st.integers(0, len(joined)))
+    stop = data.draw(st.integers(start, len(joined)))
+    assert files.read(start, stop).tobytes() == joined[start:stop]
+    assert files.num_bytes == len(joined)
+    assert files.file_sizes == tuple(len(content) for content in contents)
+
+
+def test_what_is_read_is_a_copy(tmp_path: Path) -> None:
+    files = MappedFiles(tuple(write_files(tmp_path, a=b"text")))
+    files.read(0, 4)[:] = 0
+    assert files.read(0, 4).tobytes() == b"text"
+
+
+def test_reading_outside_the_text_is_a_bug_of_the_caller(tmp_path: Path) -> None:
+    files = MappedFiles(tuple(write_files(tmp_path, a=b"text")))
+    with pytest.raises(ValueError, match=r"bytes 2 to 5 do not lie in a text of 4"):
+        files.read(2, 5)
+
+
+def test_few_maps_stay_open_however_many_files_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_files, "_MAPPED_FILES", 2)
+    files = MappedFiles(tuple(write_files(tmp_path, a=b"1", b=b"2", c=b"3", d=b"4")))
+    for _ in range(2):
+        assert files.read(0, 4).tobytes() == b"1234"
+    assert list(files._maps) == [2, 3]
+    files.read(2, 3)
+    files.read(0, 1)
+    assert list(files._maps) == [2, 0]
+
+
+def test_a_file_that_changed_its_size_is_named(tmp_path: Path) -> None:
+    (path,) = write_files(tmp_path, a=b"text")
+    files = MappedFiles((path,))
+    path.write_bytes(b"longer text")
+    with pytest.raises(ConfigError, match=r"a\.txt has 11 bytes, 4 when training began; start again"):
+        files.read(0, 1)
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, is_emptied: bool) -> None:
+    (path,) = write_files(tmp_path, a=b"text")
+    files = MappedFiles((path,))
+    if is_emptied:
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"a\.txt cannot be read \(.+\); make it readable and start again"):
+        files.read(0, 1)
+
+
+def test_bytes_are_bytes_whatever_their_encoding(tmp_path: Path) -> None:
+    files = MappedFiles(tuple(write_files(tmp_path, a=bytes(range(256)))))
+    assert np.array_equal(files.read(0, 256), np.arange(256))

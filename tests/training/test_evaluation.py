@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.fragments import plan_fragments
+from p2p_diloco.training.data import Corpus, held_out_windows
+from p2p_diloco.training.evaluation import AnchorEvaluation, anchor_loss, held_out_loss
+from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
+from p2p_diloco.training.parameters import LocalParameters, sizes
+
+
+def shaken(shape: ModelShape) -> DecoderModel:
+    model = build_model(shape, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def test_the_loss_is_the_mean_over_the_same_held_out_windows(shape: ModelShape, corpus: Corpus) -> None:
+    model = shaken(shape)
+    windows = held_out_windows(corpus, context=12, num_windows=25)
+    with torch.no_grad():
+        expected = model.loss(windows).item()
+    assert held_out_loss(model, corpus, num_tokens=25 * 12) == pytest.approx(expected, rel=1e-5)
+
+
+def test_batches_of_unequal_size_count_by_their_windows(
+    shape: ModelShape, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shaken(shape)
+    whole = held_out_loss(model, corpus, num_tokens=25 * 12)
+    monkeypatch.setattr("p2p_diloco.training.evaluation._BATCH_TOKENS", 7 * 12)
+    assert held_out_loss(model, corpus, num_tokens=25 * 12) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_fresh_model_knows_nothing(shape: ModelShape, corpus: Corpus) -> None:
+    assert held_out_loss(build_model(shape, seed=0), corpus) == pytest.approx(math.log(256), abs=1e-5)
+
+
+def test_evaluating_twice_gives_the_same_bits_and_touches_nothing(shape: ModelShape, corpus: Corpus) -> None:
+    model = shaken(shape)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    assert held_out_loss(model, corpus) == held_out_loss(model, corpus)
+    for expected, parameter in zip(before, model.parameters(), strict=True):
+        assert torch.equal(expected, parameter)
+        assert parameter.grad is None
+
+
+def test_the_anchors_loss_is_that_of_a_model_which_holds_it(shape: ModelShape, corpus: Corpus) -> None:
+    model = shaken(shape)
+    fragments = plan_fragments(sizes(model), 3)
+    vectors = LocalParameters(model, fragments).read_all()
+    for vector_N in vectors:
+        vector_N.flags.writeable = False
+    assert anchor_loss(shape, fragments, vectors, corpus) == held_out_loss(model, corpus)
+
+
+def test_parts_cover_every_element_once_and_can_come_one_by_one(shape: ModelShape, corpus: Corpus) -> None:
+    model = shaken(shape)
+    fragments = plan_fragments(sizes(model), 3)
+    local = LocalParameters(model, fragments)
+    evaluation = AnchorEvaluation(shape, fragments, corpus)
+    assert len(evaluation.parts) == shape.layers + 2
+    covered = [each for part in evaluation.parts for each in part]
+    assert sorted(covered) == sorted(
+        (fragment.index, slot.start, slot.stop) for fragment in fragments for slot in fragment.tensors
+    )
+    evaluation.take([local.read(*each) for each in evaluation.parts[0]])
+    evaluation.begin()  # forgets what was begun
+    losses = [evaluation.take([local.read(*each) for each in part]) for part in evaluation.parts]
+    assert losses[:-1] == [None] * (len(losses) - 1)
+    assert losses[-1] == held_out_loss(model, corpus)
+
+
+def test_one_evaluation_serves_many_anchors(shape: ModelShape, corpus: Corpus) -> None:
+    model = shaken(shape)
+    fragments = plan_fragments(sizes(model), 2)
+    vectors = LocalParameters(model, fragments).read_all()
+    evaluation = AnchorEvaluation(shape, fragments, corpus)
+    first = evaluation.loss(vectors)
+    assert evaluation.loss([vector_N * np.float32(0.5) for vector_N in vectors]) != first
+    assert evaluation.loss(vectors) == first
+
+
+def test_a_context_longer_than_the_held_out_stretches_is_refused(corpus: Corpus) -> None:
+    long = ModelShape(layers=1, width=8, heads=1, feed_forward=8, context=4_000)
+    with pytest.raises(ConfigError, match=r"the held-out text has no stretch of 4001 bytes"):
+        held_out_loss(build_model(long, seed=0), corpus)

@@ -1,0 +1,114 @@
+"""What a model writes is drawn as it predicts, and shown without harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
+from p2p_diloco.training.sampling import continue_text, readable_text
+
+
+@pytest.fixture
+def model(shape: ModelShape) -> DecoderModel:
+    model = build_model(shape, seed=0)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def written(model: DecoderModel, prompt: bytes, num_bytes: int, *, temperature: float = 0.0, seed: int = 0) -> bytes:
+    return bytes(islice(continue_text(model, prompt, temperature=temperature, seed=seed), num_bytes))
+
+
+def likeliest(model: DecoderModel, window: bytes) -> int:
+    with torch.no_grad():
+        return int(model(torch.tensor([list(window)]))[0, -1].argmax())
+
+
+def test_at_temperature_0_each_byte_is_the_likeliest_of_what_the_model_saw(model: DecoderModel) -> None:
+    text = b"ab" + written(model, b"ab", 40)
+    # A context of 12: a full window goes on from its last 6.
+    start = 0
+    for end in range(2, len(text)):
+        if end - start > 12:
+            start = end - 6
+        assert text[end] == likeliest(model, text[start:end]), f"byte {end}"
+
+
+def test_a_long_prompt_counts_with_its_end(model: DecoderModel) -> None:
+    prompt = bytes(range(40, 80))
+    assert written(model, prompt, 1)[0] == likeliest(model, prompt[-12:])
+
+
+def test_a_context_of_one_byte_is_enough(shape: ModelShape) -> None:
+    assert len(written(build_model(replace(shape, context=1), seed=0), b"abc", 5)) == 5
+
+
+def test_bytes_are_drawn_as_often_as_the_model_predicts(model: DecoderModel) -> None:
+    with torch.no_grad():
+        expected_V = (model(torch.tensor([[97]]))[0, -1] / 2.0).softmax(-1)
+    firsts = [written(model, b"a", 1, temperature=2.0, seed=seed)[0] for seed in range(2_000)]
+    top = int(expected_V.argmax())
+    share = firsts.count(top) / len(firsts)
+    spread = (expected_V[top].item() / len(firsts)) ** 0.5
+    assert abs(share - expected_V[top].item()) < 4 * spread
+
+
+def test_a_seed_gives_the_same_text_and_another_seed_another(model: DecoderModel) -> None:
+    first, second, other = (written(model, b"a", 30, temperature=1.0, seed=seed) for seed in (1, 1, 2))
+    assert first == second
+    assert first != other
+
+
+def test_a_tiny_temperature_is_as_good_as_0(model: DecoderModel) -> None:
+    assert written(model, b"a", 20, temperature=1e-300) == written(model, b"a", 20)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "temperature", "seed", "text"),
+    [
+        (b"", 1.0, 0, r"the prompt is empty; expected at least one byte to go on from, such as \"def \""),
+        (b"a", -0.5, 0, r"the temperature is -0.5; expected 0 \(the likeliest byte\) or more, such as 0.8"),
+        (b"a", float("nan"), 0, r"the temperature is nan; expected 0"),
+        (b"a", 1.0, -1, r"the seed is -1; expected 0 to 2\^63 - 1"),
+        (b"a", 1.0, 1 << 63, r"the seed is 9223372036854775808; expected 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once(
+    model: DecoderModel, prompt: bytes, temperature: float, seed: int, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        continue_text(model, prompt, temperature=temperature, seed=seed)
+
+
+def test_a_run_that_has_diverged_is_said_to_have(model: DecoderModel) -> None:
+    with torch.no_grad():
+        model.head.fill_(3e38)
+    with pytest.raises(StateError, match="predicts no finite numbers, so its run has diverged"):
+        written(model, b"a", 1)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"def f():\n\treturn 1", "def f():\n\treturn 1"),
+        ("naïve 中".encode(), "naïve 中"),
+        (b"\x1b[2J\x1b]0;owned\x07", "\ufffd[2J\ufffd]0;owned\ufffd"),
+        (b"a\rb\x00\x7f\x08", "a\ufffdb\ufffd\ufffd\ufffd"),
+        (b"\xff\xfe ok \xc3", "\ufffd\ufffd ok \ufffd"),
+        ("\u009b31m \u202eevil \u2028".encode(), "\ufffd31m \ufffdevil \ufffd"),
+    ],
+)
+def test_no_control_character_is_shown(raw: bytes, shown: str) -> None:
+    assert "".join(readable_text(raw)) == shown
+
+
+def test_a_character_is_shown_as_soon_as_it_is_whole() -> None:
+    assert list(readable_text("aé".encode())) == ["a", "", "é", ""]
