@@ -42,8 +42,9 @@ from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_setting
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
 from p2p_diloco.peer.own_model import OwnModel, describe_model
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.run_plan import plan_run
-from p2p_diloco.peer.start import PeerPlan, nothing_left_if_refused, run_peer
+from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.planning.rounds import Conditions, choose_rounds
@@ -416,7 +417,7 @@ def joiner_plan(
     own_settings, parsed = _settings_of(settings), parse_invite(invite)
     return PeerPlan(
         settings=own_settings,
-        invite=parsed,
+        source=parsed,
         training=OwnModel(model, _listed(optimizer), state),
         until_round=until_round,
     )
@@ -437,9 +438,7 @@ def founder_plan(
     signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
     return PeerPlan(
         settings=own_settings,
-        signed_manifest=signed,
-        organiser_key=key,
-        founds_alone=True,
+        source=Founding(signed=signed, organiser_key=key),
         training=OwnModel(model, _listed(optimizer), state),
         until_round=until_round,
     )

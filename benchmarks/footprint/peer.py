@@ -18,8 +18,9 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.memory.allocator import share_one_arena
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.processor import wake_politely
-from p2p_diloco.peer.start import PeerPlan, PeerResult, run_peer
+from p2p_diloco.peer.start import PeerResult, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import PeerEvent
@@ -60,7 +61,7 @@ class SwarmPeer:
                 return self._found(word)
             case "join" if self._order["place"] > 0:
                 self._start(
-                    PeerPlan(settings=self._settings(), invite=parse_invite(word["invite"]), training=_training())
+                    PeerPlan(settings=self._settings(), source=parse_invite(word["invite"]), training=_training())
                 )
             case "exchange":
                 self._wait_until(lambda: len(self._rounds) >= word["rounds"], word["seconds"], "an exchange")
@@ -76,9 +77,8 @@ class SwarmPeer:
     def _found(self, word: Mapping[str, Any]) -> dict[str, Any]:
         organiser = SigningKey(bytes.fromhex(self._order["organiser"]))
         signed = decode_signed_manifest(bytes.fromhex(self._order["manifest"]))
-        self._start(
-            PeerPlan(settings=self._settings(), signed_manifest=signed, organiser_key=organiser, training=_training())
-        )
+        source = Founding(signed=signed, organiser_key=organiser, names_founder=False)
+        self._start(PeerPlan(settings=self._settings(), source=source, training=_training()))
         self._wait_until(lambda: bool(self._invite), word["seconds"], "the founding")
         return {"invite": self._invite}
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
+from p2p_diloco.cli.peer_process import run_bootstrap_peer
 from p2p_diloco.config.invite import SCHEME, parse_invite
 from p2p_diloco.config.key_file import read_key_file
-from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.run_file import KEY_FILE, read_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.signing import SigningKey
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 
 BOOTSTRAP_FOLDER = "bootstrap"
 
 
-def signed_run(path: Path, key_path: Path | None, around: Surroundings) -> tuple[SignedManifest, SigningKey]:
+def run_to_found(path: Path, key_path: Path | None, around: Surroundings, start: Path | None = None) -> Founding:
     """Read the run at `path` and sign it with its organiser's key, which lies beside it unless named.
 
     Raises:
@@ -25,7 +24,7 @@ def signed_run(path: Path, key_path: Path | None, around: Surroundings) -> tuple
     """
     manifest = read_run_toml(path, around.overrides)
     key = read_key_file(key_path or path.with_name(KEY_FILE))
-    return manifest.sign(key), key
+    return Founding(signed=manifest.sign(key), organiser_key=key, start=start)
 
 
 def request_bootstrap(
@@ -36,7 +35,7 @@ def request_bootstrap(
     settings: SettingsFlags,
     flags: PeerFlags,
     around: Surroundings,
-) -> PeerRequest:
+) -> PeerPlan:
     """Read all that a bootstrap peer needs; `run` is a run file, or the invite of a run that has a founder.
 
     Args:
@@ -51,10 +50,10 @@ def request_bootstrap(
                 "--start is what a run is founded from, and an invite is of a run that exists; leave it out"
             )
         own = _with_own_folder(settings_of(settings, around))
-        return PeerRequest(settings=own, flags=flags, invite=parse_invite(run), trains=False)
+        return PeerPlan(settings=own, source=parse_invite(run), until_round=flags.until_round)
     own = _with_own_folder(settings_of(settings, around.without_overrides()))
-    signed, key = signed_run(Path(run), key_path, around)
-    return PeerRequest(settings=own, flags=flags, signed_manifest=signed, organiser_key=key, trains=False, start=start)
+    founding = run_to_found(Path(run), key_path, around, start)
+    return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
 
 
 def _with_own_folder(settings: PeerSettings) -> PeerSettings:
@@ -74,5 +73,5 @@ def run_bootstrap(
     around: Surroundings,
 ) -> int:
     """Run a bootstrap peer; return the exit code."""
-    request = request_bootstrap(run, key_path=key_path, start=start, settings=settings, flags=flags, around=around)
-    return run_requested_peer(request)
+    plan = request_bootstrap(run, key_path=key_path, start=start, settings=settings, flags=flags, around=around)
+    return run_bootstrap_peer(plan, flags)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2p_diloco.cli.bootstrap import signed_run
+from p2p_diloco.cli.bootstrap import run_to_found
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.peer_process import PeerRequest, run_requested_peer
+from p2p_diloco.cli.peer_process import run_trainer
 from p2p_diloco.config.invite import parse_invite
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.peer_plan import PeerPlan
 
 
 def request_join(
@@ -19,7 +20,7 @@ def request_join(
     settings: SettingsFlags,
     flags: PeerFlags,
     around: Surroundings,
-) -> PeerRequest:
+) -> PeerPlan:
     """Read all that a trainer needs: an invite, or with `found` a run file to found the run itself.
 
     Raises:
@@ -30,12 +31,12 @@ def request_join(
             raise ConfigError("join needs an invite: the first line that a bootstrap peer prints, p2pdiloco://…")
         if invite.endswith(".toml"):
             raise ConfigError(f"{invite} is no invite; to found the run of a file, type --found {invite}")
-        return PeerRequest(settings=settings_of(settings, around), flags=flags, invite=parse_invite(invite))
+        own, source = settings_of(settings, around), parse_invite(invite)
+        return PeerPlan(settings=own, source=source, until_round=flags.until_round)
     if invite is not None:
         raise ConfigError("an invite joins a run that exists and --found begins one; keep one of them")
     own = settings_of(settings, around.without_overrides())
-    signed, key = signed_run(found, key_path, around)
-    return PeerRequest(settings=own, flags=flags, signed_manifest=signed, organiser_key=key)
+    return PeerPlan(settings=own, source=run_to_found(found, key_path, around), until_round=flags.until_round)
 
 
 def run_join(
@@ -48,6 +49,5 @@ def run_join(
     around: Surroundings,
 ) -> int:
     """Run a trainer; return the exit code."""
-    return run_requested_peer(
-        request_join(invite, found=found, key_path=key_path, settings=settings, flags=flags, around=around)
-    )
+    plan = request_join(invite, found=found, key_path=key_path, settings=settings, flags=flags, around=around)
+    return run_trainer(plan, flags)

@@ -10,90 +10,67 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from p2p_diloco.cli.flags import PeerFlags
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.cli.peer_output import PeerOutput
-from p2p_diloco.config.invite import Invite
-from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
-from p2p_diloco.signing import SigningKey
-
-if TYPE_CHECKING:
-    from p2p_diloco.peer.start import PeerPlan
+from p2p_diloco.peer.peer_plan import PeerPlan
 
 STOPPED = 130
 _HARD_STOP_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRequest:
-    """What a command asks for; at least one of `invite` and `signed_manifest` is there.
-
-    Attributes:
-        settings: of this machine.
-        flags: how long it runs and how often it measures.
-        invite: of the run to join.
-        signed_manifest: of the run to found.
-        organiser_key: signs the founding roster.
-        trains: a bootstrap peer does not.
-        start: a file of tensors to found the run from.
-    """
-
-    settings: PeerSettings
-    flags: PeerFlags
-    invite: Invite | None = None
-    signed_manifest: SignedManifest | None = None
-    organiser_key: SigningKey | None = None
-    trains: bool = True
-    start: Path | None = None
-
-
-def run_requested_peer(request: PeerRequest) -> int:
-    """Run until told to stop, or until the last round; return the exit code.
+def run_trainer(plan: PeerPlan, flags: PeerFlags) -> int:
+    """Run a peer that trains the built-in model, until told to stop or until the last round; return the exit code.
 
     Raises:
         P2PDilocoError: what makes it impossible to go on.
     """
-    if request.flags.with_parent:
+    _prepare(plan.settings, flags)
+    from p2p_diloco.peer.built_in import BuiltInTraining
+
+    return _run_to_end(replace(plan, training=BuiltInTraining(evaluate_seconds=flags.evaluate_seconds)))
+
+
+def run_bootstrap_peer(plan: PeerPlan, flags: PeerFlags) -> int:
+    """Run a peer that does not train; see `run_trainer`."""
+    _prepare(plan.settings, flags)
+    return _run_to_end(plan)
+
+
+def _prepare(settings: PeerSettings, flags: PeerFlags) -> None:
+    """Set what belongs to a process, before torch is imported."""
+    if flags.with_parent:
         end_with_parent()
-    check_folder(request.settings.state_directory)
+    check_folder(settings.state_directory)
     if sys.stderr.isatty():
         # Importing torch takes seconds. Not on standard output, of which a founder's first line is the join command.
         print_to_stderr("starting …")
-    if request.settings.threads is not None:
+    if settings.threads is not None:
         # Read once, when torch is imported.
-        os.environ.setdefault("OMP_NUM_THREADS", str(request.settings.threads))
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     from p2p_diloco.memory.allocator import share_one_arena
     from p2p_diloco.peer.processor import wake_politely
 
     share_one_arena()
     wake_politely()
+
+
+def _run_to_end(plan: PeerPlan) -> int:
     import uvloop
 
-    from p2p_diloco.peer.built_in import BuiltInTraining
-    from p2p_diloco.peer.start import PeerPlan, nothing_left_if_refused
+    from p2p_diloco.peer.start import nothing_left_if_refused
 
-    training = BuiltInTraining(evaluate_seconds=request.flags.evaluate_seconds) if request.trains else None
-    plan = PeerPlan(
-        settings=request.settings,
-        invite=request.invite,
-        signed_manifest=request.signed_manifest,
-        organiser_key=request.organiser_key,
-        founds_alone=request.organiser_key is not None,
-        training=training,
-        start=request.start,
-        until_round=request.flags.until_round,
-    )
     # A thread writes the status and the events: a slow disk must not hold the event loop.
     with nothing_left_if_refused(plan), ThreadPoolExecutor(1, thread_name_prefix="files") as files:
         output = PeerOutput(
-            request.settings.state_directory, announces_invite=plan.organiser_key is not None, soon=files.submit
+            plan.settings.state_directory, announces_invite=plan.founding is not None, soon=files.submit
         )
         with output:
             return uvloop.run(_run(plan, output))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -363,6 +364,20 @@ class RunManifest(Section):
         return SignedManifest(manifest=self, signature=key.sign(_STATEMENT_PREFIX + statement))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedManifest:
+    """The manifest of a run, checked against the run's id and its organiser's key. `SignedManifest.verify` makes it.
+
+    Attributes:
+        run: the id of the run.
+        encoded: the manifest and its signature, for whoever asks.
+    """
+
+    manifest: RunManifest
+    run: Digest
+    encoded: bytes
+
+
 class SignedManifest(BaseModel):
     """A manifest with its organiser's signature, as it travels and lies on disk."""
 
@@ -375,8 +390,8 @@ class SignedManifest(BaseModel):
         """Return the signature followed by the manifest's canonical bytes."""
         return self.signature + self.manifest.canonical_bytes()
 
-    def verify(self, run: Digest) -> RunManifest:
-        """Return the manifest if it is that of `run` and its organiser signed it.
+    def verify(self, run: Digest) -> VerifiedManifest:
+        """Check that the manifest is that of `run` and that its organiser signed it.
 
         Raises:
             ConfigError: it is another run's, or the signature is not the organiser's.
@@ -393,7 +408,7 @@ class SignedManifest(BaseModel):
                 f"the manifest of run {run.hex()} is not signed by its organiser {self.manifest.organiser}; "
                 "do not join it"
             )
-        return self.manifest
+        return VerifiedManifest(manifest=self.manifest, run=run, encoded=self.encode())
 
 
 def decode_signed_manifest(encoded: bytes) -> SignedManifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch
 from p2p_diloco.peer.local_spans import describe_device, spans_for
@@ -38,12 +38,12 @@ class BuiltInTraining(Training):
         self._thread: TrainingThread | None = None
         self._watch: HeldOutWatch | None = None
 
-    def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
+    def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Refuse a device or a text that is not here, and a run of another model."""
         choose_device(settings.device)
-        if signed is not None:
-            _ = plan_run(signed.manifest).shape  # raises where the model is somebody's own
-            open_run_text(signed.manifest.data, settings.data)
+        if manifest is not None:
+            _ = plan_run(manifest).shape  # raises where the model is somebody's own
+            open_run_text(manifest.data, settings.data)
         elif settings.data is not None:
             list_corpus_files(settings.data)
 

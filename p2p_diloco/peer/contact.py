@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
 
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import format_invite, fresh_invite
-from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.own_command import join_line
-from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.manifest_fetch import told_troubles
 from p2p_diloco.protocol.engine import PeerEngine
@@ -24,33 +22,34 @@ INVITE_SECONDS = 600.0
 """A fresh invite is printed at most so often."""
 
 
-class Found(Protocol):
-    """What `SessionParts` says of this peer and its network."""
-
-    @property
-    def run(self) -> Digest: ...
-    @property
-    def signed(self) -> SignedManifest: ...
-    @property
-    def transport(self) -> Transport: ...
-    @property
-    def trains(self) -> bool: ...
-    @property
-    def known(self) -> Mapping[PeerId, tuple[str, ...]]: ...
-    @property
-    def has_met_somebody(self) -> bool: ...
-
-
 class Contact:
-    """Call `watch` about once a second, after the addresses in the status."""
+    """Call `watch` about once a second, after the addresses in the status.
 
-    def __init__(self, parts: Found, keeper: LinkKeeper, engine: PeerEngine, reporter: StatusReporter) -> None:
-        self._parts = parts
+    Args:
+        known: peers that this one can ask.
+        has_met_somebody: one of them has answered.
+        own_model: others join from a loop of their own.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        keeper: LinkKeeper,
+        engine: PeerEngine,
+        reporter: StatusReporter,
+        *,
+        known: Mapping[PeerId, tuple[str, ...]],
+        has_met_somebody: bool,
+        own_model: bool,
+    ) -> None:
+        self._transport = transport
         self._keeper = keeper
         self._engine = engine
         self._reporter = reporter
+        self._known = known
+        self._own_model = own_model
         self._began = asyncio.get_running_loop().time()
-        self._is_settled = parts.has_met_somebody or not parts.known
+        self._is_settled = has_met_somebody or not known
         self._is_lonely = False
         self._printed: frozenset[PeerId] = frozenset()
         self._printed_at = float("-inf")
@@ -64,18 +63,18 @@ class Contact:
 
     def _renew_invite(self, now: float) -> None:
         peers = (self._reporter.addresses, *self._keeper.invited())
-        invite = fresh_invite(self._parts.run, peers, self._engine.book.in_force_digest)
+        invite = fresh_invite(self._engine.rules.run, peers, self._engine.book.in_force_digest)
         self._reporter.invite = format_invite(invite) if invite.bootstraps else ""
         named = frozenset(parse_peer_address(address)[1] for address in invite.bootstraps)
-        is_news = bool(named - self._printed - {self._parts.transport.peer})
-        if is_news and (self._engine.ready or not self._parts.trains) and now - self._printed_at >= INVITE_SECONDS:
+        is_news = bool(named - self._printed - {self._transport.peer})
+        if is_news and (self._engine.ready or not self._engine.me.trains) and now - self._printed_at >= INVITE_SECONDS:
             self._printed, self._printed_at = named, now
-            line = join_line(self._reporter.invite, own_model=bool(self._parts.signed.manifest.model.tensors))
+            line = join_line(self._reporter.invite, own_model=self._own_model)
             self._reporter.report("invite", f"others join with: {line}")
 
     def _watch_for_answer(self, now: float) -> None:
-        linked = self._parts.transport.linked_peers()
-        known = self._parts.known
+        linked = self._transport.linked_peers()
+        known = self._known
         if linked:
             names = ", ".join(map(short_peer_id, sorted(linked & known.keys()) or sorted(linked)))
             self._reporter.report(

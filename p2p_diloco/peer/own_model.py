@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.config.manifest import ModelSection, SignedManifest
+from p2p_diloco.config.manifest import ModelSection, RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
@@ -168,11 +168,10 @@ class OwnModel(Training):
         self._last: Tensor | None = None
         self._step: Tensor | None = None
 
-    def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
+    def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Refuse a run that trains another model."""
-        if signed is None:
+        if manifest is None:
             return
-        manifest = signed.manifest
         if manifest.model.tensors:
             check_model(self.model, manifest.model)
         elif sorted(trained(self.model)) != sorted(plan_run(manifest).shapes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,13 +13,12 @@ from functools import partial
 import torch
 
 from p2p_diloco.bandwidth.line import LineWatch
-from p2p_diloco.config.manifest import RunManifest, SignedManifest
-from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
+from p2p_diloco.config.manifest import VerifiedManifest
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.memory.allocator import trim_now_and_then
-from p2p_diloco.node.clock_sync import SwarmClock, steady_unix_seconds
+from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.reach_keeper import ReachKeeper, announced
@@ -31,10 +29,11 @@ from p2p_diloco.peer.contact import Contact
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.last_round import state_digest, wait_for_agreement, wait_until_over
+from p2p_diloco.peer.next_start import NextStart
+from p2p_diloco.peer.peer_plan import PeerPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.stop import StopRequest
-from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.peer.training import Training, TrainingHost
+from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.peer.waiting import first_error, wait_for_first
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine
@@ -54,25 +53,19 @@ from p2p_diloco.transport.reach_probe import is_own_host
 
 LEAVE_PAUSE_SECONDS = 0.05
 STATUS_SECONDS = 1.0
-KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
-"""The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """The parts of a session; see `PeerPlan` for the meaning of the choices.
+    """The parts of a session.
 
     Attributes:
         start: φ to found the run from, as long as it may be needed; emptied then, for it is as large as the model.
     """
 
-    settings: PeerSettings
+    plan: PeerPlan
     key: SigningKey
-    organiser_key: SigningKey | None
-    training: Training | None
-    until_round: int | None
-    signed: SignedManifest
-    run: Digest
+    verified: VerifiedManifest
     folder: RunFolder
     transport: Transport
     directory: Directory
@@ -82,11 +75,6 @@ class SessionParts:
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
 
-    @property
-    def trains(self) -> bool:
-        """Whether anything is trained here."""
-        return self.training is not None
-
 
 class PeerSession:
     """Puts engine, network and training together and runs them until the end."""
@@ -95,18 +83,17 @@ class PeerSession:
         self._parts = parts
         self._reporter = reporter
         self._stop = stop
-        self._manifest: RunManifest = parts.signed.verify(parts.run)
-        self._plan: RunPlan = plan_run(self._manifest)
+        self._plan: RunPlan = plan_run(parts.verified.manifest)
+        self._training = parts.plan.training or NoTraining()
         offset = parts.folder.recall_clock_offset()
-        self._clock = SwarmClock(steady_unix_seconds(), wall=time.time, offset_seconds=offset)
-        self._kept_offset, self._kept_offset_at = offset, float("-inf")
+        self._clock = SwarmClock(parts.plan.clocks.steady, wall=parts.plan.clocks.wall, offset_seconds=offset)
         self._engine = self._make_engine()
         self._keeper = LinkKeeper(
             transport=parts.transport,
             directory=parts.directory,
             record=self._record,
             known=parts.known,
-            unix_seconds=time.time,
+            unix_seconds=parts.plan.clocks.wall,
             hear=reporter.report,
             wanted=self._engine.wanted_links,
             is_stranger=self._engine.is_unknown,
@@ -121,13 +108,19 @@ class PeerSession:
             hear=self._hear_of_reach,
         )
         self._keeper.introduced(parts.records)
-        self._contact = Contact(parts, self._keeper, self._engine, reporter)
+        self._contact = Contact(
+            parts.transport,
+            self._keeper,
+            self._engine,
+            reporter,
+            known=parts.known,
+            has_met_somebody=parts.has_met_somebody,
+            own_model=bool(parts.verified.manifest.model.tensors),
+        )
         reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._failure: asyncio.Future[None] | None = None
-        self._state = HeldState(self._plan, in_loop=self._in_loop, died=self._fail, damaged=self._span_damaged)
-        self._training = parts.training
-        self._trained: TrainedState | None = None
+        self._state: HeldState | None = None
         self._node: SwarmNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
@@ -136,14 +129,11 @@ class PeerSession:
             self._archive,
             states=self._all_states,
             is_ready=lambda: self._engine.ready,
-            pause_seconds=pause_between_checkpoints(self._plan.rules, parts.settings.keep_checkpoints),
-            saved=self._keep_inner,
+            pause_seconds=pause_between_checkpoints(self._plan.rules, parts.plan.settings.keep_checkpoints),
+            saved=self._training.keep_inner,
             hear=reporter.report,
         )
-
-    def _keep_inner(self) -> None:
-        if self._trained is not None:
-            self._trained.keep_inner()
+        self._next_start = NextStart(parts.folder, soon=self._write_soon, refused=self._report_addresses)
 
     def _is_needed(self, peer: PeerId) -> bool:
         return self._engine.book.in_force is not None and not self._engine.is_stranger(peer)
@@ -152,7 +142,7 @@ class PeerSession:
         archive = Archive(
             self._parts.folder.path,
             plan=self._plan,
-            keep=self._parts.settings.keep_checkpoints,
+            keep=self._parts.plan.settings.keep_checkpoints,
             soon=self._write_soon,
             hear=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
         )
@@ -168,7 +158,7 @@ class PeerSession:
             peer=key.peer,
             incarnation=folder.next_incarnation(),
             can_be_dialled=False,  # until others have proved it
-            trains=self._parts.trains,
+            trains=self._parts.plan.trains,
             sign=key.sign,
         )
         recalled = folder.recall()
@@ -180,37 +170,36 @@ class PeerSession:
         """Be this peer until told to stop, or until the round that was named."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
-        if self._parts.settings.threads is not None:
-            torch.set_num_threads(self._parts.settings.threads)
+        plan = self._parts.plan
+        if plan.settings.threads is not None:
+            torch.set_num_threads(plan.settings.threads)
         self._reporter.engine = self._engine
         self._worker.submit(self._report_loops, warm_up)
         self._worker.submit(self._check_answer, check_known_answer)
-        if self._parts.until_round is not None:
-            self._stop.end_after(self._parts.until_round)
+        if plan.until_round is not None:
+            self._stop.end_after(plan.until_round)
         try:
-            if self._training is not None:
-                self._state = self._trained = await asyncio.to_thread(self._training.open, self._host())
+            self._state = await asyncio.to_thread(self._training.open, self._host())
             node = self._node = self._make_node()
             await self._take_up_state(node)
-            if self._training is not None:
-                self._training.start()
+            self._training.start()
             await self._live(node)
         finally:
             self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
             self._worker.close()
             self._writer.shutdown(wait=False)
-            if self._training is not None:
-                await self._training.end()
-            self._state.close()
+            await self._training.end()
+            if self._state is not None:
+                self._state.close()
 
     def _host(self) -> TrainingHost:
         parts = self._parts
         return TrainingHost(
             plan=self._plan,
-            run=parts.run,
+            run=parts.verified.run,
             peer=parts.key.peer,
             incarnation=self._engine.me.incarnation,
-            settings=parts.settings,
+            settings=parts.plan.settings,
             folder=parts.folder.path,
             now=self._clock.now,
             in_loop=self._in_loop,
@@ -218,6 +207,13 @@ class PeerSession:
             damaged=self._span_damaged,
             hear=self._reporter.report,
         )
+
+    def _held(self) -> HeldState:
+        assert self._state is not None, "open the training first"
+        return self._state
+
+    def _report_addresses(self, sentence: str) -> None:
+        self._in_loop(partial(self._reporter.report, "addresses", sentence))
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
@@ -251,12 +247,12 @@ class PeerSession:
         return SwarmNode(
             engine=self._engine,
             transport=self._parts.transport,
-            replica=self._state,
+            replica=self._held(),
             codecs=self._plan.codecs,
             memory=WatchedMemory(self._parts.folder, self._fail, soon=self._write_soon),
             clock=self._clock,
             observer=self._reporter,
-            manifest=self._parts.signed.encode(),
+            manifest=self._parts.verified.encoded,
             worker=self._worker,
             addresses=self._keeper,
             archive=self._archive,
@@ -271,30 +267,30 @@ class PeerSession:
         states = await asyncio.to_thread(self._archive.recall)
         if states is not None:
             self._hold(states)
-        elif self._parts.organiser_key is not None and (rosters.in_force is None or rosters.in_force.k == 0):
-            await self._found(node)
+        elif (founding := self._parts.plan.founding) is not None and (
+            rosters.in_force is None or rosters.in_force.k == 0
+        ):
+            await self._found(node, founding.organiser_key)
         self._parts.start.clear()
         self._reporter.phase = "catching up"
 
-    async def _found(self, node: SwarmNode) -> None:
-        assert self._parts.organiser_key is not None
-        untrained = self._trained.local.parameters if self._trained is not None else None
+    async def _found(self, node: SwarmNode, organiser: SigningKey) -> None:
+        untrained = self._training.parameters()
         start = self._parts.start or await asyncio.to_thread(make_start, self._plan, untrained)
         rosters = self._engine.book
         founding = rosters.chain()[0] if rosters.in_force is not None else None
         if founding is None:
             cycle = self._plan.rules.clock.cycle(self._plan.rules.clock.round_at(self._clock.now()))
-            founding = found_roster(
-                self._plan, self._engine.me.member(), self._parts.organiser_key, genesis_digest(start), cycle
-            )
+            founding = found_roster(self._plan, self._engine.me.member(), organiser, genesis_digest(start), cycle)
             alone = "; start further bootstraps with its invite (the run file would found another run)"
-            named = self._manifest.founder is not None
-            self._reporter.report("founded", f'founded "{self._manifest.name}"{alone if named else ""}')
+            manifest = self._parts.verified.manifest
+            named = manifest.founder is not None
+            self._reporter.report("founded", f'founded "{manifest.name}"{alone if named else ""}')
         self._hold(genesis_states(start, founding.roster))
         node.found(founding)
 
     def _hold(self, states: dict[SpanId, SpanState]) -> None:
-        self._state.hold(states)
+        self._held().hold(states)
         self._engine.hold_state({span: state.head for span, state in states.items()})
 
     # -- living
@@ -336,10 +332,10 @@ class PeerSession:
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._reach.run(), name="reach")
             tasks.create_task(self._say_status(node), name="status")
-            if self._training is None or self._training.owns_process:
+            if self._training.owns_process:
                 tasks.create_task(trim_now_and_then(), name="memory")
-            if self._training is not None and self._training.evaluate_seconds > 0:
-                tasks.create_task(self._evaluate(self._training), name="evaluation")
+            if self._training.evaluate_seconds > 0:
+                tasks.create_task(self._evaluate(), name="evaluation")
             tasks.create_task(self._saver.run(), name="checkpoints")
 
     def _addresses(self) -> tuple[str, ...]:
@@ -348,71 +344,51 @@ class PeerSession:
         return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
 
     def _hear_of_reach(self, standing: Standing) -> None:
-        self._reporter.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.trains)
+        self._reporter.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.plan.trains)
         self._keeper.announce_again()
 
     def _record(self) -> PeerRecord:
         return sign_record(
             self._parts.key,
-            run=self._parts.run,
+            run=self._parts.verified.run,
             addresses=self._addresses(),
             can_be_dialled=self._reach.standing.is_reachable,
-            role=PeerRole.TRAINER if self._parts.trains else PeerRole.BOOTSTRAP,
-            issued_at=time.time(),
+            role=PeerRole.TRAINER if self._parts.plan.trains else PeerRole.BOOTSTRAP,
+            issued_at=self._parts.plan.clocks.wall(),
         )
 
     async def _say_status(self, node: SwarmNode) -> None:
-        remembered: dict[PeerId, tuple[str, ...]] = {}
+        manifest, moment = self._parts.verified.manifest, asyncio.get_running_loop().time
         while True:
             now = self._clock.now()
             if self._engine.ready and self._reporter.phase in ("catching up", "training", "not stepping"):
-                is_stepping = self._training is None or self._training.is_stepping()
-                self._reporter.phase = "training" if is_stepping else "not stepping"
+                self._reporter.phase = "training" if self._training.is_stepping() else "not stepping"
             self._drop_start_once_others_hold_it(now)
             self._contact.watch()
             if self._parts.line is not None:
                 for notice in self._parts.line.steer(self._engine, now):
                     self._reporter.report(notice.topic, notice.text, **notice.figures)
             self._reporter.addresses, self._reporter.ports = self._addresses(), self._parts.transport.listen_ports()
-            self._reporter.publish(self._engine, node, self._manifest, self._plan.num_parameters, now)
-            self._keep_clock()
-            kept = self._keeper.kept_addresses()
-            if list(kept.items()) != list(remembered.items()):
-                remembered = kept
-                self._write_soon(partial(self._keep_addresses, kept))
+            self._reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
+            self._next_start.keep(self._clock, self._keeper.kept_addresses(), moment())
             await asyncio.sleep(STATUS_SECONDS)
 
-    def _keep_clock(self) -> None:
-        """Keep by how much swarm time is off this machine's clock, for a start at which nobody answers."""
-        offset, moment = self._clock.wall_offset_seconds, asyncio.get_running_loop().time()
-        moved = abs(offset - self._kept_offset) > KEPT_OFFSET_SECONDS
-        if self._clock.is_settled and moved and moment - self._kept_offset_at >= KEEP_CLOCK_SECONDS:
-            self._kept_offset, self._kept_offset_at = offset, moment
-            self._write_soon(lambda: self._parts.folder.keep_clock_offset(offset))
-
-    def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
-        try:
-            self._parts.folder.keep_addresses(known)
-        except StateError as error:  # a restart may need a bootstrap then; no reason to stop
-            sentence = str(error)
-            self._in_loop(lambda: self._reporter.report("addresses", sentence))
-
     def _drop_start_once_others_hold_it(self, now: float) -> None:
-        if not self._parts.trains and self._engine.holds_needlessly(now):
-            self._state.drop()
+        if not self._parts.plan.trains and self._engine.holds_needlessly(now):
+            self._held().drop()
             self._engine.drop_state()
             self._reporter.phase = "training"
             self._reporter.report("start", "others hold the state now, and give it to whoever comes")
 
-    async def _evaluate(self, training: Training) -> None:
+    async def _evaluate(self) -> None:
         while True:
-            has_measured = await self._evaluate_once(training)
-            await asyncio.sleep(training.evaluate_seconds if has_measured else STATUS_SECONDS)
+            has_measured = await self._evaluate_once()
+            await asyncio.sleep(self._training.evaluate_seconds if has_measured else STATUS_SECONDS)
 
-    async def _evaluate_once(self, training: Training) -> bool:
-        if not self._engine.serves_state or len(self._state.states()) != len(self._plan.places):
+    async def _evaluate_once(self) -> bool:
+        if not self._engine.serves_state or self._all_states() is None:
             return False
-        measured = await training.measure()
+        measured = await self._training.measure()
         if measured is None:
             return False
         self._reporter.anchor_loss, self._reporter.local_loss = measured.anchor, measured.local
@@ -428,7 +404,7 @@ class PeerSession:
 
     def _all_states(self) -> Mapping[SpanId, SpanState] | None:
         """Return the spans as they move on, or None while one is missing."""
-        states = self._state.moving_states()
+        states = self._held().moving_states()
         return states if len(states) == len(self._plan.places) else None
 
     # -- ending
@@ -437,8 +413,7 @@ class PeerSession:
         """Wait until the last round is over and all ready peers that are heard stand where this one stands."""
         last_round = await self._stop.wait_for_last_round()
         await wait_until_over(self._engine, self._clock.now, last_round)
-        if self._training is not None:
-            self._training.stop_stepping()
+        self._training.stop_stepping()
         if not await wait_for_agreement(self._engine, self._clock.now):
             self._reporter.report(
                 "branch", f"some peers heard do not stand where this one stood after round {last_round}"
@@ -468,16 +443,18 @@ class PeerSession:
             await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
             while not node.may_go():  # noqa: ASYNC110  # what the others vote has no event of its own
                 await asyncio.sleep(LEAVE_PAUSE_SECONDS)
-        if self._training is not None:
+        if self._parts.plan.trains:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
-            await self._evaluate_once(self._training)
-            self._reporter.state_digest = await asyncio.to_thread(state_digest, self._state.states())
+            await self._evaluate_once()
+            self._reporter.state_digest = await asyncio.to_thread(state_digest, self._held().states())
             await self._saver.save()
-        if not told and self._training is not None:
-            node.leave()
+            if not told:
+                node.leave()
         self._reporter.phase = "finished"
-        self._reporter.publish(self._engine, node, self._manifest, self._plan.num_parameters, self._clock.now())
+        self._reporter.publish(
+            self._engine, node, self._parts.verified.manifest, self._plan.num_parameters, self._clock.now()
+        )
         digest = self._reporter.state_digest[:16]
         text = f"finished with state {digest}" if digest else "finished"
         self._reporter.report("finished", text, state_digest=self._reporter.state_digest)

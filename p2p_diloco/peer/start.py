@@ -4,90 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol, TypeAlias
+from functools import partial
 
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.address import parse_peer_address
-from p2p_diloco.config.invite import MOST_NAMED, Invite, format_invite, fresh_invite
-from p2p_diloco.config.manifest import SignedManifest, decode_signed_manifest
-from p2p_diloco.config.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
+from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
+from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_signed_manifest
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, FrameError, StateError
-from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
+from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import read_start
+from p2p_diloco.peer.network import Libp2pNetwork
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.session import PeerSession, SessionParts
 from p2p_diloco.peer.stop import StopRequest
-from p2p_diloco.peer.training import Training
 from p2p_diloco.peer.waiting import result_before
 from p2p_diloco.protocol.rules import explain_unlisted
-from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import EVENTS_FILE
 from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
-from p2p_diloco.storage.kept_port import PORT_FILE, keep_port
+from p2p_diloco.storage.kept_port import PORT_FILE
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
-from p2p_diloco.transport.directory import Directory
-from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
-from p2p_diloco.transport.link import Lane, Transport, TransportLimits
+from p2p_diloco.transport.link import Lane, Transport
 
 START_SECONDS = 60.0
 BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
 """Of each parameter on the host, at the very least: the anchor and its momentum in float32, and what is trained."""
-
-OpenDirectory: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Directory]]
-"""Takes the addresses of peers to join through."""
-
-
-class Network(Protocol):
-    """A network for peers of one process, in place of libp2p."""
-
-    @property
-    def directory(self) -> Directory: ...
-
-    def transport(self, peer: PeerId, *, run: Digest, limits: TransportLimits | None = None) -> Transport:
-        """Return a transport of `peer`, not entered yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerPlan:
-    """What a command asks of a peer.
-
-    Attributes:
-        settings: this machine's choices.
-        invite: of the run to join; None when the manifest is at hand.
-        signed_manifest: of the run to found; None when it comes from the swarm.
-        organiser_key: lets this peer found the run.
-        founds_alone: write this peer into the manifest as the only founder: a second bootstrap that is started with the
-            same run file founds another run then, with another id, and never a second history of this one.
-        training: trains a model at this peer; None for a bootstrap peer, which does not train.
-        start: a file of tensors to found the run from; None: the model that trains here, or the built-in one's seed.
-        until_round: stop after this round, with all others; None: go on.
-        network: None: libp2p.
-    """
-
-    settings: PeerSettings
-    invite: Invite | None = None
-    signed_manifest: SignedManifest | None = None
-    organiser_key: SigningKey | None = None
-    founds_alone: bool = False
-    training: Training | None = None
-    start: Path | None = None
-    until_round: int | None = None
-    network: Network | None = None
-
-    @property
-    def trains(self) -> bool:
-        """Whether anything is trained here."""
-        return self.training is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +57,7 @@ def nothing_left_if_refused(plan: PeerPlan) -> Iterator[None]:
 
     What was there before stays, and so does what others have put beside it meanwhile.
     """
-    folder = run_folder(plan.settings.state_directory, _run_of(plan)).absolute()
+    folder = run_folder(plan.settings.state_directory, plan.source.run).absolute()
     state = folder.parent
     files = (folder / MANIFEST_FILE, state / PORT_FILE, state / EVENTS_FILE, plan.settings.identity_file)
     new_files = [file for file in files if not os.path.exists(file)]
@@ -133,9 +82,8 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         StateError: the disk refuses or holds something broken.
     """
     settings = plan.settings
-    _run_of(plan)
     start = _check_founder(plan)
-    await _check_here(plan, plan.signed_manifest)
+    await _check_here(plan, plan.founding.signed.manifest if plan.founding is not None else None)
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -145,29 +93,31 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
     is_new = not settings.identity_file.exists()
     key = load_or_create_identity(settings.identity_file)
     with lock_identity(settings.identity_file):
-        plan = _with_founder(plan, key.peer)
-        run = _run_of(plan)
+        if plan.founding is not None:
+            plan = replace(plan, source=plan.founding.by(key.peer))
+        run = plan.source.run
         folder = RunFolder(settings.state_directory, run)
         if not is_new:
-            folder.least_incarnation = int(time.time())
-        reporter = StatusReporter(observer=observer, unix_seconds=time.time)
+            folder.least_incarnation = int(plan.clocks.wall())
+        reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)
-        async with _network(plan, run, key, reporter) as (transport, open_directory):
+        network = plan.network or Libp2pNetwork()
+        online = network.online(settings, key, run, trains=plan.trains, say=partial(reporter.report, "port"))
+        async with online as (transport, open_directory):
             line = LineWatch(
                 transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
             )
             reporter.line = line
             known = _known_addresses(plan, folder, transport.peer, reporter)
-            records: list[bytes] = []
-            answered: list[PeerId] = []
-            signed = await _manifest(plan, run, folder, transport, known, records, answered, reporter, stop)
-            if signed is None:
+            found = await _find_manifest(plan, folder, transport, known, reporter, stop)
+            if found is None:
                 return PeerResult(state_digest="", anchor_loss=None)
-            _check_listed(plan, signed, key.peer, reporter)
-            if plan.signed_manifest is None:
+            verified, answered = found.verified, found.answered
+            _check_listed(plan, verified.manifest, key.peer, reporter)
+            if plan.founding is None:
                 try:
-                    await _check_here(plan, signed)
+                    await _check_here(plan, verified.manifest)
                 except ConfigError as error:
                     raise Refused(str(error)) from None
             if plan.trains:
@@ -178,26 +128,22 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             initial = tuple(address for addresses in known.values() for address in addresses)
             async with open_directory(initial) as directory:
                 reporter.addresses = transport.listen_addresses()
-                invite = fresh_invite(run, [reporter.addresses, *(known[peer] for peer in answered)])
+                invite = fresh_invite(run, [reporter.addresses, *([known[answered]] if answered is not None else [])])
                 reporter.invite = format_invite(invite) if invite.bootstraps else ""
-                if plan.organiser_key is not None or (not plan.trains and reporter.invite):
-                    observer.listening(reporter.invite, own_model=bool(signed.manifest.model.tensors))
+                if plan.founding is not None or (not plan.trains and reporter.invite):
+                    observer.listening(reporter.invite, own_model=bool(verified.manifest.model.tensors))
                 parts = SessionParts(
-                    settings=settings,
+                    plan=plan,
                     key=key,
-                    organiser_key=plan.organiser_key,
-                    training=plan.training,
-                    until_round=plan.until_round,
-                    signed=signed,
-                    run=run,
+                    verified=verified,
                     folder=folder,
                     transport=transport,
                     directory=directory,
                     line=line,
                     known=known,
                     start=start,
-                    records=tuple(records),
-                    has_met_somebody=bool(answered),
+                    records=found.records,
+                    has_met_somebody=answered is not None,
                 )
                 session = PeerSession(parts, reporter, stop)
                 await session.run()
@@ -206,17 +152,18 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
 
 def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
     """Refuse before anybody is invited what nobody could join; return φ of the start file, if there is one."""
-    start: dict[SpanId, Vector] = {}
-    if plan.signed_manifest is not None:
-        run = plan_run(plan.signed_manifest.manifest)
-        if plan.start is not None:
-            start = read_start(run, plan.start)
-        elif run.built_in is None and not _brings_model(plan) and not _has_founded(plan):
-            raise ConfigError(
-                f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
-                "(p2p_diloco.found), or give its first tensors: bootstrap run.toml --start model.safetensors"
-            )
-    if plan.organiser_key is not None and plan.settings.dial_out_only and not plan.settings.initial_peers:
+    founding = plan.founding
+    if founding is None:
+        return {}
+    run, start = plan_run(founding.signed.manifest), {}
+    if founding.start is not None:
+        start = read_start(run, founding.start)
+    elif run.built_in is None and not _brings_model(plan) and not _has_founded(plan.settings, founding):
+        raise ConfigError(
+            f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
+            "(p2p_diloco.found), or give its first tensors: bootstrap run.toml --start model.safetensors"
+        )
+    if plan.settings.dial_out_only and not plan.settings.initial_peers:
         raise ConfigError(
             "others join through the peer that founds a run, and none can reach one that only dials out; "
             "leave --dial-out-only out"
@@ -228,27 +175,26 @@ def _brings_model(plan: PeerPlan) -> bool:
     return plan.training is not None and plan.training.model is not None
 
 
-def _has_founded(plan: PeerPlan) -> bool:
+def _has_founded(settings: PeerSettings, founding: Founding) -> bool:
     """Return whether this peer has founded the run at an earlier start, and has the state on its disk."""
-    settings = plan.settings
     if not settings.identity_file.exists():
         return False
-    run = _run_of(_with_founder(plan, load_or_create_identity(settings.identity_file).peer))
+    run = founding.by(load_or_create_identity(settings.identity_file).peer).run
     return any(run_folder(settings.state_directory, run).glob(CHECKPOINTS))
 
 
-def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, reporter: StatusReporter) -> None:
+def _check_listed(plan: PeerPlan, manifest: RunManifest, me: PeerId, reporter: StatusReporter) -> None:
     """Refuse to wait for ever where the run lists who takes part and this peer is not on the list.
 
     A bootstrap peer goes on: it gives the manifest, and the directory shows whom else to ask.
     """
-    trust, own = signed.manifest.trust, format_peer_id(me)
+    trust, own = manifest.trust, format_peer_id(me)
     if trust.mode == "open" or own in trust.peers:
         return
     if not plan.trains:
-        if plan.organiser_key is None:
+        if plan.founding is None:
             reporter.report("trust", f"{explain_unlisted(me)}; until then this peer only hands out the manifest")
-    elif plan.organiser_key is not None:
+    elif plan.founding is not None:
         raise ConfigError(
             f"{own} (this peer) is not on the list of its own run; add it to [trust] peers in the run file"
         )
@@ -256,17 +202,17 @@ def _check_listed(plan: PeerPlan, signed: SignedManifest, me: PeerId, reporter: 
         raise ConfigError(explain_unlisted(me))
 
 
-async def _check_here(plan: PeerPlan, signed: SignedManifest | None) -> None:
+async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
     """Refuse what is not here: memory, a device, a text, the model; of the run only once its manifest is at hand."""
-    if signed is not None:
-        _check_memory(plan, signed)
+    if manifest is not None:
+        _check_memory(plan, manifest)
     if plan.training is not None:
-        await asyncio.to_thread(plan.training.check, plan.settings, signed)
+        await asyncio.to_thread(plan.training.check, plan.settings, manifest)
 
 
-def _check_memory(plan: PeerPlan, signed: SignedManifest) -> None:
+def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
     """Refuse what cannot be held here, before anything is: whoever signs a manifest may name any size."""
-    parameters, has = plan_run(signed.manifest).num_parameters, memory_of_machine()
+    parameters, has = plan_run(manifest).num_parameters, memory_of_machine()
     needs = parameters * (BYTES_TO_TRAIN if plan.trains else BYTES_TO_HOLD)
     if needs > has:
         raise ConfigError(
@@ -278,81 +224,6 @@ def _check_memory(plan: PeerPlan, signed: SignedManifest) -> None:
 def memory_of_machine() -> int:
     """Return the bytes of memory of this machine, in use or not."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _with_founder(plan: PeerPlan, me: PeerId) -> PeerPlan:
-    """Return the plan of a founder with the manifest that says so.
-
-    Raises:
-        ConfigError: the run file names another founder.
-    """
-    if plan.signed_manifest is None or plan.organiser_key is None:
-        return plan
-    manifest, own = plan.signed_manifest.manifest, format_peer_id(me)
-    if manifest.founder not in (None, own):
-        raise ConfigError(
-            f"the run names {manifest.founder} as its founder, and this peer is {own}; start it with the run's invite, "
-            "then it introduces peers to a run that exists"
-        )
-    if manifest.founder is not None or not plan.founds_alone:
-        return plan
-    signed = manifest.model_copy(update={"founder": own}).sign(plan.organiser_key)
-    return replace(plan, signed_manifest=signed)
-
-
-def _run_of(plan: PeerPlan) -> Digest:
-    if plan.signed_manifest is not None:
-        return plan.signed_manifest.manifest.digest()
-    if plan.invite is None:
-        raise ConfigError("nothing to join: give an invite, or a run.toml to found a run with")
-    return plan.invite.run
-
-
-@asynccontextmanager
-async def _network(
-    plan: PeerPlan, run: Digest, key: SigningKey, reporter: StatusReporter
-) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
-    """Go on line; yield the transport, and what opens the directory once the manifest is known."""
-    limits = TransportLimits(
-        upload_bytes_per_second=bytes_per_second(plan.settings.max_upload),
-        download_bytes_per_second=bytes_per_second(plan.settings.max_download),
-    )
-    if (network := plan.network) is not None:
-        async with network.transport(key.peer, run=run, limits=limits) as in_process:
-            yield in_process, lambda initial: nullcontext(network.directory)
-        return
-    settings = await _with_port(plan, key, reporter)
-    transport = Libp2pTransport(
-        peer=key.peer,
-        run=run,
-        identity_path=settings.identity_file,
-        host_maddrs=settings.host_maddrs,
-        announce_maddrs=settings.announced_addresses(0),
-        dial_out_only=settings.dial_out_only,
-        map_port=not settings.no_port_mapping,
-        limits=limits,
-    )
-    async with transport:
-        yield transport, lambda initial: Libp2pDirectory(transport, initial_peers=initial)
-
-
-async def _with_port(plan: PeerPlan, key: SigningKey, reporter: StatusReporter) -> PeerSettings:
-    """Return the settings with the addresses to listen on, at the port that this peer had before unless they name one.
-
-    A bootstrap peer begins at the port that people know, unless it was given hosts of its own.
-    """
-    settings = plan.settings
-    if settings.dial_out_only:
-        return settings
-    is_told = settings.port is not None or bool(settings.host_maddrs)
-    listening = await keep_port(
-        settings.listen_addresses(0),
-        folder=settings.state_directory,
-        peer=key.peer,
-        preferred=None if plan.trains or is_told else BOOTSTRAP_PORT,
-        say=lambda text: reporter.report("port", text),
-    )
-    return settings.model_copy(update={"host_maddrs": listening, "port": None})
 
 
 def _known_addresses(
@@ -374,33 +245,43 @@ def _known_addresses(
     return {peer: tuple(dict.fromkeys(addresses)) for peer, addresses in known.items() if peer != me}
 
 
-async def _manifest(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The manifest of the run, and what came with it.
+
+    Attributes:
+        answered: who gave it; None where it was here.
+        records: of peers to dial.
+    """
+
+    verified: VerifiedManifest
+    answered: PeerId | None = None
+    records: tuple[bytes, ...] = ()
+
+
+async def _find_manifest(
     plan: PeerPlan,
-    run: Digest,
     folder: RunFolder,
     transport: Transport,
     known: dict[PeerId, tuple[str, ...]],
-    records: list[bytes],
-    answered: list[PeerId],
     reporter: StatusReporter,
     stop: StopRequest,
-) -> SignedManifest | None:
-    """Return the verified manifest: given, kept from an earlier start, or from the swarm; None: told to go before."""
-    if plan.signed_manifest is not None:
-        plan.signed_manifest.verify(run)
+) -> _Found | None:
+    """Return the manifest: given, kept from an earlier start, or from the swarm; None: told to go before."""
+    run = plan.source.run
+    if plan.founding is not None:
+        verified = plan.founding.signed.verify(run)
         # For whoever reads this folder later: its checkpoints say nothing of the model.
-        folder.write(MANIFEST_FILE, plan.signed_manifest.encode())
-        return plan.signed_manifest
+        folder.write(MANIFEST_FILE, verified.encoded)
+        return _Found(verified=verified)
     kept = folder.read(MANIFEST_FILE)
     if kept is not None:
         try:
-            signed = decode_signed_manifest(kept)
+            return _Found(verified=decode_signed_manifest(kept).verify(run))
         except FrameError as error:
             raise StateError(
                 f"{folder.path / MANIFEST_FILE} is broken ({error}); move it away to fetch it anew"
             ) from None
-        signed.verify(run)
-        return signed
     reporter.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
@@ -414,13 +295,10 @@ async def _manifest(
     if fetched is None:
         reporter.report("asking", "stopped before any peer answered")
         return None
-    records += fetched.records
-    answered.append(fetched.peer)
     invited = {parse_peer_address(address)[1] for address in (plan.invite.bootstraps if plan.invite else ())}
     place = "the invite names it" if fetched.peer in invited else "met before, the invite does not name it"
     reporter.report("asking", f"{short_peer_id(fetched.peer)} answered ({place})")
-    signed = decode_signed_manifest(fetched.manifest)
-    manifest = signed.verify(run)
-    folder.write(MANIFEST_FILE, fetched.manifest)
-    reporter.report("manifest", f'manifest of "{manifest.name}" verified against the invite')
-    return signed
+    verified = decode_signed_manifest(fetched.manifest).verify(run)
+    folder.write(MANIFEST_FILE, verified.encoded)
+    reporter.report("manifest", f'manifest of "{verified.manifest.name}" verified against the invite')
+    return _Found(verified=verified, answered=fetched.peer, records=tuple(fetched.records))

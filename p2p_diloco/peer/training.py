@@ -9,13 +9,15 @@ from pathlib import Path
 
 from torch import nn
 
-from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.evaluation import HeldOutLoss
+from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.span.replica import SpanDamaged
+from p2p_diloco.training.parameters import LocalParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +65,29 @@ class Training(ABC):
     owns_process = False
     evaluate_seconds = 0.0
 
-    def check(self, settings: PeerSettings, signed: SignedManifest | None) -> None:
+    def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Refuse what is not here, before anything is begun; in a thread that may wait.
 
         A joiner calls it twice: before anybody is asked, and with what was answered.
 
         Args:
-            signed: the manifest, once it is at hand.
+            manifest: once it is at hand, and verified unless this peer founds the run.
         Raises:
             ConfigError: a device or a text is missing, or the run trains another model.
         """
 
     @abstractmethod
-    def open(self, host: TrainingHost) -> TrainedState:
-        """Make the state of the model; in a thread that may wait."""
+    def open(self, host: TrainingHost) -> HeldState:
+        """Make the state of the run at this peer; in a thread that may wait."""
+
+    def parameters(self) -> LocalParameters | None:
+        """Return θ, if there is a model."""
+        return self.state.local.parameters if self.state is not None else None
+
+    def keep_inner(self) -> None:
+        """Keep the optimiser's state and the like at the next step border."""
+        if self.state is not None:
+            self.state.keep_inner()
 
     def start(self) -> None:
         """Begin to step as soon as all spans are there."""
@@ -99,3 +110,13 @@ class Training(ABC):
 
     async def end(self) -> None:
         """End what was begun."""
+
+
+class NoTraining(Training):
+    """What a bootstrap peer has in place of a model: it holds the state while nobody else does, and trains nothing."""
+
+    owns_process = True
+
+    def open(self, host: TrainingHost) -> HeldState:
+        """Make a state without a model."""
+        return HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)

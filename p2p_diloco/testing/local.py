@@ -6,8 +6,8 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import uvloop
 from torch import nn
 
 from p2p_diloco.api import OnEvent, Optimizers, OwnState, Swarm, founder_plan, joiner_plan, new_run, start
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
-from p2p_diloco.peer.start import PeerPlan
+from p2p_diloco.peer.network import OpenDirectory, transport_limits
+from p2p_diloco.peer.peer_plan import PeerPlan
+from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import Directory, MemoryDirectory
-from p2p_diloco.transport.link import TransportLimits
+from p2p_diloco.transport.link import Transport, TransportLimits
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 SHORT = {
@@ -119,7 +122,15 @@ class _Network(MemoryNetwork):
 
     def __init__(self, **weather: Any) -> None:
         super().__init__(**weather)
-        self.directory: Directory = MemoryDirectory(time.time)
+        self._directory: Directory = MemoryDirectory(time.time)
+
+    @asynccontextmanager
+    async def online(
+        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
+    ) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
+        """Be on line inside the block."""
+        async with self.transport(key.peer, run=run, limits=transport_limits(settings)) as transport:
+            yield transport, lambda initial: nullcontext(self._directory)
 
     def transport(
         self, peer: PeerId, *, run: Digest, can_be_dialled: bool = True, limits: TransportLimits | None = None

@@ -9,7 +9,7 @@ import pytest
 from p2p_diloco.cli import join
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.cli.join import request_join, run_join
-from p2p_diloco.cli.peer_process import PeerRequest
+from p2p_diloco.peer.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
@@ -17,24 +17,20 @@ AROUND = Surroundings(overrides={}, environment={})
 
 
 def test_an_invite_is_all_that_a_joiner_needs() -> None:
-    request = request_join(
-        INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND
-    )
-    assert request.invite is not None
-    assert (request.invite.run.hex(), request.trains, request.signed_manifest) == ("ab" * 32, True, None)
+    plan = request_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
+    assert plan.invite is not None
+    assert plan.invite.run.hex() == "ab" * 32
 
 
 def test_a_trainer_may_found_a_run(run_file: Path) -> None:
     around = Surroundings(overrides={"name": "dawn"}, environment={})
-    request = request_join(
-        None, found=run_file, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=around
-    )
-    assert request.signed_manifest is not None
-    assert (request.signed_manifest.manifest.name, request.trains, request.invite) == ("dawn", True, None)
+    plan = request_join(None, found=run_file, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=around)
+    assert plan.founding is not None
+    assert plan.founding.signed.manifest.name == "dawn"
 
 
 def test_the_command_runs_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[PeerRequest] = []
-    monkeypatch.setattr(join, "run_requested_peer", lambda request: ran.append(request) or 7)
+    ran: list[PeerPlan] = []
+    monkeypatch.setattr(join, "run_trainer", lambda plan, flags: ran.append(plan) or 7)
     code = run_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
     assert (code, len(ran)) == (7, 1)

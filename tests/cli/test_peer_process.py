@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli.flags import PeerFlags
-from p2p_diloco.cli.peer_process import STOPPED, Interrupts, PeerRequest, check_folder, run_requested_peer
+from p2p_diloco.cli.peer_process import STOPPED, Interrupts, check_folder, run_trainer
+from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
+from p2p_diloco.ids import ZERO_DIGEST
+from p2p_diloco.peer.peer_plan import PeerPlan
 
 
 class Told:
@@ -67,9 +70,10 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_takes_long(tmp_
 def test_somebody_at_a_terminal_reads_at_once_that_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, said: str
 ) -> None:
-    request = PeerRequest(settings=PeerSettings(state_directory=tmp_path), flags=PeerFlags())
+    source = Invite(run=ZERO_DIGEST, bootstraps=())
+    plan = PeerPlan(settings=PeerSettings(state_directory=tmp_path), source=source)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setitem(sys.modules, "p2p_diloco.memory.allocator", None)
     with pytest.raises(ImportError):
-        run_requested_peer(request)
+        run_trainer(plan, PeerFlags())
     assert tuple(capsys.readouterr()) == ("", said)

@@ -254,7 +254,7 @@ def test_a_signed_manifest_travels_and_is_verified() -> None:
     encoded = SIGNED.encode()
     assert encoded == SIGNED.signature + MANIFEST.canonical_bytes()
     assert decode_signed_manifest(encoded) == SIGNED
-    assert decode_signed_manifest(encoded).verify(MANIFEST.digest()) == MANIFEST
+    assert decode_signed_manifest(encoded).verify(MANIFEST.digest()).manifest == MANIFEST
 
 
 @given(
@@ -271,7 +271,7 @@ def test_every_manifest_survives_its_journey(name: str, learning_rate: float, cl
         rounds={"clock_start": clock_start},
         model={"seed": seed},
     )
-    assert decode_signed_manifest(manifest.sign(ORGANISER).encode()).verify(manifest.digest()) == manifest
+    assert decode_signed_manifest(manifest.sign(ORGANISER).encode()).verify(manifest.digest()).manifest == manifest
 
 
 def test_only_the_organiser_signs() -> None:

@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_text
 
+from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.vector_worker import AtOnce
 from p2p_diloco.peer import built_in, held_state, session
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
 from p2p_diloco.peer.session import PeerSession, SessionParts
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training_thread import TrainingThread
@@ -151,13 +152,15 @@ class SessionStage:
         data: str | None = None,
         known: dict[PeerId, tuple[str, ...]] | None = None,
         keep_diary: bool = False,
+        clocks: Clocks | None = None,
     ) -> None:
         """Be a peer until the end."""
         run = self.manifest.digest()
         reporter = StatusReporter(observer=watcher, unix_seconds=self.now)
         transport = self.network.transport(peer_key(name).peer, run=run, can_be_dialled=can_be_dialled)
         async with transport:
-            parts = SessionParts(
+            signed = self.manifest.sign(ORGANISER)
+            plan = PeerPlan(
                 settings=PeerSettings(
                     state_directory=self.folder(name),
                     data=data or str(self.text),
@@ -165,12 +168,15 @@ class SessionStage:
                     threads=1,
                     keep_diary=keep_diary,
                 ),
-                key=peer_key(name),
-                organiser_key=ORGANISER if founds else None,
+                source=Founding(signed=signed, organiser_key=ORGANISER) if founds else Invite(run=run, bootstraps=()),
                 training=BuiltInTraining(evaluate_seconds=evaluate_seconds) if trains else None,
                 until_round=until_round,
-                signed=self.manifest.sign(ORGANISER),
-                run=run,
+                clocks=clocks or Clocks(steady=self.now, wall=self.now),
+            )
+            parts = SessionParts(
+                plan=plan,
+                key=peer_key(name),
+                verified=signed.verify(run),
                 folder=self.run_folder(name),
                 transport=transport,
                 directory=self._directory,
@@ -182,9 +188,6 @@ class SessionStage:
 def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run a scene in virtual time, a little before round 0."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(CLOCK_START - 4.0)) as runner:
-        clock = SimpleNamespace(time=runner.get_loop().time)
-        monkeypatch.setattr(session, "time", clock)
-        monkeypatch.setattr(session, "steady_unix_seconds", lambda: clock.time)
         monkeypatch.setattr(built_in, "TrainingThread", LoopTraining)
         monkeypatch.setattr(session, "VectorWorker", LoopWorker)
         monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)

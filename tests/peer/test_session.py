@@ -17,8 +17,9 @@ from small_run import CLOCK_START, peer_key
 
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
-from p2p_diloco.peer import built_in, session
+from p2p_diloco.peer import built_in
 from p2p_diloco.peer.built_in import LAST_STEP_SECONDS
+from p2p_diloco.peer.peer_plan import Clocks
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.span import known_answer
 from p2p_diloco.storage import checkpoint
@@ -271,9 +272,11 @@ def test_a_run_that_was_founded_ahead_goes_on_in_its_own_time_after_the_clock_wa
     async def scene() -> None:
         stage, stop = SessionStage(tmp_path), StopRequest()
         loop, wall = asyncio.get_running_loop(), SimpleNamespace(ahead=600.0)
-        monkeypatch.setattr(session, "steady_unix_seconds", lambda: lambda begin=wall.ahead: loop.time() + begin)
-        monkeypatch.setattr(session, "time", SimpleNamespace(time=lambda: loop.time() + wall.ahead))
-        task = asyncio.ensure_future(stage.play("ada", Watcher(), stop, founds=True))
+
+        def clocks() -> Clocks:
+            return Clocks(steady=lambda begin=wall.ahead: loop.time() + begin, wall=lambda: loop.time() + wall.ahead)
+
+        task = asyncio.ensure_future(stage.play("ada", Watcher(), stop, founds=True, clocks=clocks()))
         await asyncio.sleep(60.0)
         wall.ahead = 0.0
         await asyncio.sleep(15.0)
@@ -282,7 +285,7 @@ def test_a_run_that_was_founded_ahead_goes_on_in_its_own_time_after_the_clock_wa
         assert abs(stage.run_folder("ada").recall_clock_offset() - 600.0) < 0.1
         again = Watcher()
         begin, stop = loop.time(), StopRequest()
-        task = asyncio.ensure_future(stage.play("ada", again, stop, founds=True))
+        task = asyncio.ensure_future(stage.play("ada", again, stop, founds=True, clocks=clocks()))
         await asyncio.sleep(60.0)
         stop.stop_now()
         await task

@@ -23,10 +23,11 @@ from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
-from p2p_diloco.peer import start
+from p2p_diloco.peer import network, start
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.own_model import OwnModel, describe_model
-from p2p_diloco.peer.start import MANIFEST_FILE, PeerPlan, PeerResult, nothing_left_if_refused, run_peer
+from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
+from p2p_diloco.peer.start import MANIFEST_FILE, PeerResult, nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import Training
 from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_message, encode_message
@@ -54,8 +55,10 @@ class PeerStage:
         self._folder = folder
         self._text = write_text(folder)
         self._directory = MemoryDirectory(lambda: asyncio.get_running_loop().time())
-        monkeypatch.setattr(start, "Libp2pTransport", self._transport)
-        monkeypatch.setattr(start, "Libp2pDirectory", self._open_directory)
+        monkeypatch.setattr(network, "Libp2pTransport", self._transport)
+        monkeypatch.setattr(network, "Libp2pDirectory", self._open_directory)
+        now = asyncio.get_running_loop().time
+        self.clocks = Clocks(steady=now, wall=now)
 
     def _transport(self, *, peer: PeerId, run: Any, **choices: Any) -> Any:
         self.asked.append(choices)
@@ -71,12 +74,26 @@ class PeerStage:
     def settings(self, name: str, **choices: Any) -> PeerSettings:
         return PeerSettings(state_directory=self._folder / name, data=str(self._text), device="cpu", **choices)
 
-    def founder(self, **choices: Any) -> PeerPlan:
-        return PeerPlan(settings=self.settings("boot"), signed_manifest=SIGNED, organiser_key=ORGANISER, **choices)
+    def founder(
+        self,
+        *,
+        signed: SignedManifest = SIGNED,
+        start: Path | None = None,
+        names_founder: bool = False,
+        **choices: Any,
+    ) -> PeerPlan:
+        source = Founding(signed=signed, organiser_key=ORGANISER, start=start, names_founder=names_founder)
+        return PeerPlan(settings=self.settings("boot"), source=source, clocks=self.clocks, **choices)
 
     def joiner(self, name: str, invite: Invite, until_round: int | None = 3) -> PeerPlan:
         training = BuiltInTraining(evaluate_seconds=0.0)
-        return PeerPlan(settings=self.settings(name), invite=invite, training=training, until_round=until_round)
+        return PeerPlan(
+            settings=self.settings(name),
+            source=invite,
+            training=training,
+            until_round=until_round,
+            clocks=self.clocks,
+        )
 
     async def invite(self, watcher: Watcher) -> Invite:
         while not watcher.invites:
@@ -150,13 +167,15 @@ def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, m
     manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="own", values=values)
 
     async def scene(stage: PeerStage) -> None:
-        plan = replace(stage.founder(), signed_manifest=manifest.sign(ORGANISER), founds_alone=True)
+        signed = manifest.sign(ORGANISER)
+        plan = stage.founder(signed=signed, names_founder=True)
         with pytest.raises(ConfigError, match="trains a model of its own; found it from the loop that has the model"):
             await run_peer(plan, Watcher(), StopRequest())
         invites = []
         for beginning in (path, None):
             watcher, stop = Remover(path), StopRequest()  # the file is read once, before anybody is invited
-            founder = asyncio.ensure_future(run_peer(replace(plan, start=beginning), watcher, stop))
+            plan = stage.founder(signed=signed, start=beginning, names_founder=True)
+            founder = asyncio.ensure_future(run_peer(plan, watcher, stop))
             invites.append(await stage.invite(watcher))
             await asyncio.sleep(30.0)
             assert not founder.done()
@@ -177,7 +196,7 @@ def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
         listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
         signed = small_manifest(listed).sign(ORGANISER)
         boot, ada, stop = Watcher(), Watcher(), StopRequest()
-        founder = asyncio.ensure_future(run_peer(replace(stage.founder(), signed_manifest=signed), boot, stop))
+        founder = asyncio.ensure_future(run_peer(stage.founder(signed=signed), boot, stop))
         invite = await stage.invite(boot)
         plan = stage.joiner("ada", invite)
         for _ in range(2):  # the second time its manifest lies on the disk
@@ -202,9 +221,7 @@ def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
 def test_a_trainer_that_founds_a_run_must_be_on_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
-        plan = replace(
-            stage.founder(), signed_manifest=small_manifest(listed).sign(ORGANISER), training=BuiltInTraining()
-        )
+        plan = stage.founder(signed=small_manifest(listed).sign(ORGANISER), training=BuiltInTraining())
         with pytest.raises(ConfigError, match=r"\(this peer\) is not on the list of its own run; add it to \[trust\]"):
             await run_peer(plan, Watcher(), StopRequest())
 
@@ -437,7 +454,7 @@ def test_two_bootstraps_with_one_run_file_found_two_runs_and_never_two_histories
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
-        lives, plan = Lives(stage), replace(stage.founder(), founds_alone=True)
+        lives, plan = Lives(stage), stage.founder(names_founder=True)
         first = await stage.invite(lives.start("boot", plan))
         second = await stage.invite(lives.start("again", replace(plan, settings=stage.settings("again"))))
         assert first.run != second.run
@@ -457,7 +474,7 @@ def test_a_run_file_that_names_another_founder_is_refused(tmp_path: Path, monkey
     async def scene(stage: PeerStage) -> None:
         other = SIGNED.manifest.model_copy(update={"founder": format_peer_id(PeerId(sha256(b"other")))})
         with pytest.raises(ConfigError, match="start it with the run's invite"):
-            await run_peer(replace(stage.founder(), signed_manifest=other.sign(ORGANISER)), Watcher(), StopRequest())
+            await run_peer(stage.founder(signed=other.sign(ORGANISER)), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
 
@@ -468,7 +485,7 @@ def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkey
         invite = await stage.invite(lives.start("boot", stage.founder()))
         lives.start("ada", stage.joiner("ada", invite, until_round=None))
         await lives.ready("ada")
-        plan = PeerPlan(settings=stage.settings("second"), invite=invite)
+        plan = replace(stage.joiner("second", invite, until_round=None), training=None)
         second = lives.start("second", plan)
         printed = await stage.invite(second)
         assert printed.bootstraps[0] == second.last.addresses[0]
@@ -518,14 +535,6 @@ def test_kept_addresses_that_cannot_be_read_are_said(tmp_path: Path, monkeypatch
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_plan_without_invite_or_manifest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(stage: PeerStage) -> None:
-        with pytest.raises(ConfigError, match=r"give an invite, or a run\.toml"):
-            await run_peer(PeerPlan(settings=stage.settings("ada")), Watcher(), StopRequest())
-
-    play(tmp_path, monkeypatch, scene)
-
-
 def test_a_run_that_cannot_work_is_refused_before_anybody_is_invited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,7 +543,7 @@ def test_a_run_that_cannot_work_is_refused_before_anybody_is_invited(
     async def scene(stage: PeerStage) -> None:
         signed = small_manifest({"rounds.fragments": 1000}).sign(ORGANISER)
         with pytest.raises(ConfigError, match="1000 fragments"):
-            await run_peer(replace(stage.founder(), signed_manifest=signed), watcher, StopRequest())
+            await run_peer(stage.founder(signed=signed), watcher, StopRequest())
 
     play(tmp_path, monkeypatch, scene)
     assert not watcher.invites
@@ -584,7 +593,7 @@ def test_a_joiner_whose_run_trains_another_model_is_refused_and_leaves_nothing_b
 
     async def scene(stage: PeerStage) -> None:
         boot, stop = Watcher(), StopRequest()
-        plan = replace(stage.founder(), signed_manifest=manifest.sign(ORGANISER), start=path)
+        plan = stage.founder(signed=manifest.sign(ORGANISER), start=path)
         founder = asyncio.ensure_future(run_peer(plan, boot, stop))
         invite = await stage.invite(boot)
 
@@ -662,8 +671,9 @@ def test_addresses_of_earlier_starts_settings_and_invite_are_all_asked(
         folder.keep_addresses({PeerId(sha256(b"a")): (address(b"a", 1),), PeerId(sha256(b"b")): (address(b"b", 1),)})
         plan = PeerPlan(
             settings=stage.settings("ada", initial_peers=(address(b"c", 3),)),
-            invite=Invite(run=RUN, bootstraps=(address(b"a", 2),)),
+            source=Invite(run=RUN, bootstraps=(address(b"a", 2),)),
             training=BuiltInTraining(),
+            clocks=stage.clocks,
         )
         stop = StopRequest()
         stop.stop_now()

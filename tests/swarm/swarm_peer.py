@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.peer.built_in import BuiltInTraining
-from p2p_diloco.peer.start import PeerPlan, run_peer
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan
+from p2p_diloco.peer.start import run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.protocol.actions import ServeSpan
@@ -57,7 +58,13 @@ class FolderObserver:
 
 
 def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
-    founding = order["manifest"] is not None
+    source: Founding | Invite
+    if order["manifest"] is None:
+        source = parse_invite(order["invite"])
+    else:
+        signed = decode_signed_manifest(bytes.fromhex(order["manifest"]))
+        organiser = SigningKey(bytes.fromhex(order["organiser"]))
+        source = Founding(signed=signed, organiser_key=organiser, names_founder=False)
     dial_out_only = order["dial_out_only"]
     return PeerPlan(
         settings=PeerSettings(
@@ -71,9 +78,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
             keep_diary=order.get("keep_diary", False),
             max_upload=order.get("max_upload"),
         ),
-        invite=None if founding else parse_invite(order["invite"]),
-        signed_manifest=decode_signed_manifest(bytes.fromhex(order["manifest"])) if founding else None,
-        organiser_key=SigningKey(bytes.fromhex(order["organiser"])) if founding else None,
+        source=source,
         training=BuiltInTraining(evaluate_seconds=0.0) if order["trains"] else None,
     )
 

@@ -14,7 +14,7 @@ from p2p_diloco.signing import SigningKey
 def test_its_manifest_is_signed_and_a_round_is_an_exchange_of_everything(codec: str) -> None:
     orders = our_orders(codec=codec, spans=8, turn_seconds=60.0)
     signed = decode_signed_manifest(bytes.fromhex(orders["manifest"]))
-    manifest = signed.verify(signed.manifest.digest())
+    manifest = signed.verify(signed.manifest.digest()).manifest
     assert SigningKey(bytes.fromhex(orders["organiser"])).peer is not None
     assert (manifest.rounds.fragments, manifest.rounds.spans_per_fragment) == (1, 8)
     assert manifest.codec.contribution == codec

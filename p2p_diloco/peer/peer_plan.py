@@ -1,0 +1,109 @@
+"""What a command, or a loop of one's own, asks of a peer. Importing this brings neither torch nor the network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2p_diloco.config.invite import Invite
+from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, PeerId, format_peer_id
+from p2p_diloco.node.clock_sync import steady_unix_seconds
+from p2p_diloco.signing import SigningKey
+
+if TYPE_CHECKING:
+    from p2p_diloco.peer.network import Network
+    from p2p_diloco.peer.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Founding:
+    """A run to found, or to go on with as its founder.
+
+    Attributes:
+        signed: its manifest.
+        organiser_key: signs the founding roster.
+        start: a file of tensors to begin from; None: the model that trains here, or the built-in one's seed.
+        names_founder: write this peer into the manifest as the only founder: a second bootstrap that is started with
+            the same run file founds another run then, with another id, and never a second history of this one.
+    """
+
+    signed: SignedManifest
+    organiser_key: SigningKey
+    start: Path | None = None
+    names_founder: bool = True
+
+    @property
+    def run(self) -> Digest:
+        """The id of the run."""
+        return self.signed.manifest.digest()
+
+    def by(self, me: PeerId) -> Founding:
+        """Return the same with a manifest that names its founder, which is this peer.
+
+        Raises:
+            ConfigError: the run file names another founder.
+        """
+        manifest, own = self.signed.manifest, format_peer_id(me)
+        if manifest.founder not in (None, own):
+            raise ConfigError(
+                f"the run names {manifest.founder} as its founder, and this peer is {own}; start it with the run's "
+                "invite, then it introduces peers to a run that exists"
+            )
+        if manifest.founder is not None or not self.names_founder:
+            return self
+        return replace(self, signed=manifest.model_copy(update={"founder": own}).sign(self.organiser_key))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """A machine's clocks, both in Unix seconds.
+
+    Attributes:
+        steady: is never set while the machine runs.
+        wall: what the machine shows.
+    """
+
+    steady: Callable[[], float] = field(default_factory=steady_unix_seconds)
+    wall: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """One peer of a run.
+
+    Attributes:
+        settings: this machine's choices.
+        source: the run to found, or the invite of the run to join.
+        training: trains a model at this peer; None for a bootstrap peer, which does not train.
+        until_round: stop after this round, with all others; None: go on.
+        network: None: libp2p.
+        clocks: of this machine.
+    """
+
+    settings: PeerSettings
+    source: Founding | Invite
+    training: Training | None = None
+    until_round: int | None = None
+    network: Network | None = None
+    clocks: Clocks = field(default_factory=Clocks)
+
+    @property
+    def founding(self) -> Founding | None:
+        """The run to found, if this peer is to found one."""
+        return self.source if isinstance(self.source, Founding) else None
+
+    @property
+    def invite(self) -> Invite | None:
+        """The invite that this peer came by."""
+        return self.source if isinstance(self.source, Invite) else None
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained here."""
+        return self.training is not None
