@@ -28,9 +28,9 @@ PROGRAM = "p2p-diloco"
 # A paragraph is one line: the terminal wraps it.
 _HELP = (
     "Train one language model on many machines that never wait for each other.\n\n"
-    "A flag wins over the environment (P2P_DILOCO_PORT=31337), the environment over a file (@peer.toml), a file over "
-    "the default. What all peers agree on is in run.toml; `new` and `bootstrap` take changes as --outer.momentum 0.7, "
-    "and `new --help` lists what can be changed."
+    "Settings of this machine come from flags, from the environment (P2P_DILOCO_PORT=31337) or from a file "
+    "(@peer.toml); the first of these wins. All that peers must agree on is in run.toml. `new` and `bootstrap` take it "
+    "as flags too, such as --outer.momentum 0.7; `new --help` lists them."
 )
 _RUN_COMMANDS = ("new", "bootstrap", "join")
 """Commands that read a manifest, and the names that others have for what is in it."""
@@ -40,10 +40,10 @@ _PEER_DEFAULTS = PeerFlags()
 _SETTINGS_DEFAULTS = SettingsFlags()
 
 StateDirectoryFlag = Annotated[
-    str | None, Parameter(help="of the peer whose newest checkpoint is read; it may be training")
+    str | None, Parameter(help="state directory of the peer whose newest checkpoint is read; the peer may be running")
 ]
-RunFlag = Annotated[str | None, Parameter(help="first digits of the run's id, where several runs are kept")]
-KeyFlag = Annotated[Path | None, Parameter(help="organiser's key; organiser.key beside the run file if not named")]
+RunFlag = Annotated[str | None, Parameter(help="first digits of the run id, if the directory holds several runs")]
+KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default: organiser.key beside the run file]")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,22 +95,22 @@ def make_app(around: Surroundings) -> App:
     ) -> int:
         """Write a new run, and make the key that signs it.
 
-        Makes some inner steps here first, to choose how long a cycle is. At a terminal it asks for what you left out.
+        Makes some inner steps first, to choose the length of a cycle. At a terminal it asks for what you leave out.
 
         Parameters
         ----------
         path
-            file to write
+            run file to write
         name
-            name of the run, for people
+            name of the run
         islands
-            tune the run for so many islands: a few exchange fewer, larger messages; more can join later
+            number of islands to tune the run for; more can join later
         uplink
-            upload rate of the slowest island, such as 20mbit or 2gbit; a thinner line makes cycles longer
+            upload rate of the slowest island, such as 20mbit or 2gbit; a slower line needs longer cycles
         step_seconds
-            length of an inner step, instead of measuring it
+            duration of an inner step; measured here if not given
         hours
-            planned length of the run: the inner rate falls along a cosine; without it there is no planned end
+            planned length of the run; the learning rate then falls along a cosine [default: no planned end]
         device
             device to measure the step on: auto, cpu, cuda, cuda:<number> or mps
         threads
@@ -132,7 +132,7 @@ def make_app(around: Surroundings) -> App:
 
     @app.command
     def bootstrap(
-        run: Annotated[str, Parameter(help="run.toml, or the invite of a run that somebody founded already")],
+        run: Annotated[str, Parameter(help="run.toml, or the invite of a run that exists")],
         /,
         *,
         organiser_key: KeyFlag = None,
@@ -140,12 +140,12 @@ def make_app(around: Surroundings) -> App:
         flags: PeerFlags = _PEER_DEFAULTS,
         settings: SettingsFlags = _SETTINGS_DEFAULTS,
     ) -> int:
-        """Found a run and introduce its peers to each other; prints the whole join command first.
+        """Found a run and introduce its peers to each other. Prints the join command first.
 
         Parameters
         ----------
         start
-            a safetensors file with the first values of the tensors that the run trains; for a model of your own
+            safetensors file with the initial values of the trained tensors, for a model of your own
         """
         from p2p_diloco.cli.bootstrap import run_bootstrap
 
@@ -168,7 +168,7 @@ def make_app(around: Surroundings) -> App:
         invite
             the line that begins with p2pdiloco://
         found
-            instead of an invite: the run.toml of a run to found
+            run.toml of a run to found, instead of an invite
         """
         from p2p_diloco.cli.join import run_join
 
@@ -188,9 +188,9 @@ def make_app(around: Surroundings) -> App:
         Parameters
         ----------
         json
-            print it as JSON
+            print JSON
         state_directory
-            of the peer; the one that `join` uses if not named
+            state directory of the peer [default: the one that `join` uses]
         """
         settings = settings_of(SettingsFlags(state_directory=state_directory), around)
         from p2p_diloco.cli.status import show_status
@@ -199,7 +199,7 @@ def make_app(around: Surroundings) -> App:
 
     @app.command
     def sample(
-        prompt: Annotated[str, Parameter(help='text that the model continues, such as "def main"')],
+        prompt: Annotated[str, Parameter(help='text to continue, such as "def main"')],
         /,
         *,
         bytes: int = 400,
@@ -208,16 +208,16 @@ def make_app(around: Surroundings) -> App:
         state_directory: StateDirectoryFlag = None,
         run: RunFlag = None,
     ) -> int:
-        """Print text that the run's model writes.
+        """Generate text with the model of a run.
 
         Parameters
         ----------
         bytes
-            how many bytes the model writes
+            number of bytes to generate
         temperature
-            0 takes the likeliest byte each time; the higher, the more random
+            0 = always the most likely byte; higher = more random
         seed
-            the same seed gives the same text; another one each time if not named
+            the same seed gives the same text [default: a new one each time]
         """
         settings = settings_of(SettingsFlags(state_directory=state_directory), around)
         from p2p_diloco.cli.sample import SampleOptions, print_sample
@@ -262,9 +262,9 @@ def make_app(around: Surroundings) -> App:
         Parameters
         ----------
         peers
-            volunteers, the late one among them; more than three average in a grid
+            number of volunteers; more than three average in a grid
         seconds
-            of training
+            how long to train
         model
             tiny or small
         data
@@ -274,7 +274,7 @@ def make_app(around: Surroundings) -> App:
         report
             folder for report.html
         with_lone
-            train one island alone beside the swarm, for comparison
+            also train one island alone, for comparison
         """
         from p2p_diloco.cli.demo import run_demo
         from p2p_diloco.cli.demo_plan import DemoOptions
@@ -295,22 +295,22 @@ def make_app(around: Surroundings) -> App:
         group_size: int = 16,
         json: str | None = None,
     ) -> int:
-        """Work out what a run would need before anybody starts one: bytes, length of a cycle, speed kept.
+        """Estimate what a run would need: bytes, length of a cycle, share of the speed that is kept.
 
         Parameters
         ----------
         parameters
-            of the model, like 12B
+            number of parameters of the model, such as 12B
         islands
-            that train
+            number of islands
         uplink
-            of the slowest island, like 20mbit or 2gbit
+            upload rate of the slowest island, such as 20mbit or 2gbit
         step_seconds
-            that an inner step takes
+            duration of an inner step
         cores
-            that share the outer work of an island; one process, as islands are today, uses one
+            cores that share the outer work of an island; today a process uses one
         group_size
-            peers that average in one row
+            peers that average with each other in one row
         json
             file for the figures, or - for standard output
         """
@@ -336,7 +336,7 @@ def make_app(around: Surroundings) -> App:
         folders
             state directories of the peers, each started with --keep-diary
         data
-            this machine's copy of the run's text
+            your copy of the training text
         json
             file for the figures, or - for standard output
         """

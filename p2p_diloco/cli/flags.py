@@ -58,9 +58,12 @@ def _check_pause(_: Any, seconds: float) -> None:
 class PeerFlags:
     """How long a peer runs and how often it measures."""
 
-    until_round: Annotated[int | None, Parameter(help="stop after this round, all peers with the same bytes")] = None
+    until_round: Annotated[
+        int | None, Parameter(help="stop after this round; all peers that name the same one end with the same bytes")
+    ] = None
     evaluate_seconds: Annotated[
-        float, Parameter(help="between two measurements of the held-out loss; 0: never", validator=_check_pause)
+        float,
+        Parameter(help="seconds between two measurements of the held-out loss; 0 = never", validator=_check_pause),
     ] = 30.0
     with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
 

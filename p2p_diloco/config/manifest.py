@@ -96,24 +96,24 @@ TensorRow = tuple[
 
 
 class ModelSection(Section):
-    """The built-in decoder: a size, and what differs from it. Or the tensors of a model of one's own."""
+    """The built-in decoder: a size, and changes to it. Or the table of tensors of your own model."""
 
     size: Literal["tiny", "small", "base"] = Field("tiny", description="tiny = 1M, small = 10M, base = 125M parameters")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of the first parameters")
-    layers: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="number of blocks")
-    width: Count | None = Field(None, description="of the residual stream")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of the initial parameters")
+    layers: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="number of transformer blocks")
+    width: Count | None = Field(None, description="width of the residual stream")
     heads: Count | None = Field(None, description="attention heads per block")
     feed_forward: Count | None = Field(None, description="width of the SwiGLU layer")
-    context: Count | None = Field(None, description="bytes that the model sees at once")
+    context: Count | None = Field(None, description="context length in bytes")
     tensors: Annotated[tuple[TensorRow, ...], Field(max_length=4096)] = Field(
-        (), description="of a model of one's own: name, shape, radial | plain"
+        (), description="tensors of your own model: name, shape, radial | plain"
     )
     rest: DigestText | None = Field(
         None,
-        description="SHA-256 of what else such a model holds: frozen weights, buffers",
+        description="SHA-256 over frozen weights and buffers of your own model",
     )
     ignored: tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...] = Field(
-        (), description="names that are left out of that digest and may differ"
+        (), description="frozen tensors that may differ between peers"
     )
 
     @model_validator(mode="after")
@@ -148,7 +148,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """The text. Each peer reads its own copy and draws its own share.
+    """The training text. Each peer reads its own copy and draws its own share of it.
 
     A path here is the organiser's; no peer may open it on the organiser's word alone (it could name private files), so
     whoever joins says with `--data` where its own copy lies. Only "stdlib" needs no word.
@@ -156,31 +156,33 @@ class DataSection(Section):
 
     path: Annotated[str, Field(max_length=1024), AfterValidator(_text_path)] = Field(
         STANDARD_LIBRARY,
-        description='"stdlib" = the source of Python\'s standard library; else where each peer has its copy',
+        description='"stdlib" = source of Python\'s standard library; else each peer names its copy with --data',
     )
-    fingerprint: DigestText | None = Field(None, description="SHA-256 that the text must have on every peer")
-    held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(0.05, description="share kept for evaluation")
+    fingerprint: DigestText | None = Field(None, description="SHA-256 of the text; a peer with another text is refused")
+    held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(
+        0.05, description="share of the text that is kept for evaluation"
+    )
 
 
 class InnerSection(Section):
-    """The steps inside an island."""
+    """Inner steps: how each island trains between exchanges."""
 
     optimizer: Literal["adamw", "muon"] = Field(
-        "muon", description="muon for the matrices of the blocks and adamw for all else | adamw for all"
+        "muon", description="muon (matrices of the blocks; adamw for the rest) | adamw"
     )
-    learning_rate: Positive = Field(1e-3, description="of matrices, after warm-up")
-    embedding_rate: Positive = Field(8.0, description="factor on it for the input embedding")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="of matrices")
-    beta1: Decay = Field(0.9, description="of the first moment")
-    beta2: Decay = Field(0.98, description="of the second moment")
-    batch: Count = Field(4, description="windows per inner step")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(40, description="steps over which the rate rises")
+    learning_rate: Positive = Field(1e-3, description="learning rate after warm-up")
+    embedding_rate: Positive = Field(8.0, description="multiple of the learning rate for the input embedding")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="weight decay of matrices")
+    beta1: Decay = Field(0.9, description="decay of the first moment")
+    beta2: Decay = Field(0.98, description="decay of the second moment")
+    batch: Count = Field(4, description="sequences per inner step")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(40, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="constant | cosine over rounds.planned_cycles, by entries absorbed"
+        "constant", description="constant | cosine over rounds.planned_cycles"
     )
-    final_share: Share = Field(0.1, description="of the rate that cosine leaves at the end")
-    gradient_clip: Positive = Field(1.0, description="norm to which gradients are clipped")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products")
+    final_share: Share = Field(0.1, description="share of the learning rate that is left at the end of the cosine")
+    gradient_clip: Positive = Field(1.0, description="maximum norm of the gradient")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="precision of matrix products")
 
 
 SUITED_RATES = {
@@ -192,19 +194,20 @@ of it since means are radial. Nobody has tuned base, nor small with AdamW (docs/
 
 
 class OuterSection(Section):
-    """How the anchor moves along an agreed update, and how local parameters follow."""
+    """Outer step: how the anchor moves along an agreed update, and how local parameters follow."""
 
-    learning_rate: Positive = Field(0.7, description="of the outer step")
-    momentum: Decay = Field(0.3, description="Nesterov; high values and delay do not mix")
+    learning_rate: Positive = Field(0.7, description="outer learning rate")
+    momentum: Decay = Field(0.3, description="Nesterov momentum; keep it low, because updates arrive a round late")
     mean: Literal["radial", "plain"] = Field(
-        "radial", description="radial | plain: average lengths and directions apart, but of embedding and head"
+        "radial", description="radial (average lengths and directions apart, except in embedding and head) | plain"
     )
     merge: Literal["keep", "blend", "overwrite"] = Field(
-        "keep", description="keep | blend | overwrite: local moves as the anchor did | mixes with | becomes it"
+        "keep",
+        description="keep | blend | overwrite: local parameters move with the anchor, mix with it, become it",
     )
-    fragment_update_alpha: Share = Field(0.0, description="the local share when merge is blend")
+    fragment_update_alpha: Share = Field(0.0, description="share of the local parameters when merge is blend")
     late: Literal["drop", "shrink", "keep"] = Field(
-        "drop", description="drop, halve or keep own contributions that were not included"
+        "drop", description="drop, shrink (halve) or keep own contributions that came too late"
     )
 
     @model_validator(mode="after")
@@ -218,58 +221,68 @@ class OuterSection(Section):
 
 
 class CodecSection(Section):
-    """How vectors travel: float32, bfloat16, int8 or int4; contributions also as topk2, one element of 32."""
+    """Format on the wire: float32, bfloat16, int8 or int4; contributions also topk2 (one element of 32)."""
 
-    contribution: CodecName = Field("int4", description="peer to reducer")
-    row_mean: WideCodecName = Field("int8", description="a row's mean to the owner of the span: 8 bits or wider")
-    entry: DenseCodecName = Field("int4", description="owner to everybody")
+    contribution: CodecName = Field("int4", description="from a peer to a reducer")
+    row_mean: WideCodecName = Field(
+        "int8", description="mean of a row, from its reducer to the owner of the span: 8 bits or wider"
+    )
+    entry: DenseCodecName = Field("int4", description="from the owner of a span to all peers")
     entry_rounding: Literal["nearest", "stochastic"] = Field(
-        "stochastic", description="nearest | stochastic, seeded so that anyone can redo it"
+        "stochastic", description="nearest | stochastic (seeded, so that anyone can repeat it)"
     )
 
 
 class RoundsSection(Section):
-    """The clock. One round exchanges one fragment; `fragments` rounds are a cycle."""
+    """Timing. Each round exchanges one fragment; `fragments` rounds are a cycle."""
 
     clock_start: Annotated[float, Field(ge=0, le=LATEST_CLOCK_START)] = Field(
-        description="when round 0 begins, in Unix seconds"
+        description="start of round 0, in Unix seconds"
     )
     round_seconds: Annotated[float, Field(ge=SHORTEST_ROUND, le=LONGEST_ROUND)] = Field(
-        5.0, description="length of a round; slow links want more"
+        5.0, description="length of a round; slow links need longer ones"
     )
-    fragments: Annotated[int, Field(ge=1, le=1024)] = Field(4, description="parts of the model, exchanged in turn")
+    fragments: Annotated[int, Field(ge=1, le=1024)] = Field(
+        4, description="parts of the model that are exchanged in turn"
+    )
     spans_per_fragment: Annotated[int, Field(ge=1, le=MOST_SPANS)] = Field(
-        16, description="slices of a fragment; one for each peer in a group"
+        16, description="slices of a fragment; best one for each peer of a group"
     )
-    planned_cycles: Count = Field(1000, description="length of the run; schedules follow it, nothing ends with it")
+    planned_cycles: Count = Field(
+        1000, description="planned length of the run; schedules follow it, but the run does not stop there"
+    )
     planned_steps: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
-        None, description="inner steps in a cycle that this run was planned for"
+        None, description="planned inner steps per cycle; `status` warns when a machine is far off"
     )
 
 
 class MembershipSection(Section):
-    """Who counts, and when the swarm gives up waiting for those who are gone."""
+    """Groups, and how soon the swarm goes on without members that are gone."""
 
-    group_size: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="peers that average in one row")
-    stalled_cycles: Count = Field(3, description="cycles without entries after which fewer members may go on")
-    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(1.0, description="between two signs of life")
+    group_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="peers that average with each other in one row"
+    )
+    stalled_cycles: Count = Field(
+        3, description="cycles without entries after which a smaller group of members may go on"
+    )
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(1.0, description="seconds between two heartbeats")
 
 
 class LimitsSection(Section):
-    """What a single peer can do to the others, at most."""
+    """Bounds on the influence of a single peer."""
 
     max_weight_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="most weight of a contribution, in multiples of the last median"
+        4.0, description="maximum weight of a contribution, in multiples of the last median"
     )
     max_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="most norm of a contribution, in multiples of the last median; longer ones are clipped"
+        2.0, description="maximum norm of a contribution, in multiples of the last median; longer ones are clipped"
     )
     reject_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="most norm of an entry, in multiples of the last median; longer ones are refused"
+        4.0, description="maximum norm of an entry, in multiples of the last median; longer ones are refused"
     )
-    in_flight: Count = Field(8, description="contributions of a span that wait for their entry")
-    retained_cycles: Count = Field(16, description="cycles of entries that peers keep for those who catch up")
-    scrub_cycles: Count = Field(8, description="cycles between two comparisons of what peers hold in memory")
+    in_flight: Count = Field(8, description="own contributions of a span that may wait for their entry")
+    retained_cycles: Count = Field(16, description="cycles of entries that peers keep for others to catch up with")
+    scrub_cycles: Count = Field(8, description="cycles between two checks that all peers hold the same bytes")
 
     @model_validator(mode="after")
     def _what_is_refused_is_longer_than_what_is_clipped(self) -> Self:
@@ -285,9 +298,11 @@ class LimitsSection(Section):
 class TrustSection(Section):
     """Who may join."""
 
-    mode: Literal["open", "listed"] = Field("open", description='open = anyone with the invite; listed = "peers" only')
+    mode: Literal["open", "listed"] = Field(
+        "open", description="open = anyone with the invite; listed = only the peers listed here"
+    )
     peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_peers)] = Field(
-        (), description="peer ids that may join when listed"
+        (), description="peer ids that may join when mode is listed"
     )
 
     @model_validator(mode="after")
@@ -300,14 +315,14 @@ class TrustSection(Section):
 class RunManifest(Section):
     """One run. Frozen; equal manifests have equal digests on every machine."""
 
-    format: Literal[2] = Field(MANIFEST_FORMAT, description="of this file")
-    name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="for people")
+    format: Literal[2] = Field(MANIFEST_FORMAT, description="version of this format")
+    name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="name of the run")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
     founder: PeerText | None = Field(
-        None, description="peer id of the only peer that may found the run; not set: the peer that founds it"
+        None, description="peer id of the only peer that may found the run; if not set, the peer that founds it"
     )
     created: Annotated[int, Field(ge=0)] = Field(
-        description="in Unix seconds; sets runs apart that are equal otherwise"
+        description="time of writing in Unix seconds; otherwise equal runs differ in it"
     )
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()

@@ -53,8 +53,8 @@ EXPLAINED: Mapping[str, str] = {
 _UNKNOWN_ORGANISER = SigningKey(bytes(32)).peer
 _COMMENT_COLUMN = 44
 _HEADER = """\
-# All that the peers of this run agree on. Edit it before the first peer joins: the run id is the digest of what is said
-# here, so every change makes another run. Comments and order do not count.
+# All that the peers of this run must agree on. Edit it before the first peer joins: the run id is the digest of these
+# values, so every change makes another run. Comments and order do not matter.
 """
 
 

@@ -50,36 +50,32 @@ class PeerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:<number> or mps")
+    device: str = Field("auto", description="device to train on: auto, cpu, cuda, cuda:<number> or mps")
     threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="CPU threads that training may use")
-    data: str | None = Field(None, description="this machine's copy of the text: a file, a folder or a glob")
+    data: str | None = Field(None, description="your copy of the training text: a file, a folder or a glob")
     state_directory: Path = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
         strict=False,  # a text will do
-        description="identity and checkpoints; one folder for each peer on this machine",
+        description="folder for identity and checkpoints; each peer on this machine needs its own",
     )
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = Field(
-        3, description="checkpoints kept; older ones go when a new one is written"
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="number of checkpoints to keep")
+    identity_path: Path | None = Field(
+        None, description="key file of this peer [default: identity.key in the state directory]"
     )
-    identity_path: Path | None = Field(None, description="key file of this peer; in the state directory if not named")
     port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        None, description="TCP port to listen on; 0 or not named = a free one, the same at every start"
+        None, description="TCP port to listen on [default: a free one, the same at every start]"
     )
     public_name: str | None = Field(None, description="host name or IP address under which others reach this machine")
-    host_maddrs: tuple[str, ...] = Field(
-        (), description="addresses to listen on, instead of all interfaces at the port"
+    host_maddrs: tuple[str, ...] = Field((), description="multiaddrs to listen on [default: all interfaces]")
+    announce_maddrs: tuple[str, ...] = Field(
+        (), description="multiaddrs to announce [default: those that it listens on]"
     )
-    announce_maddrs: tuple[str, ...] = Field((), description="addresses to tell others, instead of those listened on")
-    initial_peers: tuple[str, ...] = Field((), description="further peers to ask first, beside those of the invite")
-    dial_out_only: bool = Field(False, description="accept no connection; only dial others")
-    no_port_mapping: bool = Field(
-        False, description="do not ask the router to open a port (UPnP, NAT-PMP), which is tried by default"
-    )
-    max_upload: float | None = Field(None, description="most that this peer sends, such as 20mbit; no cap if not named")
-    max_download: float | None = Field(
-        None, description="most that this peer reads, such as 100mbit; no cap if not named"
-    )
-    keep_diary: bool = Field(False, description="write down each step of the exchange, for `p2p-diloco replay`")
+    initial_peers: tuple[str, ...] = Field((), description="more peers to contact first, besides those in the invite")
+    dial_out_only: bool = Field(False, description="accept no incoming connections")
+    no_port_mapping: bool = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
+    max_upload: float | None = Field(None, description="maximum upload rate, such as 20mbit [default: no limit]")
+    max_download: float | None = Field(None, description="maximum download rate, such as 100mbit [default: no limit]")
+    keep_diary: bool = Field(False, description="record each step of the exchange, for `p2p-diloco replay`")
 
     @field_validator("device")
     @classmethod

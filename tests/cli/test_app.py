@@ -108,11 +108,11 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
         (["join", INVITE, "--found", "run.toml"], "keep one of them"),
         (
             ["bootstrap"],
-            "bootstrap needs RUN: run.toml, or the invite of a run that somebody founded already; see p2p-",
+            "bootstrap needs RUN: run.toml, or the invite of a run that exists; see p2p-",
         ),
         (
             ["sample"],
-            'sample needs PROMPT: text that the model continues, such as "def main"; see p2p-diloco sample --',
+            'sample needs PROMPT: text to continue, such as "def main"; see p2p-diloco sample --',
         ),
         (["export"], "export needs FOLDER: new folder for the files; see p2p-diloco export --help"),
         (["status", "now"], "status has no use for 'now'; leave it out, or see p2p-diloco status --help"),

@@ -211,8 +211,10 @@ def test_help_lists_every_key_that_can_be_changed_with_its_default(capsys: Captu
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for key in set(known_keys(RunManifest)) - {"format", "organiser", "created"}:
         assert any(line.startswith((f"--{key} ", f"│ --{key} ")) for line in lines), key
-    assert "--outer.momentum Nesterov; high values and delay do not mix [default: 0.3]" in lines
-    assert "rounds: The clock. One round exchanges one fragment; `fragments` rounds are a cycle." in lines
+    assert (
+        "--outer.momentum Nesterov momentum; keep it low, because updates arrive a round late [default: 0.3]" in lines
+    )
+    assert "rounds: Timing. Each round exchanges one fragment; `fragments` rounds are a cycle." in lines
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_every_value_stands_in_the_file_with_a_comment() -> None:
         assert lines, f"{key} is missing"
         assert all("  # " in line for line in lines)
     assert all(len(line) <= 140 for line in text.splitlines())
-    assert "# The clock. One round exchanges one fragment" in text
+    assert "# Timing. Each round exchanges one fragment" in text
 
 
 def test_a_value_that_is_not_set_is_a_comment() -> None:
