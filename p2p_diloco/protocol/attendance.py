@@ -82,8 +82,7 @@ class Attendance:
         known = self.heard.get(heartbeat.peer)
         if known is None and len(self.heard) >= MOST_HEARD and not self._is_listed(heartbeat.peer):
             return False
-        age = (heartbeat.incarnation, heartbeat.sequence)
-        if known is not None and age <= (known.heartbeat.incarnation, known.heartbeat.sequence):
+        if known is not None and self._is_older(heartbeat, known, now):
             return False
         if heartbeat.run != self.rules.run or not self._verify(
             heartbeat.peer, heartbeat.statement(), heartbeat.signature
@@ -92,6 +91,19 @@ class Attendance:
         since = known.since if known is not None and now - known.at <= self.rules.silence_seconds else now
         self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now, since=since)
         return True
+
+    def _is_older(self, heartbeat: Heartbeat, known: Heard, now: float) -> bool:
+        """Tell whether a heartbeat is from before the last one that its peer sent.
+
+        Starts on a new disk are numbered by the clock. Where that was far ahead once, the next such start has a smaller
+        number: it is heard when the greater one is silent, unless the roster still lists another start. That one can
+        come no more and must be dropped, so it stays silent.
+        """
+        last, roster = known.heartbeat, self.book.in_force
+        if heartbeat.incarnation < last.incarnation and now - known.at > self.rules.silence_seconds:
+            member = roster.member(heartbeat.peer) if roster is not None else None
+            return member is not None and member.incarnation != heartbeat.incarnation
+        return (heartbeat.incarnation, heartbeat.sequence) <= (last.incarnation, last.sequence)
 
     def alive(self, now: float) -> dict[PeerId, Heartbeat]:
         """Return the latest heartbeats of peers that are not silent and have not said that they leave."""

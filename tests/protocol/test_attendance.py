@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from made import (
     NO_SIGNATURE,
     certify,
+    child_of,
     declaration,
     founding,
     heartbeat,
@@ -48,6 +49,24 @@ def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
     assert not here.hear(replace(heartbeat(C), signature=NO_SIGNATURE), 0.0)
     assert set(here.alive(1.0)) == {B}
     assert here.alive(100.0) == {}
+
+
+def test_a_start_with_a_smaller_number_is_heard_after_a_silence_unless_another_one_is_listed() -> None:
+    wiped = heartbeat(B, incarnation=2)
+    for listed, is_heard in ((None, True), (1, False), (2, True), (3, False)):
+        others = () if listed is None else (member(B, incarnation=listed),)
+        roster = child_of(founding().roster, (member(A), *others))
+        here = membership_of(A, founding(), certify(roster, (peer_id("boot"),)))
+        assert here.hear(heartbeat(B, incarnation=3, sequence=9), 0.0)
+        assert not here.hear(wiped, 8.0), "the other start is not silent yet"
+        assert here.hear(wiped, 9.0) is is_heard
+        assert (B in here.alive(9.0)) is is_heard
+        assert not here.hear(wiped, 18.0), "the same heartbeat is no news after a silence"
+
+
+def test_a_start_with_a_smaller_number_is_heard_after_a_silence_where_no_roster_is_known() -> None:
+    here = membership_of(A)
+    assert [here.hear(heartbeat(B, incarnation=number), now) for number, now in ((3, 0.0), (2, 9.0))] == [True, True]
 
 
 def test_since_when_a_peer_is_heard_begins_anew_after_a_silence() -> None:
