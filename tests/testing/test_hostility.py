@@ -14,8 +14,9 @@ from p2p_diloco.node.budgets import LINES_PER_MINUTE
 from p2p_diloco.protocol.member import FULL_SHARE, Declaration
 from p2p_diloco.protocol.messages import Message, Opening, SpanVector, encode_message
 from p2p_diloco.testing.coverage import share_of_spans
-from p2p_diloco.testing.endings import check_tables, fragment_heights
+from p2p_diloco.testing.endings import check_agreement, check_tables, fragment_heights
 from p2p_diloco.testing.hostility import MUTATORS, Caller, MutatorMaker, Outsider, Stranger, claims_reach
+from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import OUTBOUND_ONLY, Mutator
 from p2p_diloco.testing.run import RUN, key_named, run_rules, sign_as
@@ -44,6 +45,35 @@ def test_one_lying_member_neither_ends_an_honest_process_nor_parts_the_honest(li
             await swarm.run(80.0)
             assert all(now > before for now, before in zip(fragment_heights(swarm), heights, strict=True))
             await swarm.until(lambda: swarm.agreed(HONEST), within=40.0)
+
+    play(scene)
+
+
+def test_peers_that_a_roster_of_a_day_ahead_parts_are_not_asked_to_agree() -> None:
+    """Only the bootstrap votes, and hears one other clock, the liar's. A joiner takes that time; a member does not."""
+
+    async def scene() -> None:
+        async with Simulation(seed=1, rules=run_rules(num_spans=(1,), void_cycles=20)) as swarm:
+            swarm.add("boot", trains=False, founds=True)
+            for name in ("p0", "liar"):
+                swarm.add(name)
+            boot, liar = swarm.machines["boot"], swarm.machines["liar"]
+            await swarm.until(swarm.all_members, within=60.0)
+            swarm.network.mute([boot.peer, liar.peer, key_named("late").peer], [swarm.machines["p0"].peer])
+            liar.lie(MUTATORS["is a day ahead"](liar, random.Random(1)))
+            await swarm.until(lambda: boot.swarm_now() - swarm.loop.true_seconds() > 80_000.0, within=300.0)
+            swarm.add("late")
+            await swarm.until(lambda: swarm.machines["late"].running.ready, within=300.0)
+            await swarm.run(40.0)
+            p0, late = swarm.machines["p0"].running, swarm.machines["late"].running
+            assert (p0.ready, late.ready) == (True, True), swarm.describe()
+            assert not swarm.agreed(["p0", "late"]), swarm.describe()
+            skipped = swarm.inspector.skipped
+            check_agreement(swarm)
+            assert swarm.inspector.skipped == skipped + 1
+            liar.is_liar, liar.mutator = False, None
+            with pytest.raises(Violated, match="are ready and differ"):
+                check_agreement(swarm)
 
     play(scene)
 
