@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from p2p_diloco.cli.command_line import call_command, exit_code_of
+from p2p_diloco.cli.flags import FiguresFlag
 from p2p_diloco.cli.refusals import Refusals
 
 PROGRAM = "python -m benchmarks"
@@ -29,7 +30,7 @@ def make_app() -> App:
     )
 
     @bench.command
-    def vectors(*, parameters: str = "1M", codec: str = "int4", repeat: int = 9, json: str | None = None) -> int:
+    def vectors(*, parameters: str = "1M", codec: str = "int4", repeat: int = 9, json: FiguresFlag = None) -> int:
         """Measure what each step of a cycle costs a core, with compiled loops and with NumPy alone.
 
         Parameters
@@ -40,8 +41,6 @@ def make_app() -> App:
             int4, int8, bfloat16 or float32
         repeat
             measurements of each
-        json
-            file for the figures, or - for standard output
         """
         from benchmarks.commands.vectors import VectorsOptions, bench_vectors
 
@@ -56,7 +55,7 @@ def make_app() -> App:
         against: str = "hivemind,gloo",
         repeat: int = 5,
         spans: int | None = None,
-        json: str | None = None,
+        json: FiguresFlag = None,
     ) -> int:
         """Measure a whole exchange of real processes over libp2p, in turn with what others wrote for it.
 
@@ -77,8 +76,6 @@ def make_app() -> App:
             turns of each that count
         spans
             pieces in which p2p_diloco exchanges the vector; without it as many as `plan` recommends
-        json
-            file for the figures, or - for standard output
         """
         from benchmarks.commands.averaging import AveragingOptions, bench_averaging
 
@@ -94,7 +91,7 @@ def make_app() -> App:
         return bench_averaging(options)
 
     @bench.command
-    def memory(*, peers: int = 4, parameters: str = "10M,50M,125M", json: str | None = None) -> int:
+    def memory(*, peers: int = 4, parameters: str = "10M,50M,125M", json: FiguresFlag = None) -> int:
         """Measure what a peer holds in memory beyond the training itself: real peers that train and exchange.
 
         Beside them the same model is trained in a process of its own, which knows no swarm. The line through the sizes
@@ -106,8 +103,6 @@ def make_app() -> App:
             2 to 16, each a process with a libp2p daemon
         parameters
             of the models, one after the other, like 10M,50M
-        json
-            file for the figures, or - for standard output
         """
         from benchmarks.commands.memory import MemoryOptions, bench_memory
 
@@ -115,7 +110,7 @@ def make_app() -> App:
 
     @bench.command
     def state(
-        *, megabytes: int = 800, donors: int = 3, killed: int = 1, repeat: int = 3, json: str | None = None
+        *, megabytes: int = 800, donors: int = 3, killed: int = 1, repeat: int = 3, json: FiguresFlag = None
     ) -> int:
         """Measure how fast a newcomer gets the whole state from real processes over libp2p, some killed half-way.
 
@@ -132,8 +127,6 @@ def make_app() -> App:
             donors that are killed when half of the bytes have come
         repeat
             transfers, each with processes of its own
-        json
-            file for the figures, or - for standard output
         """
         from benchmarks.commands.state import StateOptions, bench_state
 
@@ -150,7 +143,7 @@ def make_app() -> App:
         spans: int | None = None,
         cycle_seconds: float = 0.0,
         repeat: int = 3,
-        json: str | None = None,
+        json: FiguresFlag = None,
     ) -> int:
         """Measure how much of its speed training keeps while islands exchange, beside systems that wait.
 
@@ -177,8 +170,6 @@ def make_app() -> App:
             another length of a cycle; 0: four times its own transmission
         repeat
             windows with the exchange, of each system on each line
-        json
-            file for the figures, or - for standard output
         """
         from benchmarks.commands.training import TrainingOptions, bench_training
 

@@ -9,6 +9,7 @@ from typing import Literal
 from cyclopts import App
 
 from p2p_diloco.cli.command_line import call_command, exit_code_of
+from p2p_diloco.cli.flags import FiguresFlag, TextFlag
 from p2p_diloco.cli.refusals import Refusals
 
 PROGRAM = "python -m research"
@@ -46,7 +47,7 @@ def make_app() -> App:
         data: str | None = None,
         device: str = "cpu",
         keep: str | None = None,
-        json: str | None = None,
+        json: FiguresFlag = None,
     ) -> int:
         """Train many islands in one process, ours and what others do beside them, and print a table.
 
@@ -81,8 +82,6 @@ def make_app() -> App:
             cpu, cuda, cuda:N, mps or auto, the fastest that is there; the figures quoted anywhere are of the CPU
         keep
             file of outcomes, one line each: trials that stand there are not played again, new ones are added
-        json
-            file for the figures, or - for standard output
         """
         from research.experiment import ExperimentOptions, run_named_experiment
 
@@ -106,17 +105,13 @@ def make_app() -> App:
         return run_named_experiment(options)
 
     @app.command
-    def data_parallel(*folders: Path, data: str | None = None, json: str | None = None) -> int:
+    def data_parallel(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:
         """Replay a run as `p2p-diloco replay` does, and train one machine on as many tokens beside it.
 
         Parameters
         ----------
         folders
             state directories of the peers, each started with --keep-diary
-        data
-            this machine's copy of the run's text
-        json
-            file for the figures, or - for standard output
         """
         from research.beside_a_run import compare_with_data_parallel
 

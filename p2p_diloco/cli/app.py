@@ -15,7 +15,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from p2p_diloco.cli.command_line import call_command, exit_code_of
-from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
+from p2p_diloco.cli.flags import FiguresFlag, PeerFlags, SettingsFlags, Surroundings, TextFlag, settings_of
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.config.invite import SCHEME
@@ -252,8 +252,8 @@ def make_app(around: Surroundings) -> App:
         peers: int = 6,
         seconds: float = 150.0,
         model: str = "tiny",
-        data: str | None = None,
-        json: str | None = None,
+        data: TextFlag = None,
+        json: FiguresFlag = None,
         report: Path = Path("demo-report"),
         with_lone: Annotated[bool, Parameter(negative=())] = False,
     ) -> int:
@@ -267,10 +267,6 @@ def make_app(around: Surroundings) -> App:
             how long to train
         model
             tiny or small
-        data
-            text to train on: a file, a folder or a glob
-        json
-            file for the figures, or - for standard output
         report
             folder for report.html
         with_lone
@@ -293,7 +289,7 @@ def make_app(around: Surroundings) -> App:
         step_seconds: float = 1.0,
         cores: int = 1,
         group_size: int = 16,
-        json: str | None = None,
+        json: FiguresFlag = None,
     ) -> int:
         """Estimate what a run would need: bytes, length of a cycle, share of the speed that is kept.
 
@@ -311,8 +307,6 @@ def make_app(around: Surroundings) -> App:
             cores that share the outer work of an island; today a process uses one
         group_size
             peers that average with each other in one row
-        json
-            file for the figures, or - for standard output
         """
         from p2p_diloco.cli.plan import PlanOptions, print_plan
 
@@ -328,17 +322,13 @@ def make_app(around: Surroundings) -> App:
         return print_plan(options)
 
     @app.command
-    def replay(*folders: Path, data: str | None = None, json: str | None = None) -> int:
+    def replay(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:
         """Replay a run from the diaries of its peers, and report how close the replay comes to the run.
 
         Parameters
         ----------
         folders
             state directories of the peers, each started with --keep-diary
-        data
-            your copy of the training text
-        json
-            file for the figures, or - for standard output
         """
         from p2p_diloco.cli.replay import ReplayOptions
         from p2p_diloco.cli.replay import replay as run

@@ -15,6 +15,10 @@ from p2p_diloco.config.settings import PeerSettings, load_settings
 _SETTINGS = Group("This machine", help="Or P2P_DILOCO_PORT and so on in the environment, or a file: @peer.toml.")
 
 
+FiguresFlag = Annotated[str | None, Parameter(help="file for the figures, or - for standard output")]
+TextFlag = Annotated[str | None, Parameter(help=PeerSettings.model_fields["data"].description)]
+
+
 def _setting(name: str, *, many: bool = False) -> Parameter:
     description = PeerSettings.model_fields[name].description
     return Parameter(help=description, group=_SETTINGS, consume_multiple=many, negative=())
