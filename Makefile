@@ -34,6 +34,7 @@
 # make wheel-test builds the wheel and the sdist, installs them into an empty environment elsewhere, and trains there:
 #                 some minutes, most of them to install PyTorch
 # make export-test  what `p2p-diloco export` writes, loaded by transformers: the same logits; brings that into .venv-export
+# make reference  writes the pages of docs/reference that follow from the code
 # make check      style and types
 # make clean      removes what the others made
 #
@@ -61,7 +62,7 @@ PURE_TESTS := tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test check format clean install
+.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -220,6 +221,9 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+reference: $(STAMP)
+	$(BIN)/python docs/generate.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -39,7 +39,19 @@ class ByteCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLine:
-    """One other peer, as this one knows it from heartbeats; None where it said nothing."""
+    """One other peer, as its heartbeats describe it; None where they do not.
+
+    Attributes:
+        peer: text id.
+        ready: whether it holds the run's state.
+        reachable: whether others have proved that they can dial it.
+        trains: False for a bootstrap peer.
+        steps: its optimiser steps.
+        tokens_per_second: lately.
+        loss: its last training loss in nats per token.
+        seconds_since_heard: since its last heartbeat.
+        row: its row of the grid, counted from 0; None while it is not a member.
+    """
 
     peer: str
     ready: bool = False
