@@ -238,12 +238,12 @@ class CatchUp:
         Args:
             donors: to ask for entries, and for spans that one of them is preferred for.
             sources: to ask for other spans; None: the donors.
-            holders: who hold a state, ready or not: what a majority stands at may be with them alone.
+            holders: who hold a state, ready or not: the next entry, or what a majority stands at, may be theirs alone.
         """
-        for span in [span for span, (_, ahead) in self._targets.items() if ahead not in donors]:
+        everybody = list(dict.fromkeys([*donors, *(sources or ()), *holders]))
+        for span in [span for span, (_, ahead) in self._targets.items() if ahead not in everybody]:
             del self._targets[span]  # who cannot be asked must not be waited for
         self._donors.look(now)
-        everybody = list(dict.fromkeys([*donors, *(sources or ()), *holders]))
         actions = [*self._confirm(now), *self._give_up_on(everybody, now)]
         wide = self._donors.sound(donors if sources is None else sources, now)
         self._take_back_for(wide)
@@ -255,7 +255,7 @@ class CatchUp:
             left[want] -= 1
         # Entries, from whoever has them: one that is shunned may be the only one ahead.
         preferred = self._donors.sound([*donors, *holders], now)
-        for want, able, preferable in ((Want.ENTRY, donors, donors), (Want.SPAN, wide, preferred)):
+        for want, able, preferable in ((Want.ENTRY, donors, everybody), (Want.SPAN, wide, preferred)):
             if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
                 continue  # while a transfer runs, nearly always
             for span in self._waiting(want):
@@ -356,11 +356,12 @@ class CatchUp:
         fits = reply.fragment < len(self._rules.num_spans) and len(reply.heads) == self._rules.num_spans[reply.fragment]
         return fits and self._heads_asked.take(reply.fragment, sender)
 
-    def note_differences(self, sender: PeerId, reply: HeadsReply, now: float, *, is_donor: bool = True) -> list[Action]:
+    def note_differences(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
         """Note where a voice's spans stand, and do what follows from it.
 
-        Entries are asked for on the word of one donor. A whole span is fetched where a majority stands elsewhere and
-        entries do not lead there.
+        Entries are asked for on one word, also on that of a peer that is not ready: it may hold what the ready ones
+        lack, and wait until they hold it. A whole span is fetched where a majority stands elsewhere and entries do not
+        lead there.
         """
         self._told.setdefault(reply.fragment, {})[sender] = reply.heads
         self._level.get(reply.fragment, set()).discard(sender)
@@ -370,7 +371,7 @@ class CatchUp:
             mine = self._chains.heads.get(span)
             if mine is None or mine.digest == theirs.digest:
                 continue
-            if is_donor and theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
+            if theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
                 self._unjoinable.discard(span)  # it may have the entries that others lack
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)

@@ -674,11 +674,7 @@ class Repair:
         if not self.catch_up.take_heads(sender, reply):
             return []
         self._look(now)
-        # One that is not ready may stand higher with an entry that the ready ones lack and it cannot give: they would
-        # wait for it for ever, and it for them. But its word counts, and it is asked where there is nobody else.
-        donors = self.donors(now)
-        is_donor = sender in donors or not donors or sender in self._ready_strangers(now)
-        actions = self.catch_up.note_differences(sender, reply, now, is_donor=is_donor) + self.pump(now)
+        actions = self.catch_up.note_differences(sender, reply, now) + self.pump(now)
         heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
         stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]
         if self.serves_state and stands_level:

@@ -600,8 +600,8 @@ def test_half_of_the_electorate_on_another_child_is_a_tie_though_those_that_can_
     chains.set_head(SPAN, head_of())
     assert heads(fetch, bootstrap, head_of())
     reply = HeadsReply(fragment=0, heads=(head_of(digest=b"later", round_index=7),))
-    assert fetch.note_differences(A, reply, 0.0, is_donor=False) == [], "one of four is no half"
-    assert fetch.note_differences(B, reply, 0.1, is_donor=False) == [RebuildParent(span=SPAN, tip=head_of().digest)]
+    assert fetch.note_differences(A, reply, 0.0) == [], "one of four is no half"
+    assert fetch.note_differences(B, reply, 0.1) == [RebuildParent(span=SPAN, tip=head_of().digest)]
 
 
 def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:

@@ -154,26 +154,29 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.donors(0.0) == []
 
 
-def test_ready_peers_follow_ready_ones_where_there_are_any() -> None:
-    """Who is not ready may hold an entry that nobody else can give: it is asked where it stands, but not followed."""
+def test_a_ready_peer_asks_one_that_is_not_ready_for_the_entries_that_ready_ones_lack() -> None:
+    """Two of three voters, started again, stood an entry above all that were ready, and waited for these."""
     page = repair(num_members=3)
+    page._membership.ready = True
     page._linked.add(C)
     roster = roster_1(3).roster.digest()
-    ready = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
+    level = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
     ahead = heartbeat(C, roster=roster, heads=(fragment_head(-2),), ready=False)
-    for beat in (ready, ahead):
+    for beat in (level, ahead):
         page._membership.hear(beat, 0.0)
+    assert page.donors(0.0) == [B]
     (send,) = page.compare(C, ahead, 0.0)
     assert isinstance(send, Send)
     assert isinstance(send.message, HeadsRequest)
     higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
-    page.take(C, higher, 0.1)
-    assert page.catch_up.is_complete()
-    unready = heartbeat(B, roster=roster, heads=(fragment_head(),), ready=False, sequence=3)
-    page._membership.hear(unready, 0.2)
-    page.compare(C, ahead, 0.3)
-    page.take(C, higher, 0.4)
-    assert not page.catch_up.is_complete()
+    (question,) = page.take(C, higher, 0.1)
+    assert isinstance(question, Send)
+    assert (question.to, question.message) == (C, EntryRequest(span=SPAN, parent=head_of().digest))
+    assert page.catch_up.left_out() == frozenset(), "its word alone keeps nobody from contributing"
+    (report,) = page.take(C, EntryAbsent(span=SPAN, parent=head_of().digest), 0.2)
+    assert isinstance(report, Report)
+    assert "nobody who was asked has the entries between" in report.text
+    assert page.catch_up.is_complete(), "nor does who has no entry to show"
 
 
 def test_a_founder_that_is_not_ready_is_asked_for_entries_where_no_member_is_linked() -> None:
