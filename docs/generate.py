@@ -1,6 +1,6 @@
-"""Write the pages of docs/reference that follow from the code: `make reference`.
+"""Generate the pages of docs/reference that follow from the code: `make reference`.
 
-tests/test_reference.py fails while a page does not say what the code says.
+tests/test_reference.py fails while a page differs from the code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2p_diloco.status.event_log import TOPICS
 from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 
 FOLDER = Path(__file__).parent / "reference"
-NOTE = "Written from the code by `make reference`.\n"
+NOTE = "Generated from the code by `make reference`.\n"
 _DEFAULT = re.compile(r"(.*?)(?: \[default: (.*)\])?", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^        (\w+(?:, \w+)*): (.*(?:\n            .*)*)", re.MULTILINE)
 
@@ -41,8 +41,8 @@ def commands_page() -> str:
     """Return the commands and their options."""
     app = make_app(Surroundings(overrides={}, environment={}))
     parts = [
-        f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join` and `bootstrap` also take the "
-        "[settings of this\nmachine](settings.md) as flags, and `new` and `bootstrap` the [keys of the "
+        f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join` and `bootstrap` also accept "
+        "the [settings of this\nmachine](settings.md) as flags; `new` and `bootstrap` accept the [keys of the "
         "manifest](manifest.md).\n"
     ]
     for name in (name for name in app if not name.startswith("-")):
@@ -63,8 +63,8 @@ def commands_page() -> str:
 def manifest_page() -> str:
     """Return the keys of run.toml."""
     parts = [
-        f"# The manifest: `run.toml`\n\n{NOTE}\nAll that the peers of a run must agree on. `p2p-diloco new` writes the "
-        "file; each key can be given to it as a flag,\nsuch as `--outer.momentum 0.2`. The run id is the SHA-256 of "
+        f"# The manifest: `run.toml`\n\n{NOTE}\nAll peers of a run agree on these values. `p2p-diloco new` writes the "
+        "file and accepts each key as a flag,\nsuch as `--outer.momentum 0.2`. The run id is the SHA-256 of "
         "these values.\n\n"
     ]
     sections = {name: field for name, field in RunManifest.model_fields.items() if _section(field.annotation)}
@@ -87,9 +87,9 @@ def settings_page() -> str:
         flag, variable = f"`--{name.replace('_', '-')}`", f"`{ENVIRONMENT_PREFIX}{name.upper()}`"
         rows.append((flag, variable, *_with_default(field.description, default)))
     return (
-        f"# Settings of this machine\n\n{NOTE}\nThey are private to a peer: flags of `join` and `bootstrap`, "
-        "environment variables, or keys of a file (`@peer.toml`,\nnamed like the flag with underscores). A flag "
-        "overrides the environment, and the environment overrides a file.\n\n"
+        f"# Settings of this machine\n\n{NOTE}\nThey are private to a peer. Pass them as flags of `join` and "
+        "`bootstrap`, as environment variables, or as keys of a\nfile (`@peer.toml`; a key is the flag with "
+        "underscores). A flag overrides the environment, and the environment overrides\na file.\n\n"
         + _table(("flag", "environment", "meaning", "default"), rows)
     )
 
@@ -97,8 +97,8 @@ def settings_page() -> str:
 def status_page() -> str:
     """Return the fields of `status --json`."""
     parts = [
-        f"# Status\n\n{NOTE}\nThe fields of `p2p-diloco status --json`, which a peer writes to `status.json` in its "
-        "state directory about once a\nsecond, and of `Swarm.status`.\n\n",
+        f"# Status\n\n{NOTE}\nThe fields of `p2p-diloco status --json` and of `Swarm.status`. A peer writes them to "
+        "`status.json` in its state\ndirectory about once a second.\n\n",
         _fields(PeerStatus),
         "\n## bytes_sent, bytes_received\n\n",
         _fields(ByteCounts),
@@ -114,7 +114,7 @@ def events_page() -> str:
     return (
         f"# Events\n\n{NOTE}\nA peer prints its events and appends them to `events.jsonl` in its state directory, one "
         "JSON object each: `time` (Unix\nseconds), `topic`, `text` (a sentence for people) and `figures` (its numbers "
-        "by name). Programs look at topic and\nfigures; texts may change.\n\n" + _table(("topic", "when"), rows)
+        "by name). Programs should use topic and\nfigures; texts may change.\n\n" + _table(("topic", "when"), rows)
     )
 
 
