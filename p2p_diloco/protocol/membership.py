@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, KeepRoster, Report, Send
 from p2p_diloco.protocol.attendance import NO_SIGNATURE, Attendance, Self
 from p2p_diloco.protocol.ballot import (
@@ -319,11 +319,12 @@ class Membership(Attendance):
         """Raise PeerError for a degraded child of ours, unless this peer is stalled itself or most others have gone on.
 
         One member's vote can be enough for such a roster. Who comes back to a swarm that went on without it looks
-        twice: one liar may be the first to be heard.
+        twice: one liar may be the first to be heard. Most others are more than half of the members that are heard, or
+        of the electorate: that could have certified an ordinary child, and members that wait themselves do not keep
+        each other here for ever.
         """
-        roster = certified.roster
-        voters, parent = [peer for peer, _ in certified.votes], self.book.parent_of(roster)
-        if self._has_seen_a_stall(mine) and parent is not None and self._quorum(parent, degraded=True)(voters):
+        roster, voters = certified.roster, [peer for peer, _ in certified.votes]
+        if self._has_seen_a_stall(mine) and self._quorum(mine, degraded=True)(voters):
             return
         clock = self.rules.clock
         last = max(self.present_in.values(), default=-1)
@@ -331,8 +332,11 @@ class Membership(Attendance):
         since = self._doubted_since
         self._doubted_since = (now if since is None else since) if is_idle else None
         beats = list(self.alive(now).values())
-        is_alive = parent is not None and is_majority(parent, self._go_by_what_is_known(beats, now))
-        if is_idle and not is_alive and since is not None and is_left_behind(mine, beats, self.book):
+        named = self._named_of_late(beats, now)
+        is_alive = is_majority(mine, [peer for peer, known in named if known in self.book])
+        have_voters_gone = is_majority(mine, [peer for peer, unknown in named if unknown not in self.book])
+        is_left = have_voters_gone or is_left_behind(mine, beats, self.book)
+        if is_idle and not is_alive and since is not None and is_left:
             # Where one says otherwise, its entries, or those that it names, have the time to come.
             seconds = self.rules.silence_seconds
             if not is_left_by_all(mine, beats, self.book):
@@ -465,13 +469,12 @@ class Membership(Attendance):
         """Return whether others follow a degraded roster that this peer has not adopted."""
         return self._doubted_since is not None
 
-    def _go_by_what_is_known(self, beats: Sequence[Heartbeat], now: float) -> list[PeerId]:
-        """Return who goes by rosters that are known here, by heartbeats and by what was signed of late."""
+    def _named_of_late(self, beats: Sequence[Heartbeat], now: float) -> list[tuple[PeerId, Digest]]:
+        """Return which rosters others go by, by heartbeats and by what was signed of late."""
         since = now - 2 * self.rules.cycle_seconds - self.rules.silence_seconds
         signed = [(peer, roster) for peer, (roster, at) in self.signed_rosters.items() if at >= since]
-        return [
-            peer for peer, roster in [*signed, *((beat.peer, beat.roster) for beat in beats)] if roster in self.book
-        ]
+        heard = [(beat.peer, beat.roster) for beat in beats]
+        return [(peer, roster) for peer, roster in (*signed, *heard) if roster != ZERO_DIGEST]
 
     def _has_seen_a_stall(self, roster: Roster) -> bool:
         """Tell whether this peer is stalled, or follows without being a member and has seen as long that nothing came.

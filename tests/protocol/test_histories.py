@@ -359,6 +359,43 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_go_by_its_
     assert here.book.in_force == child.roster, "that is long ago"
 
 
+@pytest.mark.parametrize("is_signed", [False, True], ids=["heartbeats", "signed answers"])
+@pytest.mark.parametrize(
+    ("num_counting", "gone", "wins"),
+    [(0, (BOOT,), True), (0, (B, C), False), (3, (B, C), True), (3, (B,), False), (4, (B, C), False)],
+)
+def test_a_degraded_child_that_most_voters_go_by_is_followed_though_others_wait_with_this_peer(
+    num_counting: int, gone: Sequence[PeerId], *, is_signed: bool, wins: bool
+) -> None:
+    """Wiped members all go by the same old roster, and were half of all that each of them heard."""
+    members = [member(peer, counts=n < num_counting) for n, peer in enumerate((B, C, D, A, E, F))]
+    first = child_of(founding_of().roster, [member(BOOT, counts=False, trains=False), *members])
+    child = after(first, gone, 10, degraded=True)
+    here = membership_of(A, founding_of(), certify(first, [BOOT]))
+    stall = here.rules.stalled_cycles * here.rules.cycle_seconds
+    for now in (400.0, 400.0 + stall):
+        for peer in (E, F, *(() if is_signed else gone)):
+            roster = (child.roster if peer in gone else first).digest()
+            here.hear(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
+        here.signed_rosters = {peer: (child.roster.digest(), now) for peer in gone} if is_signed else {}
+        assert here.book.in_force == first
+        here.take_rosters((child,), now)
+    assert (here.book.in_force == child.roster) is wins
+
+
+def test_voters_that_go_by_no_roster_yet_have_not_gone_on() -> None:
+    parent = roster_of(5)
+    child = after(parent, (B,), 10, degraded=True)
+    here = membership_of(A, founding_of(), roster_1(5))
+    for now in (400.0, 460.0):
+        here.hear(heartbeat(B, roster=child.roster.digest(), sequence=int(now)), now)
+        here.hear(heartbeat(C, roster=parent.digest(), sequence=int(now)), now)
+        for peer in (D, E):
+            here.hear(heartbeat(peer, sequence=int(now), ready=False), now)
+        here.take_rosters((child,), now)
+    assert here.book.in_force == parent
+
+
 def test_a_degraded_child_that_all_who_are_heard_go_by_is_followed_soon() -> None:
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)
