@@ -72,6 +72,7 @@ class SwarmClock:
         self._is_voice = False
         self._is_settled = False
         self._takes_part = False
+        self._hears_hub = False
         self._listening_since = raw()
         self._apart_since: float | None = None
         self._polled_at = raw()
@@ -135,14 +136,17 @@ class SwarmClock:
             ahead = max(ahead, high - low)
         return ahead if ahead > self._tolerance() else 0.0
 
-    def listen_to(self, voices: Collection[PeerId], *, is_voice: bool, takes_part: bool) -> None:
+    def listen_to(
+        self, voices: Collection[PeerId], *, is_voice: bool, takes_part: bool, hears_hub: bool = False
+    ) -> None:
         """Let the clocks of these peers count from now on, and no others.
 
         Args:
             is_voice: whether the own clock counts among them once it is settled: this peer is a member.
             takes_part: whether it is one since it started. From then on its time never steps back.
+            hears_hub: whether the only one of these peers hears others that this peer does not.
         """
-        self._voices = frozenset(voices)
+        self._voices, self._hears_hub = frozenset(voices), hears_hub
         self._takes_part = self._takes_part or takes_part
         if self._is_voice and not is_voice:
             self._rebase(self._offset)
@@ -196,8 +200,13 @@ class SwarmClock:
         self._asked = {key: at for key, at in self._asked.items() if key[0] != peer}
         self._correct()
 
-    def poll(self) -> None:
-        """Do what time alone brings: once a heartbeat."""
+    def poll(self, not_before: float = 0.0) -> None:
+        """Do what time alone brings: once a heartbeat.
+
+        Args:
+            not_before: swarm time is surely no earlier: an entry of a round since then was absorbed.
+        """
+        self._fewest_seconds = max(self._fewest_seconds, not_before)
         raw, wall_ahead = self.raw(), self._wall() - self.raw()
         if abs(wall_ahead - self._wall_ahead) > WALL_STEP_SECONDS:
             self._doubt()
@@ -275,7 +284,8 @@ class SwarmClock:
 
         Of two middle ones that are far apart the nearer one counts, and after a while the later one. So a voice that
         is suddenly wrong moves nobody at once. Two that both stay where they are must meet, and they do so at the
-        later one: to go forwards nobody has to wait.
+        later one: to go forwards nobody has to wait. Where that one hears only a peer that hears others too, these may
+        keep it where it is: the later one waits as long again, and then goes back, never before a round that was.
         """
         low, high = middle_two([0.0, *self._settled_offsets()])
         if high - low <= self._tolerance():
@@ -286,7 +296,13 @@ class SwarmClock:
             if self.raw() - self._apart_since < self._patience:
                 self._set_offset(self._nearest((low, high)))
                 return
-            self._apart_since, target = None, high
+            target = high
+            if self._hears_hub and high == 0.0 and self.own() + low >= self._fewest_seconds:
+                if self.raw() - self._apart_since < 2 * self._patience:
+                    self._set_offset(self._nearest((low, high)))
+                    return
+                target = low
+            self._apart_since = None
         self._set_offset(target)
         if abs(target) > self._tolerance():
             self._rebase(target)  # the own clock was the wrong one

@@ -221,7 +221,8 @@ class SwarmNode:
             if self._voices != self.engine.membership.clocks(now):  # it became reachable, or hears others
                 self._choose_clocks()
             self._last_ping = moment
-            self._clock.poll()
+            rounds, heads = self.engine.rules.clock, self.engine.chains.heads.values()
+            self._clock.poll(rounds.begin(max((head.round for head in heads), default=0) - 1))
             for peer in sorted(self._transport.linked_peers()):
                 if self._clock.counts(peer) and self._clock.is_due(peer, beat):
                     self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
@@ -247,7 +248,8 @@ class SwarmNode:
         member = roster.member(me.peer)
         voices = self._voices = self.engine.membership.clocks(self._clock.now())
         takes_part = member is not None and member.incarnation == me.incarnation
-        self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part)
+        hears_hub = self.engine.membership.hears_hub(voices)
+        self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part, hears_hub=hears_hub)
         self._last_ping = float("-inf")  # who begins to count is asked at once
 
     # -- what the transport tells

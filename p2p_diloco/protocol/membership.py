@@ -218,6 +218,14 @@ class Membership(Attendance):
             return frozenset((self.book.founder,))
         return others if self._is_listed(me) else (others & alive or others)
 
+    def hears_hub(self, clocks: frozenset[PeerId]) -> bool:
+        """Return whether the only clock that counts here is of a peer that hears members that this one does not."""
+        roster, me = self.book.in_force, self.me.peer
+        if roster is None or len(clocks) != 1 or len(roster.members) <= 2 or me == self.book.founder:
+            return False
+        hubs = {self.book.founder, *(member.peer for member in roster.members if member.reduces)}
+        return me not in hubs and clocks <= hubs
+
     def _audible(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
         roster = self.book.in_force
         if roster is None:

@@ -317,6 +317,31 @@ def test_of_two_that_are_far_apart_none_moves_at_once_and_then_the_one_that_is_b
     assert ahead(two, other) == two.disagreement_seconds == 0.0
 
 
+@pytest.mark.parametrize(("not_before", "goes_back"), [(1010.0, True), (1020.0, False)])
+def test_who_is_ahead_of_the_only_peer_it_hears_which_hears_others_goes_back_after_twice_as_long(
+    not_before: float, *, goes_back: bool
+) -> None:
+    watch = Watch()
+    clock = started_clock(watch)
+    clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
+    hear(clock, watch, ANN, -50.0)
+    for passed in (PATIENCE - 1.0, PATIENCE - 1.0):
+        watch.now += passed
+        clock.poll(not_before)
+        assert ahead(clock, watch) == 0.0, "others may take the time of this one"
+    watch.now += 3.0
+    clock.poll(not_before)
+    assert abs(clock.own() - watch.now + (50.0 if goes_back else 0.0)) < 0.1
+    watch.now += 200.0
+    assert abs(ahead(clock, watch) + (50.0 if goes_back else 0.0)) < 0.1
+    clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
+    for _ in range(2):
+        hear(clock, watch, ANN, 50.0)
+        watch.now += PATIENCE
+    clock.poll()
+    assert abs(ahead(clock, watch) - 50.0) < 0.1, "who is behind goes forward as before"
+
+
 @pytest.mark.parametrize("night", [28_800.0, 0.0], ids=["the steady clock stood still", "only the wall clock was set"])
 def test_a_step_between_wall_and_steady_clock_makes_a_peer_listen_anew(night: float) -> None:
     watch, wall = Watch(), Watch()

@@ -892,6 +892,20 @@ def test_the_founders_clock_counts_until_more_than_half_of_such_members_are_hear
         assert joiner.clocks(0.0) == of_the_joiner
 
 
+def test_a_hub_is_the_only_peer_that_is_heard_and_hears_more_of_three_members_or_more() -> None:
+    members = [member(A), *(member(peer, reduces=False) for peer in (B, C))]
+    roster = certify(child_of(founding().roster, members), [BOOT])
+    here = membership_of(B, founding(), roster)
+    assert here.hears_hub(frozenset((A,)))
+    assert here.hears_hub(frozenset((BOOT,))), "the founder"
+    assert not here.hears_hub(frozenset((C,))), "it may hear this peer alone"
+    assert not here.hears_hub(frozenset((A, C)))
+    assert not membership_of(A, founding(), roster).hears_hub(frozenset((BOOT,))), "it is one itself"
+    two = certify(child_of(founding().roster, members[:2]), [BOOT])
+    assert not membership_of(B, founding(), two).hears_hub(frozenset((A,))), "there is nobody else to hear"
+    assert not membership_of(B).hears_hub(frozenset((A,)))
+
+
 def test_a_joiner_goes_by_the_clocks_of_members_that_it_hears() -> None:
     roster = certify(child_of(founding().roster, [*map(member, (A, B, C)), member(D, counts=False)]), [BOOT])
     here = membership_of(NEW, founding(), roster)

@@ -507,6 +507,28 @@ def test_a_lone_voter_that_starts_ahead_certifies_no_roster_of_a_round_to_come()
     play(scene)
 
 
+def test_two_voters_ahead_that_hear_only_who_reduces_go_back_where_a_member_without_a_vote_keeps_that_one() -> None:
+    """It hears two voters on each side, and a newcomer on its own: that is a median, and no majority of any round."""
+
+    async def scene() -> None:
+        async with simulation(3) as swarm:
+            first = swarm.add("p0", founds=True)
+            await swarm.run(1.0)
+            for number in range(1, 4):
+                swarm.add(f"p{number}", place=OUTBOUND_ONLY)
+            await swarm.until(swarm.all_ready, within=300.0)
+            await swarm.until(lambda: len(first.roster.voters) == 4, within=600.0)
+            newcomer = swarm.add("newcomer", place=OUTBOUND_ONLY)
+            await swarm.until(swarm.all_members, within=300.0)
+            for name in ("p2", "p3"):
+                jump(swarm, name, 20.0)
+            assert newcomer.peer not in first.roster.voters
+            await swarm.run(160.0)
+            await goes_on(swarm)
+
+    play(scene)
+
+
 def test_one_of_four_that_starts_again_beside_a_liar_moves_nobody() -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
