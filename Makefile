@@ -58,9 +58,9 @@ IN_PARALLEL := -n auto --dist worksteal
 
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
 DAEMON_TESTS := $(addprefix tests/swarm/test_,libp2p.py libp2p_directory.py p2pd.py transport_contract.py)
-PURE_TESTS := tests/outer tests/codec tests/protocol
+PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
-PURE_ROOMS := --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
+PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
 .PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo

@@ -7,7 +7,6 @@ one value serves the wire, the signatures and what people read.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, NewType
 
@@ -25,8 +24,6 @@ Digest = NewType("Digest", bytes)
 PEER_ID_BYTES = 32
 DIGEST_BYTES = 32
 ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
-GENESIS_ROUND = -1
-"""The round of a span that has absorbed no entry yet."""
 
 # Multihash "identity", 36 bytes: protobuf {type: Ed25519, data: 32 bytes}. Source: libp2p specs, peer-ids.
 _LIBP2P_ED25519_PREFIX = bytes.fromhex("002408011220")
@@ -40,27 +37,6 @@ class SpanId(NamedTuple):
 
     def __str__(self) -> str:
         return f"fragment {self.fragment} span {self.index}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanHead:
-    """Where one span's log stands, without its vectors.
-
-    Attributes:
-        digest: chain digest d; which entries the span has absorbed. At founding: the content digest of the start.
-        height: number of entries absorbed since founding.
-        round: round of the last entry, `GENESIS_ROUND` before the first.
-        roster: digest of the roster that the last entry named; the founding roster's before the first.
-        radius: median norm of contributions that the last entry published; at founding, a number that all agree on.
-        median_weight: median weight of contributions that the last entry published; at founding, likewise.
-    """
-
-    digest: Digest
-    height: int
-    round: int
-    roster: Digest
-    radius: float
-    median_weight: float
 
 
 def sha256(*parts: bytes | memoryview) -> Digest:

@@ -14,7 +14,8 @@ import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.outer.mean import contribution_weight, weighted_mean
+from p2p_diloco.log.limits import contribution_weight
+from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector

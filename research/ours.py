@@ -13,9 +13,9 @@ from typing import Literal
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
+from p2p_diloco.log.limits import balanced, contribution_weight, weight_limit
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.mean import clip_weight, contribution_weight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import RadialBlocks, mark_radial
@@ -24,11 +24,10 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.inclusion import Inclusion, balanced, build_entry
+from p2p_diloco.protocol.inclusion import Inclusion, build_entry
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import rounding_seed
-from p2p_diloco.span.replica import absorbed_entry
 from p2p_diloco.span.vector_work import Codecs, encode_contribution, reduce_parts
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
@@ -248,8 +247,8 @@ class OurSwarm(Algorithm):
     def _weigh(self, sent: _Sent, fragment: int) -> float:
         if not self._rule.weights_by_tokens:
             return 1.0
-        weight = contribution_weight(sent.tokens, sent.steps)
-        return clip_weight(weight, self._states[fragment].head.median_weight, self._rule.weight_clip)
+        most = weight_limit(self._states[fragment].head.median_weight, self._rule.weight_clip)
+        return contribution_weight(sent.tokens, sent.steps, most)
 
     def _absorb_due(self, tick: int) -> None:
         while self._under_way and self._under_way[0][0] <= tick:
@@ -260,7 +259,7 @@ class OurSwarm(Algorithm):
         fragment, rule = entry.span.fragment, self._rule
         before = self._states[fragment]
         update_N: Vector = rule.codecs.entry.decode(entry.payload, before.elements)
-        after = absorb(before, entry=absorbed_entry(entry), update_N=update_N, rule=self._outer_rule(entry))
+        after = absorb(before, entry=entry.absorbed(), update_N=update_N, rule=self._outer_rule(entry))
         self._states[fragment] = after
         for learner in range(len(self.learners)):
             advance = follow_entry(

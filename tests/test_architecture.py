@@ -16,7 +16,7 @@ PACKAGE = PROJECT / "p2p_diloco"
 # The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ids", "rate", "wording", "signing", "memory"),
-    ("kernels",),
+    ("kernels", "log"),
     ("transport", "protocol", "codec", "outer"),
     ("span",),
     ("node", "training"),
@@ -27,9 +27,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing", "api"),
     ("cli", "__main__"),
 )
-STRANGERS = (("transport", "protocol", "codec", "outer"), ("node", "training"))
+STRANGERS = (("kernels", "log"), ("transport", "protocol", "codec", "outer"), ("node", "training"))
 
-PURE_ROOMS = ("outer", "codec", "protocol")
+PURE_ROOMS = ("log", "outer", "codec", "protocol")
 IMPURE_MODULES = frozenset(
     "asyncio builtins concurrent contextvars ctypes datetime fcntl glob hivemind importlib logging mmap "
     "multiprocessing os pathlib platform queue random resource rich secrets select selectors shutil signal socket "

@@ -25,8 +25,10 @@ from benchmarks.meters import family_of
 from benchmarks.staged_peer import StagedPeer
 from benchmarks.state.transfer import cpu_seconds_apart
 from p2p_diloco.config.manifest import decode_signed_manifest
-from p2p_diloco.ids import GENESIS_ROUND, PeerId, SpanHead, SpanId, sha256
-from p2p_diloco.outer.state import FOUNDING_WEIGHT, SpanState, founding_radius, state_digest
+from p2p_diloco.ids import PeerId, SpanId, sha256
+from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
+from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
+from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.peer.founding import found_roster
 from p2p_diloco.peer.processor import wake_politely
 from p2p_diloco.peer.run_plan import RunPlan

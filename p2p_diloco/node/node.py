@@ -70,7 +70,7 @@ from p2p_diloco.protocol.messages import (
 )
 from p2p_diloco.protocol.roster import CertifiedRoster
 from p2p_diloco.protocol.rules import explain_unlisted
-from p2p_diloco.span.replica import Replica, SpanUpdate, absorbed_entry
+from p2p_diloco.span.replica import Replica, SpanUpdate
 from p2p_diloco.span.vector_work import (
     Codecs,
     Reduced,
@@ -526,5 +526,5 @@ def _frame_of(message: Message) -> Frame:
 def _update(action: ApplyEntry) -> SpanUpdate:
     entry = action.entry
     return SpanUpdate(
-        span=entry.span, absorbed=absorbed_entry(entry), payload=entry.payload, own_included=action.own_included
+        span=entry.span, absorbed=entry.absorbed(), payload=entry.payload, own_included=action.own_included
     )

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.node.surroundings import EntryArchive
 from p2p_diloco.protocol.actions import (
     CompareContent,

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
+from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.pseudo_gradient import clip_to_norm, pseudo_gradient
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb
+from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 
 RADIUS_FACTOR = 2.0

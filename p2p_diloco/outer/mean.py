@@ -1,4 +1,4 @@
-"""The weighted mean of contributions, and the weights.
+"""The weighted mean of contributions.
 
 Anyone who holds the contributions, the weights and the roster gets the same bits, so that a witness can check a
 reducer.
@@ -15,8 +15,6 @@ import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only
-
-WEIGHT_CLIP = 4.0
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
@@ -68,34 +66,6 @@ def _add_up(vectors: Sequence[Vector], shares: Sequence[np.float32], mean_N: Vec
         np.multiply(vectors[0], shares[0], out=mean_N)
         for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
             np.add(mean_N, np.multiply(vector_N, share), out=mean_N)
-
-
-def contribution_weight(tokens: int, steps: int) -> float:
-    """Return tokens² / steps of this cycle, quantity × quality; 0.0 for an island that made no step.
-
-    Source: Decoupled DiLoCo's weight: tokens trained on, times tokens per step.
-    """
-    if tokens <= 0 or steps <= 0:
-        return 0.0
-    return tokens * tokens / steps
-
-
-def clip_weight(weight: float, last_median: float, factor: float = WEIGHT_CLIP) -> float:
-    """Return `weight`, at most `factor` × the last published median."""
-    return min(weight, factor * last_median)
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the lower median: of an even number of values the lower of the two in the middle.
-
-    It is one of the values, so it needs no rounding, and half of the senders cannot raise it at will.
-
-    Raises:
-        RoundError: there are no values, or one is not finite.
-    """
-    if not values or not all(math.isfinite(value) for value in values):
-        raise RoundError(f"no median of {len(values)} values; expected at least 1, all of them finite")
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:

@@ -8,35 +8,23 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, SpanHead, blake3_of, sha256
+from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
 from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, SMALLEST
+from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head
+from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
 from p2p_diloco.memory.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector, is_vector, loops_for, read_only, zero_small
 
 # Each kind of digest begins with a text of its own, so that none can pass for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
-_FRAGMENT_LABEL = b"p2p-diloco fragment heads 1\n"
 _STATE_LABEL = b"p2p-diloco state 1\n"
-
-FOUNDING_RMS = 2.0**-4
-"""A span's radius at its founding, per element (root mean square), so that even its first entry has a limit.
-
-Longer than most honest first contributions, and four times it is no harm to a model that has learnt nothing yet. It
-suits every run because the radius follows what is honest by a factor of four in each entry (docs/decisions/0028).
-"""
-FOUNDING_WEIGHT = 2.0**16
-"""A span's median weight at its founding: that of one step of the smallest model that `new` offers.
-
-Where all have trained on more than its limit allows, all weigh the same until the median has followed.
-"""
 
 
 # Not compared by value: `==` on arrays has no single truth value. Compare digests.
@@ -78,34 +66,7 @@ class SpanState:
         """
         if entry.round <= self.head.round:
             raise StateError(f"entry of round {entry.round} cannot follow round {self.head.round}, absorbed already")
-        head = SpanHead(
-            digest=sha256(self.head.digest, entry.digest),
-            height=self.head.height + 1,
-            round=entry.round,
-            roster=entry.roster,
-            radius=entry.radius,
-            median_weight=entry.median_weight,
-        )
-        return SpanState(head=head, anchor_N=anchor_N, momentum_N=momentum_N)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbsorbedEntry:
-    """What a span's head takes from a valid entry.
-
-    Attributes:
-        digest: the entry's digest.
-        round: the entry's round.
-        roster: digest of the roster that it names.
-        radius: median norm, before clipping, of the contributions that it includes.
-        median_weight: their median weight.
-    """
-
-    digest: Digest
-    round: int
-    roster: Digest
-    radius: float
-    median_weight: float
+        return SpanState(head=advance_head(self.head, entry), anchor_N=anchor_N, momentum_N=momentum_N)
 
 
 def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
@@ -134,11 +95,6 @@ def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
         median_weight=FOUNDING_WEIGHT,
     )
     return SpanState(head=head, anchor_N=start_N, momentum_N=momentum_N)
-
-
-def founding_radius(elements: int) -> float:
-    """Return the radius with which a span of so many elements begins: a float32, as heads carry it."""
-    return float(np.float32(FOUNDING_RMS * math.sqrt(elements)))
 
 
 def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: OuterRule) -> SpanState:
@@ -173,12 +129,6 @@ def is_sound(numbers_N: Vector, *, largest: float) -> bool:
 def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:
     """Return x = H(φ, m, d) over little-endian float32 bytes; d is `ZERO_DIGEST` at founding, where x becomes d."""
     return blake3_of(_CONTENT_LABEL, _little_endian(anchor_N), _little_endian(momentum_N), chain_digest)
-
-
-def fragment_digest(heads: Sequence[SpanHead]) -> Digest:
-    """Return one digest for the chains of a fragment's spans, in order; hashes no vector, so it is cheap enough for
-    every heartbeat."""
-    return sha256(_FRAGMENT_LABEL, *(head.digest for head in heads))
 
 
 def state_digest(states: Sequence[SpanState]) -> Digest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.histories import Liveliness

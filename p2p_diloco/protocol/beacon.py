@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.log.limits import as_float32
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-from p2p_diloco.protocol.inclusion import as_float32
 from p2p_diloco.protocol.membership import Membership
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import MOST_COUNTED

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.chain import ChainBook, wins_tie
 from p2p_diloco.protocol.donors import SHUN_SECONDS, Donors

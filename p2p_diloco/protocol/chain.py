@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.entry import HEAD_LAYOUT, Entry, EntryRules, check_entry, is_signed_by_owner, next_head
 from p2p_diloco.protocol.roster import Verify
 from p2p_diloco.protocol.roster_book import Governance, RosterBook

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.errors import clean_text
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote

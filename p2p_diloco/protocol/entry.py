@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, SpanHead, SpanId, blake3_of, sha256, short_peer_id
+from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
+from p2p_diloco.log.head import AbsorbedEntry, SpanHead, advance_head
+from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, rest_of_row, weight_limit, within_reach
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, Verify
@@ -17,13 +17,6 @@ from p2p_diloco.protocol.wire import DIGEST, F32, I64, SIGNATURE, SPAN, U64, Lay
 
 MOST_PAYLOAD_BYTES = 1 << 28
 
-MOST_MOVED = 4.0
-"""What a published median may be multiplied or divided by from one entry of a span to the next."""
-RADIUS_BOUNDS = (2.0**-20, 2.0**40)
-"""Least and largest median norm that is published. Norms below the least are too short to do harm, and from either end
-the radius is back at what is honest within 30 entries."""
-WEIGHT_BOUNDS = (1.0, 2.0**64)
-"""Least and largest weight. No island trains on fewer tokens than it makes steps, so that none weighs less than 1."""
 _ROUNDING = 1.0 + 2.0**-20
 
 HEAD_LAYOUT: Layout = (
@@ -88,6 +81,16 @@ class Entry:
     def _digest(self) -> Digest:
         return sha256(self._statement)
 
+    def absorbed(self) -> AbsorbedEntry:
+        """Return what the tip of a log takes from this entry."""
+        return AbsorbedEntry(
+            digest=self._digest,
+            round=self.round,
+            roster=self.roster,
+            radius=self.median_norm,
+            median_weight=self.median_weight,
+        )
+
 
 _SIGNED_LAYOUT: Layout = (
     ("run", DIGEST),
@@ -134,15 +137,8 @@ def lies_within(part: bytes, whole: bytes) -> bool:
 
 
 def next_head(head: SpanHead, entry: Entry) -> SpanHead:
-    """Return where the span's log stands when `entry` has been absorbed."""
-    return SpanHead(
-        digest=sha256(head.digest, entry.digest()),
-        height=head.height + 1,
-        round=entry.round,
-        roster=entry.roster,
-        radius=entry.median_norm,
-        median_weight=entry.median_weight,
-    )
+    """Return the tip of the span's log after `entry`."""
+    return advance_head(head, entry.absorbed())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,22 +154,6 @@ class EntryRules:
     clock: RoundClock
     radius_limit: float
     weight_clip: float = 4.0
-
-
-def within_reach(median: float, last: float, bounds: tuple[float, float]) -> float:
-    """Return what an owner publishes of a median: the nearest number that the predicate lets follow on the last one.
-
-    A span's limits follow what it publishes. Were it free, one entry could lift all limits, or put them where nothing
-    honest fits. As it is, they follow what is honest within a few entries from wherever they are.
-
-    Args:
-        median: of this round.
-        last: what the entry before published, or the founding. Whatever it is, there is a number that may follow.
-        bounds: the least and the largest number that may ever be published.
-    """
-    least, most = bounds
-    last = min(max(last, least), most)
-    return min(max(median, least, last / MOST_MOVED), most, last * MOST_MOVED)
 
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
@@ -245,7 +225,7 @@ def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, ru
     That its payload is the mean with these weights, and that they follow from the tokens and steps that contributors
     trained, cannot be told from an entry.
     """
-    limit = weight_limit(head, rules.weight_clip)
+    limit = weight_limit(head.median_weight, rules.weight_clip)
     largest = max(entry.weights)
     if largest > limit * _ROUNDING:
         return f"has a weight of {largest:.4g}, beyond the limit {limit:.4g}"
@@ -257,17 +237,3 @@ def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, ru
         if max(weights) > rest * _ROUNDING:
             return f"has a weight of {max(weights):.4g}, more than the rest of its row together, which is {rest:.4g}"
     return None
-
-
-def weight_limit(head: SpanHead, weight_clip: float) -> float:
-    """Return the largest weight of a contribution: a multiple of the median that was published last."""
-    return min(max(weight_clip * head.median_weight, WEIGHT_BOUNDS[0]), WEIGHT_BOUNDS[1])
-
-
-def rest_of_row(weights: Sequence[float]) -> float:
-    """Return what the largest weight of a row may not exceed: the others together, where three or more count.
-
-    Of two, the smaller weight would decide alone what both weigh.
-    """
-    positive = sorted(weight for weight in weights if weight > 0)
-    return math.fsum(positive[:-1]) if len(positive) >= 3 else math.inf

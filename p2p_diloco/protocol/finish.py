@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import as_float32, balanced, weight_limit
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import lies_within, places_in, weight_limit
-from p2p_diloco.protocol.inclusion import Inclusion, as_float32, balanced, too_few
+from p2p_diloco.protocol.entry import lies_within, places_in
+from p2p_diloco.protocol.inclusion import Inclusion, too_few
 from p2p_diloco.protocol.messages import RowMean
 from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, rounding_seed
 
@@ -116,7 +118,7 @@ def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection
 
 def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
     """Hold rows to the weights that an entry may have, which their reducers have used unless they lie or are behind."""
-    limit = as_float32(weight_limit(head, weight_clip))
+    limit = as_float32(weight_limit(head.median_weight, weight_clip))
     return {
         row: replace(each, weights=balanced([min(weight, limit) for weight in each.weights]))
         for row, each in inclusions.items()

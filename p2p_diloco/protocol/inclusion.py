@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from p2p_diloco.ids import Digest, SpanHead, SpanId
-from p2p_diloco.protocol.entry import (
-    RADIUS_BOUNDS,
-    WEIGHT_BOUNDS,
-    Entry,
-    pack_included,
-    rest_of_row,
-    within_reach,
-)
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, as_float32, lower_median, within_reach
+from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.wire import MOST_COUNTED
 
 NO_SIGNATURE = bytes(64)
-_LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,23 +102,3 @@ def build_entry(
 def too_few(roster: Roster, places: Iterable[int]) -> str:
     """Say how many of those who vote were there."""
     return f"{roster.num_voters(places)} of {len(roster.voters)} voters were there"
-
-
-def balanced(weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights of a row, none above the rest together where three or more count.
-
-    So whoever claims any number of tokens has at most half of a mean, whatever was published before.
-    """
-    rest = rest_of_row(weights)
-    return tuple(weight if weight <= rest else as_float32(rest) for weight in weights)
-
-
-def lower_median(values: Sequence[float]) -> float:
-    """Return the lower median: always one of the values."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
-def as_float32(value: float) -> float:
-    """Return the nearest float32, as the wire carries it: owner and readers must see the same number."""
-    bounded = min(max(value, -_LARGEST_FLOAT32), _LARGEST_FLOAT32)
-    return float(struct.unpack("<f", struct.pack("<f", bounded))[0])

@@ -22,7 +22,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.messages import ContentReply
 from p2p_diloco.protocol.roster import Roster

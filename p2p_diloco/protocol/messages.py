@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.ballot import (
     PREPARE_LAYOUT,
     PROMISED_LAYOUT,

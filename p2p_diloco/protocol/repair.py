@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.beacon import Beacon

@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
-from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import WEIGHT_BOUNDS, weight_limit
-from p2p_diloco.protocol.grid import Grid
-from p2p_diloco.protocol.inclusion import (
-    Inclusion,
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import (
+    WEIGHT_BOUNDS,
     as_float32,
     balanced,
-    join_inclusions,
+    contribution_weight,
     lower_median,
-    only_present,
-    too_few,
+    weight_limit,
 )
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.grid import Grid
+from p2p_diloco.protocol.inclusion import Inclusion, join_inclusions, only_present, too_few
 from p2p_diloco.protocol.member import Member
 from p2p_diloco.protocol.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.roster import Roster
@@ -312,11 +312,9 @@ def _weights(
     from claiming any number of tokens.
     """
     all_new = newcomers.issuperset(offers)
-    least, most = WEIGHT_BOUNDS
-    if head is not None:
-        most = weight_limit(head, rules.weight_clip)
+    most = WEIGHT_BOUNDS[1] if head is None else weight_limit(head.median_weight, rules.weight_clip)
     weights = {
-        peer: as_float32(min(max(opening.tokens * opening.tokens / opening.steps, least), most))
+        peer: contribution_weight(opening.tokens, opening.steps, most)
         for peer, (_, opening, _) in offers.items()
         if all_new or peer not in newcomers
     }

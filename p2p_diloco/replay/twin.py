@@ -29,7 +29,7 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.entry import Entry, included_places
 from p2p_diloco.protocol.round import rounding_seed
 from p2p_diloco.replay.recording import Recording
-from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts
 from p2p_diloco.storage.diary import chosen_spans
 from p2p_diloco.training.data import Corpus
@@ -132,7 +132,7 @@ class Twin:
             payload = self._reduce(entry) if entry is not None else None
             if entry is None or payload is None:
                 return None
-            absorbed = absorbed_entry(entry)
+            absorbed = entry.absorbed()
             found = SpanUpdate(span=entry.span, absorbed=absorbed, payload=payload, own_included=False)
             self._updates[digest] = found
             self.num_equal += payload == entry.payload

@@ -13,11 +13,12 @@ import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
-from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, SpanHead
+from p2p_diloco.ids import ZERO_DIGEST
+from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.span_work import follow_span
 from p2p_diloco.span.vector_work import Codecs, payload_norm

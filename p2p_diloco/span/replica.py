@@ -8,9 +8,9 @@ from typing import Protocol
 
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
 from p2p_diloco.ids import SpanId
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState
+from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import Progress
-from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.round import FragmentContribution
 
 Answer = Callable[[FragmentContribution | None], None]
@@ -28,17 +28,6 @@ class SpanUpdate:
     absorbed: AbsorbedEntry
     payload: bytes | memoryview
     own_included: bool
-
-
-def absorbed_entry(entry: Entry) -> AbsorbedEntry:
-    """Return what a span's head takes from an entry."""
-    return AbsorbedEntry(
-        digest=entry.digest(),
-        round=entry.round,
-        roster=entry.roster,
-        radius=entry.median_norm,
-        median_weight=entry.median_weight,
-    )
 
 
 class Replica(Protocol):

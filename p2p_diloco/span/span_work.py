@@ -21,12 +21,13 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.kernels.choice import frozen
+from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector, passing_bytes
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector, is_vector
 from p2p_diloco.span.vector_work import Codecs, encode_contribution
 

@@ -18,9 +18,11 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, LARGEST_MOMENTUM
 from p2p_diloco.kernels.choice import block_kernels, frozen, radial_kernels, span_kernels, vector_kernels
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import balanced
 from p2p_diloco.memory.heap import trim_heap
 from p2p_diloco.memory.shed import shed_compiler
 from p2p_diloco.memory.slabs import passing_bytes
@@ -31,7 +33,6 @@ from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.entry import HEAD_LAYOUT
-from p2p_diloco.protocol.inclusion import balanced
 from p2p_diloco.protocol.messages import SpanReply
 from p2p_diloco.protocol.wire import to_bytes
 

@@ -17,7 +17,6 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.span.replica import absorbed_entry
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.entry_log import EntryLog
@@ -198,7 +197,7 @@ class Archive:
             return None
         try:
             update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)
-            return absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=self._plan.outer)
+            return absorb(state, entry=entry.absorbed(), update_N=update_N, rule=self._plan.outer)
         except (FrameError, NonFiniteUpdate, StateError) as error:
             self._hear("entries", f"an entry kept of {span} cannot be replayed: {error}")
             return None

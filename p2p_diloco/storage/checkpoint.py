@@ -15,7 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanHead, SpanId
+from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.memory.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector, is_vector

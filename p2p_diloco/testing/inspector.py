@@ -31,7 +31,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Action, Send
@@ -43,7 +44,7 @@ from p2p_diloco.protocol.messages import Opening
 from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.testing.maths import SharedMaths, mean_of_span
 from p2p_diloco.testing.run import ORGANISER, verify
@@ -210,7 +211,7 @@ class Inspector:
             path.append(entry)
             digest = entry.parent
         for entry in reversed(path):
-            found = self._maths.follow(found, absorbed_entry(entry), entry.payload)
+            found = self._maths.follow(found, entry.absorbed(), entry.payload)
             self._truth[span, found.head.digest] = found
         return found
 

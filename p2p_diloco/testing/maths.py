@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import radial_mean
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState, absorb
+from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector, read_only
 from p2p_diloco.span.vector_work import Codecs, state_bytes
 

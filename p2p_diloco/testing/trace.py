@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.heartbeat import Heartbeat
 from p2p_diloco.protocol.messages import Message, Ping, Pong, decode_message
 

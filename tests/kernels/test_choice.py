@@ -22,7 +22,8 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import mark_radial
-from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
+from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.span_work import contribute_span, follow_span
 from p2p_diloco.span.vector_work import Codecs, payload_norm, reduce_parts

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
-from p2p_diloco.ids import SpanHead, sha256
+from p2p_diloco.ids import sha256
+from p2p_diloco.log.head import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.advance import (
     SpanAdvance,
     advance_span,
@@ -23,7 +24,7 @@ from p2p_diloco.outer.advance import (
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state, state_digest
+from p2p_diloco.outer.state import SpanState, genesis_state, state_digest
 from p2p_diloco.outer.vector import Vector, euclidean_norm
 
 ROSTER = sha256(b"roster 0")

@@ -1,4 +1,4 @@
-"""Claims about the weighted mean and the weights."""
+"""Claims about the weighted mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.outer.mean import clip_weight, contribution_weight, median, weighted_mean
+from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
 
 VECTOR = hnp.arrays(np.float32, 6, elements=st.floats(-1e6, 1e6, width=32))
@@ -111,34 +111,3 @@ def test_a_mean_of_nothing_is_refused(vectors: list[Vector], weights: list[float
 def test_one_contribution_that_is_not_finite_never_becomes_a_mean(value: float, weight: float) -> None:
     with pytest.raises(NonFiniteUpdate, match="the mean of 2 contributions holds 1 non-finite numbers among 2"):
         weighted_mean([vector(1.0, 1.0), vector(1.0, value)], [1.0, weight])
-
-
-def test_a_weight_is_quantity_times_quality() -> None:
-    assert contribution_weight(1024, 4) == 262_144.0
-
-
-@pytest.mark.parametrize(("tokens", "steps"), [(0, 4), (10, 0), (0, 0), (-3, 1), (3, -1)])
-def test_an_island_that_did_not_step_weighs_nothing(tokens: int, steps: int) -> None:
-    assert contribution_weight(tokens, steps) == 0.0
-
-
-@pytest.mark.parametrize(("weight", "last_median", "expected"), [(3.0, 1.0, 3.0), (9.0, 2.0, 8.0), (0.0, 2.0, 0.0)])
-def test_a_weight_is_clipped_to_four_times_the_last_median(weight: float, last_median: float, expected: float) -> None:
-    assert clip_weight(weight, last_median) == expected
-
-
-def test_the_clip_factor_can_be_set() -> None:
-    assert clip_weight(9.0, 2.0, factor=3.0) == 6.0
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"), [([7.0], 7.0), ([1.0, 9.0], 1.0), ([9.0, 1.0, 5.0], 5.0), ([4.0, 2.0, 8.0, 6.0], 4.0)]
-)
-def test_the_median_is_the_lower_of_the_two_in_the_middle(values: list[float], expected: float) -> None:
-    assert median(values) == expected
-
-
-@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
-def test_there_is_no_median_of_nothing(values: list[float]) -> None:
-    with pytest.raises(RoundError, match=f"no median of {len(values)} values; expected at least 1, all of them finite"):
-        median(values)

@@ -10,19 +10,11 @@ import pytest
 from blake3 import blake3
 
 from p2p_diloco.errors import NonFiniteUpdate, StateError
-from p2p_diloco.ids import GENESIS_ROUND, ZERO_DIGEST, Digest, sha256
+from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
+from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry
+from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.state import (
-    FOUNDING_WEIGHT,
-    AbsorbedEntry,
-    SpanState,
-    absorb,
-    content_digest,
-    founding_radius,
-    fragment_digest,
-    genesis_state,
-    state_digest,
-)
+from p2p_diloco.outer.state import SpanState, absorb, content_digest, genesis_state, state_digest
 from p2p_diloco.outer.vector import Vector
 
 ROSTER = sha256(b"roster 0")
@@ -160,14 +152,6 @@ def test_every_bit_of_a_state_shows_in_its_digest() -> None:
     assert len({state_digest([each]) for each in (state, *others)}) == 4
 
 
-def test_the_order_of_spans_shows_in_both_digests() -> None:
+def test_the_order_of_spans_shows_in_the_digest() -> None:
     first, second = genesis_state(vector(1.0), ROSTER), genesis_state(vector(2.0), ROSTER)
     assert state_digest([first, second]) != state_digest([second, first])
-    assert fragment_digest([first.head, second.head]) != fragment_digest([second.head, first.head])
-
-
-def test_a_fragments_digest_is_that_of_its_chains() -> None:
-    state = genesis_state(vector(1.0), ROSTER)
-    moved = absorb(state, entry=entry(1), update_N=vector(0.0), rule=RULE)
-    assert fragment_digest([state.head]) == fragment_digest([replace(state.head, radius=9.0)])
-    assert fragment_digest([state.head]) != fragment_digest([moved.head])

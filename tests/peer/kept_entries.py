@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 from small_run import ROSTER
 
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.span.replica import absorbed_entry
 
 
 def entry_after(plan: RunPlan, span: SpanId, head: SpanHead, *, seed: int = 0) -> Entry:
@@ -40,7 +40,7 @@ def entry_after(plan: RunPlan, span: SpanId, head: SpanHead, *, seed: int = 0) -
 
 def follow(plan: RunPlan, state: SpanState, entry: Entry) -> SpanState:
     update_N = plan.codecs.entry.decode(entry.payload, state.elements)
-    return absorb(state, entry=absorbed_entry(entry), update_N=update_N, rule=plan.outer)
+    return absorb(state, entry=entry.absorbed(), update_N=update_N, rule=plan.outer)
 
 
 def log_of(

@@ -14,7 +14,8 @@ from torch import nn
 
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError, PeerError
-from p2p_diloco.ids import GENESIS_ROUND, sha256
+from p2p_diloco.ids import sha256
+from p2p_diloco.log.head import GENESIS_ROUND
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.peer.own_model import describe_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run

@@ -24,11 +24,13 @@ import numpy as np
 import uvloop
 
 from p2p_diloco.codec.int4 import Int4Codec
-from p2p_diloco.ids import Digest, PeerId, SpanHead, sha256, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, within_reach
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.entry import RADIUS_BOUNDS, WEIGHT_BOUNDS, Entry, pack_included, within_reach
+from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.exchange import Exchange
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.messages import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from p2p_diloco.ids import GENESIS_ROUND, Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.actions import Report, RoundClosed
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock

@@ -7,7 +7,8 @@ from itertools import count
 from fake_run import RUN, peer_id, run_rules, verify
 from made import SPAN, head_of, ids
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook

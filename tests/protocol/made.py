@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.entry import Entry, pack_included

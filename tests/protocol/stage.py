@@ -17,7 +17,8 @@ from fake_run import (
     run_rules,
 )
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,

@@ -24,7 +24,8 @@ from fetching import (
 )
 from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 
-from p2p_diloco.ids import PeerId, SpanHead, SpanId
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook

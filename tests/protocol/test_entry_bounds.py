@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from made import SPAN, entry_on, head_of, ids, roster_of
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import PeerId, SpanHead
-from p2p_diloco.outer.state import FOUNDING_WEIGHT, genesis_state
-from p2p_diloco.protocol.entry import RADIUS_BOUNDS, Entry, EntryRules, check_entry, next_head, pack_included
+from p2p_diloco.ids import PeerId
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import FOUNDING_WEIGHT, RADIUS_BOUNDS, as_float32, balanced
+from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.protocol.entry import Entry, EntryRules, check_entry, next_head, pack_included
 from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish
 from p2p_diloco.protocol.grid import Grid, fold_roster
-from p2p_diloco.protocol.inclusion import as_float32, balanced, build_entry
+from p2p_diloco.protocol.inclusion import build_entry
 from p2p_diloco.protocol.messages import Opening, RowMean, SpanOffer
 from p2p_diloco.protocol.roster import Roster
 from p2p_diloco.protocol.round import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fetching import NEW, A, B, catch_up, content_of, far_voters, hashed, piece, voices, what_is_fetched
 from made import SPAN, head_of
 
-from p2p_diloco.ids import PeerId, SpanHead, SpanId
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook
 from p2p_diloco.protocol.heads_asked import HeadsAsked

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from made import SPAN, head_of, ids, member, roster_of
 
 from p2p_diloco.protocol.entry import Entry, included_places
-from p2p_diloco.protocol.inclusion import (
-    Inclusion,
-    as_float32,
-    build_entry,
-    join_inclusions,
-    lower_median,
-    only_present,
-)
+from p2p_diloco.protocol.inclusion import Inclusion, build_entry, join_inclusions, only_present
 from p2p_diloco.protocol.wire import MOST_COUNTED
 
 ROSTER = roster_of(3)
@@ -79,15 +72,3 @@ def test_members_without_a_vote_are_included_and_make_no_majority() -> None:
     entry = built(inclusion(5, present=(0, 1, 5)))
     assert isinstance(entry, Entry)
     assert included_places(entry) == (5,)
-
-
-@given(st.lists(st.floats(0, 1e30), min_size=1))
-def test_the_median_is_one_of_the_values(values: list[float]) -> None:
-    median = lower_median(values)
-    assert median in values
-    assert sum(value <= median for value in values) * 2 >= len(values)
-
-
-@given(st.floats(allow_nan=False))
-def test_numbers_are_as_the_wire_carries_them(value: float) -> None:
-    assert as_float32(as_float32(value)) == as_float32(value)

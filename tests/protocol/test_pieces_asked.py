@@ -8,7 +8,8 @@ from fake_run import RUN, run_rules, verify
 from fetching import NEW, A, B, C, far_voters, what_is_fetched
 from made import SPAN
 
-from p2p_diloco.ids import SpanHead, SpanId
+from p2p_diloco.ids import SpanId
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, Report, Send
 from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.chain import ChainBook

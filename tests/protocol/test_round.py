@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import NAMES, SPAN, founding, head_of, ids, member, roster_of
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.inclusion import build_entry

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2p_diloco.ids import PeerId, SpanHead, sha256
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.span import contents
 from p2p_diloco.span.contents import Contents, Pairs

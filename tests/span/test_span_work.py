@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from p2p_diloco.codec.blocks import parts_of as blocks_of
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
-from p2p_diloco.ids import PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.kernels.choice import numpy_alone, span_kernels
+from p2p_diloco.log.head import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.in_flight import InFlight, Sent
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import num_radial_blocks, radial_mean
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState, content_digest
+from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.span_work import contribute_span, follow_span

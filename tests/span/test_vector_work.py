@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.kernels.choice import block_kernels
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector

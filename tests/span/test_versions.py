@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.span import versions
 from p2p_diloco.span.versions import MOST_VERSIONS_OF_A_PEER, Versions

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.messages import (

@@ -11,7 +11,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.entry import Entry, pack_included
 from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
-from p2p_diloco.span.replica import SpanUpdate, absorbed_entry
+from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import key_named, sign_as
 from p2p_diloco.testing.simulation import Simulation, play
@@ -43,7 +43,7 @@ def expect(found: list[str], pattern: str) -> None:
 
 
 def update_of(entry: Entry) -> SpanUpdate:
-    return SpanUpdate(span=entry.span, absorbed=absorbed_entry(entry), payload=entry.payload, own_included=False)
+    return SpanUpdate(span=entry.span, absorbed=entry.absorbed(), payload=entry.payload, own_included=False)
 
 
 def test_equal_chains_with_other_bytes() -> None:
@@ -82,7 +82,7 @@ def test_entries_out_of_order_twice_or_of_a_chain_that_nobody_made() -> None:
         state = machine.vectors.states[entry.span]
         swarm.inspector.advancing(machine, state, update_of(entry))
         expect(found, "I2: .* is absorbed on top of round")
-        ahead = replace(update_of(entry), absorbed=replace(absorbed_entry(entry), round=state.head.round + 2))
+        ahead = replace(update_of(entry), absorbed=replace(entry.absorbed(), round=state.head.round + 2))
         swarm.inspector.advancing(machine, state, ahead)
         expect(found, "I3: .* is absorbed without its parent")
         unknown = replace(ahead, absorbed=replace(ahead.absorbed, digest=sha256(b"unknown")))

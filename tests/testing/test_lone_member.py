@@ -13,7 +13,8 @@ from itertools import count
 import pytest
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, PeerId, SpanHead, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.entry import Entry
 from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead
 from p2p_diloco.protocol.messages import (

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
-from p2p_diloco.outer.state import AbsorbedEntry, SpanState, genesis_state
+from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.testing.maths import SharedMaths, mean_of_span
 from p2p_diloco.testing.run import SPAN_ELEMENTS, codecs_of
 

@@ -12,7 +12,8 @@ import pytest
 from benchmarks.training.our_run import RunShape, draft_run
 from benchmarks.training.timed_island import BlockingThread, PacedThread, TimedState
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.outer.state import AbsorbedEntry, genesis_state
+from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import plan_run

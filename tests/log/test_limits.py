@@ -1,0 +1,83 @@
+"""Weights, medians and what may be published of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.log.limits import (
+    WEIGHT_BOUNDS,
+    as_float32,
+    balanced,
+    contribution_weight,
+    founding_radius,
+    lower_median,
+    weight_limit,
+    within_reach,
+)
+
+
+def test_a_weight_is_quantity_times_quality() -> None:
+    assert contribution_weight(1024, 4) == 262_144.0
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_an_island_that_did_not_step_weighs_nothing(steps: int) -> None:
+    assert contribution_weight(10, steps) == 0.0
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 4), (1, 1 << 63), (1 << 63, 1)])
+def test_a_weight_is_within_bounds_whatever_is_claimed(tokens: int, steps: int) -> None:
+    assert WEIGHT_BOUNDS[0] <= contribution_weight(tokens, steps) <= WEIGHT_BOUNDS[1]
+
+
+@pytest.mark.parametrize(
+    ("last_median", "ratio", "limit"), [(2.0, 4.0, 8.0), (2.0, 3.0, 6.0), (0.0, 4.0, 1.0), (2.0**64, 4.0, 2.0**64)]
+)
+def test_a_weight_is_at_most_a_multiple_of_the_last_median(last_median: float, ratio: float, limit: float) -> None:
+    assert weight_limit(last_median, ratio) == limit
+    assert contribution_weight(1 << 62, 1, limit) == limit
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([7.0], 7.0), ([1.0, 9.0], 1.0), ([9.0, 1.0, 5.0], 5.0), ([4.0, 2.0, 8.0, 6.0], 4.0)]
+)
+def test_the_median_is_the_lower_of_the_two_in_the_middle(values: list[float], expected: float) -> None:
+    assert lower_median(values) == expected
+
+
+@given(st.lists(st.floats(0, 1e30), min_size=1))
+def test_the_median_is_one_of_the_values(values: list[float]) -> None:
+    median = lower_median(values)
+    assert median in values
+    assert sum(value <= median for value in values) * 2 >= len(values)
+
+
+@given(st.floats(allow_nan=False))
+def test_numbers_are_as_the_wire_carries_them(value: float) -> None:
+    assert as_float32(as_float32(value)) == as_float32(value)
+    assert math.isfinite(as_float32(value))
+
+
+@pytest.mark.parametrize(
+    ("median", "last", "published"),
+    [(9.0, 1.0, 4.0), (0.1, 1.0, 0.5), (0.6, 4.0, 1.0), (2.0, 1.0, 2.0), (1e9, 1e9, 16.0), (0.0, 0.0, 0.5)],
+)
+def test_what_is_published_moves_by_a_factor_of_four_and_stays_within_bounds(
+    median: float, last: float, published: float
+) -> None:
+    assert within_reach(median, last, (0.5, 16.0)) == published
+
+
+def test_no_weight_of_three_is_more_than_the_others_together() -> None:
+    assert balanced([1.0, 2.0, 9.0]) == (1.0, 2.0, 3.0)
+    assert balanced([1.0, 9.0]) == (1.0, 9.0), "of two the smaller one would decide alone"
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_founding_radius_is_a_float32_of_a_sixteenth_for_each_element(elements: int) -> None:
+    assert founding_radius(elements) == float(np.float32(math.sqrt(elements) / 16))
