@@ -32,11 +32,11 @@ from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_state
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.attendance import NO_SIGNATURE, Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.member import NO_PLACE, Member, ReachProof
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster
-from p2p_diloco.protocol.round import newcomers_of
+from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Self
+from p2p_diloco.protocol.round.round import newcomers_of
+from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.identity import load_or_create_identity

@@ -23,11 +23,11 @@ from p2p_diloco.outer.state import SpanState, absorb, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.inclusion import Inclusion, build_entry
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import Roster
-from p2p_diloco.protocol.round import rounding_seed
+from p2p_diloco.protocol.round.round import rounding_seed
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.span.vector_work import Codecs, encode_contribution, reduce_parts
 from research.algorithm import Algorithm, Model
 from research.learners import Learners

@@ -27,6 +27,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing", "api"),
     ("cli", "__main__"),
 )
+PROTOCOL_FLOORS = ("wire", "membership", "round", "repair")
+"""Packages of the protocol, the lowest first; beside them stand the engine and what all of them share."""
 STRANGERS = (("kernels", "log"), ("transport", "protocol", "codec", "outer"), ("node", "training"))
 
 PURE_ROOMS = ("log", "outer", "codec", "protocol")
@@ -118,6 +120,14 @@ def test_imports_go_down_and_never_to_a_stranger(path: Path) -> None:
     for there in rooms_known_to(path) - {here}:
         assert FLOOR_OF[there] <= FLOOR_OF[here], f"{here}/ is below {there}/ and may not know it"
         assert not any(here in line and there in line for line in STRANGERS), f"{here}/ and {there}/ are strangers"
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE / "protocol"), ids=module_name)
+def test_packages_of_the_protocol_know_only_those_below(path: Path) -> None:
+    here = module_name(path).split(".")[2:]
+    if len(here) > 1:
+        above = PROTOCOL_FLOORS[PROTOCOL_FLOORS.index(here[0]) + 1 :]
+        assert [name for name in all_imports(path) if any(f".protocol.{one}." in name for one in above)] == []
 
 
 def test_no_two_rooms_know_each_other() -> None:

@@ -33,8 +33,8 @@ from p2p_diloco.peer.founding import found_roster
 from p2p_diloco.peer.processor import wake_politely
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.training_thread import TrainingThread
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
+from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
+from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import warm_up
 

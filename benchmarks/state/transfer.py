@@ -21,7 +21,7 @@ from benchmarks.crew import Crew
 from benchmarks.interleaved import Spread, spread_of
 from benchmarks.meters import cpu_seconds, forget_peaks, peak_rss_bytes
 from p2p_diloco.config.run_file import draft_manifest
-from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE
+from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.signing import SigningKey
 
 START_SECONDS = 180.0

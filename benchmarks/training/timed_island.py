@@ -18,7 +18,7 @@ from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.diary import Diary
 from p2p_diloco.training.inner_loop import InnerLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.protocol.demand import (
+from p2p_diloco.protocol.round.demand import (
     Encoded,
     Flow,
     contribution_budget,

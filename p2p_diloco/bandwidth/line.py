@@ -9,9 +9,9 @@ from collections.abc import Callable
 from p2p_diloco.bandwidth.forecast import Forecast, Notice, cap_notices, forecast, traffic_notice
 from p2p_diloco.bandwidth.line_rate import LineRate
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.demand import USABLE_SHARE, share_carried
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import EQUAL_SHARE, FULL_SHARE
+from p2p_diloco.protocol.round.demand import USABLE_SHARE, share_carried
+from p2p_diloco.protocol.wire.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.rate import format_rate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import DIGEST_BYTES, Digest
-from p2p_diloco.protocol.messages import PROTOCOL_VERSION
+from p2p_diloco.protocol.wire.messages import PROTOCOL_VERSION
 
 SCHEME = "p2pdiloco"
 MAX_INVITE_CHARACTERS = 8192

@@ -10,9 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.protocol.ballot import Prepare, Promised, Proposal
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     ContentRequest,
     EntryAbsent,
@@ -31,7 +32,6 @@ from p2p_diloco.protocol.messages import (
     SpanRequest,
     SpanVector,
 )
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.rate import counted
 from p2p_diloco.transport.rate_limit import TokenBucket
 

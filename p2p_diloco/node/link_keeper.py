@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.node.look_pace import LookPace
-from p2p_diloco.protocol.messages import MOST_RECORDS
-from p2p_diloco.protocol.routes import FEW_LINKS
+from p2p_diloco.protocol.round.routes import FEW_LINKS
+from p2p_diloco.protocol.wire.messages import MOST_RECORDS
 from p2p_diloco.transport.directory import MOST_AHEAD_SECONDS, Directory, PeerRecord, PeerRole, decode_record
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.strangers import MOST_LINKS, DialBudget, surplus_links

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.protocol.messages import Introductions, ManifestReply, ManifestRequest, decode_message, encode_message
+from p2p_diloco.protocol.wire.messages import (
+    Introductions,
+    ManifestReply,
+    ManifestRequest,
+    decode_message,
+    encode_message,
+)
 from p2p_diloco.transport.link import Lane, SilentListener, Transport
 
 DIAL_SECONDS = 10.0

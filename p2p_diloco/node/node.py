@@ -48,8 +48,9 @@ from p2p_diloco.protocol.actions import (
     TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import (
     MOST_PIECE_BYTES,
     EntryRequest,
     Introductions,
@@ -68,8 +69,7 @@ from p2p_diloco.protocol.messages import (
     is_bulk,
     message_parts,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.span.replica import Replica, SpanUpdate
 from p2p_diloco.span.vector_work import (
     Codecs,

@@ -14,10 +14,12 @@ from dataclasses import replace
 
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import ReachProof
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
+from p2p_diloco.protocol.membership.reach import Answer, Network, Reach, Standing, network_of
+from p2p_diloco.protocol.membership.reach_proofs import place_of, provers_for
+from p2p_diloco.protocol.wire.member import ReachProof
+from p2p_diloco.protocol.wire.messages import (
     MOST_HOST_BYTES,
     MOST_PORTS,
     MOST_REASON_BYTES,
@@ -25,9 +27,7 @@ from p2p_diloco.protocol.messages import (
     ReachRequest,
     encode_message,
 )
-from p2p_diloco.protocol.reach import Answer, Network, Reach, Standing, network_of
-from p2p_diloco.protocol.reach_proofs import place_of, provers_for
-from p2p_diloco.protocol.roster import Verify
+from p2p_diloco.protocol.wire.roster import Verify
 from p2p_diloco.transport.addresses import tcp_address
 from p2p_diloco.transport.link import Lane, Transport
 

@@ -19,8 +19,8 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
 )
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import ContentReply, EntryAbsent, Message, SpanReply
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
 from p2p_diloco.span.contents import Contents
 from p2p_diloco.span.pieces import Pieces
 from p2p_diloco.span.replica import Replica

@@ -7,11 +7,11 @@ from typing import Protocol
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.ballot import Ballots
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.messages import ReachReply, ReachRequest
-from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.wire.ballot import Ballots
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 class PeerMemory(Protocol):

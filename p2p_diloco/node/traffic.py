@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from p2p_diloco.protocol.messages import Message, Opening, SpanReply, SpanVector, is_bulk
+from p2p_diloco.protocol.wire.messages import Message, Opening, SpanReply, SpanVector, is_bulk
 
 Purpose = Literal["vectors", "control", "transfer"]
 FRAME_PREFIX_BYTES = 4

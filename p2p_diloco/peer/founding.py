@@ -14,8 +14,8 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters

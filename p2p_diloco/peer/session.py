@@ -35,9 +35,9 @@ from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.peer.waiting import first_error, wait_for_first
-from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.reach import Standing
+from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.reach import Standing
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import check_known_answer
 from p2p_diloco.span.vector_work import warm_up

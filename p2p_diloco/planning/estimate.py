@@ -25,7 +25,7 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.protocol.demand import Encoded, Flow, exchange_flow
+from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import check_count, check_positive, format_rate
 from p2p_diloco.span.vector_work import encode_contribution
 

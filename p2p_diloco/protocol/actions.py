@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.ballot import Ballots
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.messages import Message, SignedContentRequest
-from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.wire.ballot import Ballots
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import Message, SignedContentRequest
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.log.limits import as_float32
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire import MOST_COUNTED
+from p2p_diloco.protocol.wire.frames import MOST_COUNTED
+from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 
 NO_SIGNATURE = bytes(64)
 

@@ -13,18 +13,25 @@ from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send
-from p2p_diloco.protocol.attendance import Self
-from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.beacon import Beacon, Progress
-from p2p_diloco.protocol.catch_up import CatchUp
-from p2p_diloco.protocol.chain import ChainBook, EntryFate
-from p2p_diloco.protocol.entry import Entry, EntryRules
-from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.member import Declaration
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
+from p2p_diloco.protocol.membership.split_watch import SplitWatch
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
+from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
+from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.round import FragmentContribution
+from p2p_diloco.protocol.round.routes import Routes
+from p2p_diloco.protocol.round.turns import Turns
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
+from p2p_diloco.protocol.wire.entry import Entry, EntryRules
+from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.messages import (
     Message,
     Opening,
     Refusal,
@@ -35,14 +42,7 @@ from p2p_diloco.protocol.messages import (
     SignedContentRequest,
     SpanVector,
 )
-from p2p_diloco.protocol.repair import ASKS_IN_A_ROUND, Repair
-from p2p_diloco.protocol.roster import CertifiedRoster, Verify
-from p2p_diloco.protocol.roster_book import Governance, RosterBook
-from p2p_diloco.protocol.round import FragmentContribution
-from p2p_diloco.protocol.routes import Routes
-from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.split_watch import SplitWatch
-from p2p_diloco.protocol.turns import Turns
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Verify
 
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 

@@ -12,8 +12,8 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.protocol.entry import Entry, next_head
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.wire.entry import Entry, next_head
+from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.diary import DIARY_FILE, read_diary
 from p2p_diloco.storage.entry_log import EntryLog

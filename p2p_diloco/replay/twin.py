@@ -26,8 +26,8 @@ from p2p_diloco.peer.run_text import open_own_stream
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training_thread import InnerSteps
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import Entry, included_places
-from p2p_diloco.protocol.round import rounding_seed
+from p2p_diloco.protocol.round.round import rounding_seed
+from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.replay.recording import Recording
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
-from p2p_diloco.protocol.messages import MOST_PIECE_BYTES, SpanReply
+from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply
 from p2p_diloco.span.vector_work import cut_piece
 from p2p_diloco.span.versions import Versions
 

@@ -11,7 +11,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import Progress
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.round.round import FragmentContribution
 
 Answer = Callable[[FragmentContribution | None], None]
 SpanDamaged = Callable[[SpanId, str], None]

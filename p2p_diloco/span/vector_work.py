@@ -32,9 +32,9 @@ from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.entry import HEAD_LAYOUT
-from p2p_diloco.protocol.messages import SpanReply
-from p2p_diloco.protocol.wire import to_bytes
+from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT
+from p2p_diloco.protocol.wire.frames import to_bytes
+from p2p_diloco.protocol.wire.messages import SpanReply
 
 MOST_SHRINKS = 16
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.catch_up import MOST_ASKED_PER_DONOR
-from p2p_diloco.protocol.transfer import Want
+from p2p_diloco.protocol.repair.catch_up import MOST_ASKED_PER_DONOR
+from p2p_diloco.protocol.repair.transfer import Want
 
 MOST_VERSIONS = 64
 MOST_VERSIONS_OF_A_PEER = MOST_ASKED_PER_DONOR[Want.SPAN]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.reach import Network, Standing, network_of
+from p2p_diloco.protocol.membership.reach import Network, Standing, network_of
 from p2p_diloco.rate import counted, format_part
 
 IDLE_CYCLES = 3

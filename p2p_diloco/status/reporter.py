@@ -15,8 +15,8 @@ from p2p_diloco.node.traffic import Purpose
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import EQUAL_SHARE
-from p2p_diloco.protocol.reach import Standing
+from p2p_diloco.protocol.membership.reach import Standing
+from p2p_diloco.protocol.wire.member import EQUAL_SHARE
 from p2p_diloco.rate import counted, format_part
 from p2p_diloco.status.event_log import Figure, PeerEvent
 from p2p_diloco.status.reach import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from p2p_diloco.errors import FrameError, StateError
 from p2p_diloco.ids import Digest, SpanId, sha256
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import decode_message, message_parts
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import decode_message, message_parts
 from p2p_diloco.storage.whole_file import sync_file
 
 _FRAME = struct.Struct("<IQ8s")

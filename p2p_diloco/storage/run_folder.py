@@ -14,11 +14,11 @@ from typing import Any
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
-from p2p_diloco.protocol.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.engine import Recalled
-from p2p_diloco.protocol.histories import LIVELINESS_LAYOUT, Liveliness
-from p2p_diloco.protocol.roster import CERTIFIED_LAYOUT, CertifiedRoster
-from p2p_diloco.protocol.wire import FrameReader, Layout, take_fields, to_bytes
+from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveliness
+from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
+from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to_bytes
+from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, CertifiedRoster
 from p2p_diloco.storage.whole_file import append_to_file, replace_file, write_all
 
 MANIFEST_FILE = "manifest.json"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.node.surroundings import PeerMemory
-from p2p_diloco.protocol.ballot import Ballots
-from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.wire.ballot import Ballots
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 class WatchedMemory:

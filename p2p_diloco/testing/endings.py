@@ -28,8 +28,8 @@ I9  No table of an engine is larger than the swarm explains.
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.membership import PATIENT_STALLS
-from p2p_diloco.protocol.roster import Roster, is_majority, is_quarter
+from p2p_diloco.protocol.membership.membership import PATIENT_STALLS
+from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.simulation import Simulation

@@ -14,11 +14,11 @@ import numpy as np
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId
-from p2p_diloco.protocol.ballot import Promise, Vote
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.member import Declaration
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.ballot import Promise, Vote
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     EntryAbsent,
     HeadsReply,

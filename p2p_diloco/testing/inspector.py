@@ -36,14 +36,14 @@ from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Action, Send
-from p2p_diloco.protocol.ballot import ballot_turn
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.grid import Grid, fold_roster
-from p2p_diloco.protocol.messages import Opening
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import ballot_turn
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.grid import Grid, fold_roster
+from p2p_diloco.protocol.wire.messages import Opening
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.testing.maths import SharedMaths, mean_of_span

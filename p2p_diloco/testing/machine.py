@@ -23,14 +23,14 @@ from p2p_diloco.node.vector_worker import Done
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
-from p2p_diloco.protocol.attendance import Self
-from p2p_diloco.protocol.ballot import Ballots
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import Ballots
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.archive import Archive

@@ -21,19 +21,21 @@ from p2p_diloco.outer.advance import prepare_contribution, replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.protocol import exchange, inclusion, membership, roster, roster_book
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.catch_up import CatchUp
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.entry import Entry, next_head
-from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.messages import RosterReply
-from p2p_diloco.protocol.repair import Repair
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, Verify, vote_statement
-from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.membership import membership, roster_book
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.repair import Repair
+from p2p_diloco.protocol.round import exchange
+from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.wire import inclusion, roster
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.entry import Entry, next_head
+from p2p_diloco.protocol.wire.messages import RosterReply
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, vote_statement
 from p2p_diloco.span import pieces as pieces_module
 from p2p_diloco.span import vector_work
 from p2p_diloco.span.replica import SpanUpdate

@@ -16,7 +16,7 @@ from typing import Any
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node import node as node_module
-from p2p_diloco.protocol.messages import Message, decode_message
+from p2p_diloco.protocol.wire.messages import Message, decode_message
 from p2p_diloco.testing.process import OUTSIDE, Process, SimulationLoop
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, whole
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport

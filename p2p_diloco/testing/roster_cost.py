@@ -16,8 +16,13 @@ from pathlib import Path
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import KeepRoster
-from p2p_diloco.protocol.attendance import COUNTS_AFTER_CYCLES, NO_SIGNATURE, Self
-from p2p_diloco.protocol.ballot import (
+from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.membership.attendance import COUNTS_AFTER_CYCLES, NO_SIGNATURE, Self
+from p2p_diloco.protocol.membership.membership import MOST_APPLICATIONS
+from p2p_diloco.protocol.membership.proposal import next_roster
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import (
     Candidacy,
     Promise,
     Promised,
@@ -30,15 +35,10 @@ from p2p_diloco.protocol.ballot import (
     check_proposal,
     propose,
 )
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.entry import pack_included
-from p2p_diloco.protocol.member import FULL_SHARE, Declaration
-from p2p_diloco.protocol.membership import MOST_APPLICATIONS
-from p2p_diloco.protocol.messages import RosterReply, decode_message, encode_message
-from p2p_diloco.protocol.proposal import next_roster
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_statement, is_majority, vote_statement
-from p2p_diloco.protocol.roster_book import RosterBook
-from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.entry import pack_included
+from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration
+from p2p_diloco.protocol.wire.messages import RosterReply, decode_message, encode_message
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_statement, is_majority, vote_statement
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.storage.run_folder import ROSTERS_FILE, RunFolder
 from p2p_diloco.testing.run import ORGANISER, RUN, key_named, run_rules

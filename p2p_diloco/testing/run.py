@@ -19,10 +19,10 @@ from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
-from p2p_diloco.protocol.reach_proofs import provers_for
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
+from p2p_diloco.protocol.membership.reach_proofs import provers_for
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import Codecs
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.grid import grid_order
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.messages import Opening, RowMean, SpanVector, decode_message
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.grid import grid_order
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanVector, decode_message
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, SentFrames

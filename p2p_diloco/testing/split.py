@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.protocol.chain import heads_digest
+from p2p_diloco.protocol.round.chain import heads_digest
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.scale import CYCLE_SECONDS, FRAGMENTS, ROUND_SECONDS, scale_swarm
 from p2p_diloco.testing.simulation import Simulation, play

@@ -13,8 +13,8 @@ from dataclasses import fields
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.messages import Message, Ping, Pong, decode_message
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.messages import Message, Ping, Pong, decode_message
 
 LINES_KEPT = 20_000
 LINES_SHOWN = 60

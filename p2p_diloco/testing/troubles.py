@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.protocol.member import FULL_SHARE
+from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.testing.hostility import MUTATORS, Stranger
 from p2p_diloco.testing.network import OUTBOUND_ONLY
 from p2p_diloco.testing.process import run_in

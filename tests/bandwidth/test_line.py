@@ -12,8 +12,8 @@ from p2p_diloco.bandwidth.forecast import Notice, forecast
 from p2p_diloco.bandwidth.line import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
-from p2p_diloco.protocol.demand import USABLE_SHARE
-from p2p_diloco.protocol.member import FULL_SHARE
+from p2p_diloco.protocol.round.demand import USABLE_SHARE
+from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 

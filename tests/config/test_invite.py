@@ -21,7 +21,7 @@ from p2p_diloco.config.invite import (
 )
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, format_peer_id, sha256
-from p2p_diloco.protocol.messages import PROTOCOL_VERSION
+from p2p_diloco.protocol.wire.messages import PROTOCOL_VERSION
 from p2p_diloco.signing import SigningKey
 
 RUN = sha256(b"run")

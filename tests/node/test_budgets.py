@@ -17,7 +17,7 @@ from p2p_diloco.node.budgets import (
     PeerBudgets,
 )
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.messages import (
     ContentRequest,
     EntryRequest,
     HeadsRequest,

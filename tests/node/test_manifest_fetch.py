@@ -12,7 +12,7 @@ import pytest
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node.manifest_fetch import FetchedManifest, fetch_manifest
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.messages import (
     Introductions,
     ManifestReply,
     ManifestRequest,

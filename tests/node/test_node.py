@@ -11,8 +11,8 @@ import pytest
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, short_peer_id
 from p2p_diloco.node.node import SwarmNode
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     ContentRequest,
     EntryRequest,

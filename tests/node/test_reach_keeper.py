@@ -10,10 +10,10 @@ from typing import Any
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.reach_keeper import PROBES_A_MINUTE, PROBES_A_MINUTE_FOR_ONE, ReachKeeper, announced
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.member import Member, ReachProof
-from p2p_diloco.protocol.messages import ReachReply, ReachRequest, decode_message
-from p2p_diloco.protocol.reach import PROOF_SECONDS, Standing
-from p2p_diloco.protocol.reach_proofs import place_of
+from p2p_diloco.protocol.membership.reach import PROOF_SECONDS, Standing
+from p2p_diloco.protocol.membership.reach_proofs import place_of
+from p2p_diloco.protocol.wire.member import Member, ReachProof
+from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest, decode_message
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport

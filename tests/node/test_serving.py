@@ -10,8 +10,8 @@ import pytest
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
 from p2p_diloco.protocol.actions import RebuildSpan
 from p2p_diloco.protocol.engine import CYCLES_IN_MEMORY
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
 from p2p_diloco.span import pieces, versions
 from p2p_diloco.span.vector_work import state_bytes
 from p2p_diloco.testing.hostility import Caller

@@ -7,8 +7,8 @@ import pytest
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.node.traffic import FRAME_PREFIX_BYTES, Purpose, Traffic, purpose_of
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import Message, Opening, Ping, RowMean, SpanReply, SpanRequest, SpanVector
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import Message, Opening, Ping, RowMean, SpanReply, SpanRequest, SpanVector
 
 SPAN = SpanId(0, 0)
 HEAD = SpanHead(digest=ZERO_DIGEST, height=0, round=-1, roster=ZERO_DIGEST, radius=0.0, median_weight=0.0)

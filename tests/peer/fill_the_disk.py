@@ -18,7 +18,7 @@ from small_run import small_plan, start_states
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.protocol.ballot import Ballots
+from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 

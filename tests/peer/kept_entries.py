@@ -11,7 +11,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.wire.entry import Entry
 
 
 def entry_after(plan: RunPlan, span: SpanId, head: SpanHead, *, seed: int = 0) -> Entry:

@@ -23,7 +23,7 @@ from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training_thread import InnerSteps
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.diary import Diary

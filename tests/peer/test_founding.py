@@ -19,9 +19,9 @@ from p2p_diloco.log.head import GENESIS_ROUND
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.peer.own_model import describe_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters

@@ -20,7 +20,7 @@ from p2p_diloco.peer.last_round import (
     wait_for_agreement,
     wait_until_over,
 )
-from p2p_diloco.protocol.heartbeat import FragmentHead
+from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.transport.virtual_time import run_virtual
 
 PLAN = small_plan()

@@ -22,7 +22,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer import local_spans
 from p2p_diloco.peer.local_spans import DeviceSpans, LocalSpans, describe_device, encodes_alike, spans_for
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.round.round import FragmentContribution
 
 PLAN = small_plan()
 WHOLE, PARTED = SpanId(0, 0), SpanId(1, 3)

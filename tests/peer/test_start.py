@@ -30,8 +30,8 @@ from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
 from p2p_diloco.peer.start import MANIFEST_FILE, PeerResult, nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import Training
-from p2p_diloco.protocol.messages import ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.protocol.wire.messages import ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, RunFolder

@@ -22,7 +22,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.peer import trained_state
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.round import FragmentContribution
+from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.storage.diary import Diary, read_diary
 from p2p_diloco.training.data import Corpus
 from p2p_diloco.training.evaluation import Slice

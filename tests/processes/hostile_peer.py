@@ -28,11 +28,11 @@ from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Declaration, Member, ReachProof
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Declaration, Member, ReachProof
+from p2p_diloco.protocol.wire.messages import (
     MOST_RECORDS,
     ContentReply,
     ContentRequest,
@@ -54,7 +54,7 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.directory import PeerRole, sign_record

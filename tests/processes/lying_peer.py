@@ -29,11 +29,13 @@ from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, within_reach
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReduceSpan
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.entry import Entry, pack_included
-from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.round import FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.entry import Entry, pack_included
+from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     ContentRequest,
     EntryAbsent,
@@ -50,9 +52,7 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
-from p2p_diloco.protocol.round import FragmentContribution
-from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
 from tests.swarm.swarm_peer import main
 
 HUGE = 3e38

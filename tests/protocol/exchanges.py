@@ -7,11 +7,11 @@ from made import founding, head_of, membership_of, roster_1, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.protocol.actions import Action, Send
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.messages import Opening, Refusal, SpanVector
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution, contribution_messages
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.messages import Opening, Refusal, SpanVector
 
 ANN, BOB = peer_id("ann"), peer_id("bob")
 SPANS = tuple(SpanId(0, index) for index in range(3))

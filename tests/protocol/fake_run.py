@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.actions import Report, RoundClosed
-from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.entry import Entry, next_head
-from p2p_diloco.protocol.histories import Liveliness
-from p2p_diloco.protocol.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
-from p2p_diloco.protocol.reach_proofs import provers_for
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, founding_roster, founding_statement
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.reach_proofs import provers_for
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
+from p2p_diloco.protocol.wire.entry import Entry, next_head
+from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 
 RUN = sha256(b"a run")
 ROUND_SECONDS = 8.0

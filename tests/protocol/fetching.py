@@ -10,14 +10,14 @@ from made import SPAN, head_of, ids
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan
-from p2p_diloco.protocol.catch_up import CatchUp
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.donors import FIRST_PIECE_BYTES
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.majority import Voices
-from p2p_diloco.protocol.messages import ContentReply, SpanReply, SpanRequest
-from p2p_diloco.protocol.signed_content import FarVoters
-from p2p_diloco.protocol.transfer import CatchUpRules
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES
+from p2p_diloco.protocol.repair.majority import Voices
+from p2p_diloco.protocol.repair.signed_content import FarVoters
+from p2p_diloco.protocol.repair.transfer import CatchUpRules
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.messages import ContentReply, SpanReply, SpanRequest
 
 A, B, C = ids(3)
 ME = peer_id("me")

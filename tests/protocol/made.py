@@ -9,14 +9,14 @@ from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.attendance import Self
-from p2p_diloco.protocol.ballot import NO_BALLOTS, Ballots
-from p2p_diloco.protocol.entry import Entry, pack_included
-from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.member import NO_PLACE, Declaration, Member, ReachProof
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, vote_statement
-from p2p_diloco.protocol.roster_book import RosterBook
+from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
+from p2p_diloco.protocol.wire.entry import Entry, pack_included
+from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.member import NO_PLACE, Declaration, Member, ReachProof
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 
 NO_SIGNATURE = bytes(64)
 SPAN = SpanId(0, 0)

@@ -39,9 +39,12 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
     TakeSnapshot,
 )
-from p2p_diloco.protocol.ballot import ballot_turn
-from p2p_diloco.protocol.entry import HEAD_LAYOUT, Entry, included_places, next_head
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import ballot_turn
+from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, included_places, next_head
+from p2p_diloco.protocol.wire.frames import to_bytes
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     EntryAbsent,
     Message,
@@ -51,13 +54,10 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.roster import (
+from p2p_diloco.protocol.wire.roster import (
     CertifiedRoster,
     Roster,
 )
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
-from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire import to_bytes
 
 MOST_FRAMES = 512
 

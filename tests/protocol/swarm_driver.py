@@ -22,8 +22,8 @@ from fake_run import (
 )
 from stage import Stage
 
-from p2p_diloco.protocol.attendance import Self
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.membership.attendance import Self
 
 
 class Swarm(Stage):

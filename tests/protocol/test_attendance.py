@@ -23,10 +23,10 @@ from made import (
 )
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol import attendance as module
-from p2p_diloco.protocol.attendance import COUNTS_AFTER_CYCLES, CYCLES_SEEN
-from p2p_diloco.protocol.grid import fold_roster
-from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.membership import attendance as module
+from p2p_diloco.protocol.membership.attendance import COUNTS_AFTER_CYCLES, CYCLES_SEEN
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.wire.grid import fold_roster
 
 A, B, C = ids(3)
 STRANGER = peer_id("stranger")

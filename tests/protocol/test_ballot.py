@@ -14,7 +14,7 @@ from made import NO_SIGNATURE, child_of, declaration, ids, member, proof_of, ros
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.protocol.ballot import (
+from p2p_diloco.protocol.wire.ballot import (
     BALLOTS_LAYOUT,
     MOST_PROMISES,
     NO_BALLOTS,
@@ -37,9 +37,9 @@ from p2p_diloco.protocol.ballot import (
     propose,
     vote,
 )
-from p2p_diloco.protocol.member import Declaration
-from p2p_diloco.protocol.roster import Roster, is_majority, is_quarter, vote_statement
-from p2p_diloco.protocol.wire import FrameReader, take_fields, to_bytes
+from p2p_diloco.protocol.wire.frames import FrameReader, take_fields, to_bytes
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter, vote_statement
 
 PARENT = roster_of(4)
 A, B, C, D = ids(4)

@@ -9,10 +9,10 @@ from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
 from made import founding, head_of, membership_of, roster_1
 
 from p2p_diloco.protocol.beacon import Beacon, Progress
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.messages import decode_message, encode_message
-from p2p_diloco.protocol.wire import MOST_COUNTED
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.frames import MOST_COUNTED
+from p2p_diloco.protocol.wire.messages import decode_message, encode_message
 
 
 def beacon() -> tuple[Beacon, ChainBook]:

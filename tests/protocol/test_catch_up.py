@@ -27,10 +27,10 @@ from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report, Send
-from p2p_diloco.protocol.catch_up import CatchUp
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
 
 
 def test_a_piece_that_comes_after_a_branch_was_given_up_changes_nothing() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from made import SPAN, book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1, roster_of
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.chain import ChainBook, EntryFate, heads_digest, wins_tie
-from p2p_diloco.protocol.entry import Entry, EntryRules, next_head
+from p2p_diloco.protocol.round.chain import ChainBook, EntryFate, heads_digest, wins_tie
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head
 
 ROSTER = roster_of(1)
 BOOK = book_with(founding(), roster_1(1))
@@ -124,7 +124,7 @@ def test_of_two_that_wait_the_one_of_a_near_round_stays() -> None:
 
 def test_entries_that_wait_are_bounded_by_the_bytes_of_all_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of near rounds none makes room for another; those of far rounds make room for them."""
-    monkeypatch.setattr("p2p_diloco.protocol.chain.MOST_WAITING_BYTES", 20)
+    monkeypatch.setattr("p2p_diloco.protocol.round.chain.MOST_WAITING_BYTES", 20)
     chains = book()
     spans = [SpanId(0, index) for index in range(3)]
     grid = BOOK.folded(ROSTER.digest(), 0)[1]

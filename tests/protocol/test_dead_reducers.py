@@ -10,11 +10,10 @@ from made import certify, founding, heartbeat, ids, member, membership_of, roste
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Send
-from p2p_diloco.protocol.ballot import Promised, Proposal, Vote
-from p2p_diloco.protocol.grid import fold_roster
-from p2p_diloco.protocol.membership import PATIENT_STALLS, Membership
-from p2p_diloco.protocol.overlay import column_mates, row_mates
-from p2p_diloco.protocol.roster import Roster, lead_order
+from p2p_diloco.protocol.membership.membership import PATIENT_STALLS, Membership
+from p2p_diloco.protocol.wire.ballot import Promised, Proposal, Vote
+from p2p_diloco.protocol.wire.grid import column_mates, fold_roster, row_mates
+from p2p_diloco.protocol.wire.roster import Roster, lead_order
 
 GROUP_SIZE = 2
 VOTING = 7

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made import member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.demand import (
+from p2p_diloco.protocol.round.demand import (
     USABLE_SHARE,
     Encoded,
     Flow,
@@ -23,7 +23,7 @@ from p2p_diloco.protocol.demand import (
     share_carried,
     upload_needed,
 )
-from p2p_diloco.protocol.grid import Grid, fold_roster, grid_order
+from p2p_diloco.protocol.wire.grid import Grid, fold_roster, grid_order
 
 INT4 = Encoded(contribution=4.25, row_mean=8.25, entry=4.25)
 

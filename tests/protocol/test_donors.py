@@ -6,8 +6,8 @@ import pytest
 from made import ids
 
 from p2p_diloco.protocol.actions import Report
-from p2p_diloco.protocol.donors import FIRST_PIECE_BYTES, SHUN_SECONDS, Donors
-from p2p_diloco.protocol.messages import MOST_PIECE_BYTES
+from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES, SHUN_SECONDS, Donors
+from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES
 
 A, B, C = ids(3)
 

@@ -42,10 +42,11 @@ from p2p_diloco.protocol.actions import (
     Stage,
     TakeSnapshot,
 )
-from p2p_diloco.protocol.ballot import Ballots, Bond, ballot_number
 from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.entry import Entry, next_head, places_in
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution, contribution_messages
+from p2p_diloco.protocol.wire.ballot import Ballots, Bond, ballot_number
+from p2p_diloco.protocol.wire.entry import Entry, next_head, places_in
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     EntryAbsent,
     EntryRequest,
@@ -60,8 +61,7 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution, contribution_messages
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 def engine_of(name: str = "ann", recalled: Recalled | None = None, incarnation: int = 1) -> PeerEngine:

@@ -17,13 +17,8 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import FOUNDING_WEIGHT, RADIUS_BOUNDS, as_float32, balanced
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.protocol.entry import Entry, EntryRules, check_entry, next_head, pack_included
-from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish
-from p2p_diloco.protocol.grid import Grid, fold_roster
-from p2p_diloco.protocol.inclusion import build_entry
-from p2p_diloco.protocol.messages import Opening, RowMean, SpanOffer
-from p2p_diloco.protocol.roster import Roster
-from p2p_diloco.protocol.round import (
+from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish
+from p2p_diloco.protocol.round.round import (
     UNKNOWN_NORM_RATIO,
     Collection,
     Gathered,
@@ -31,6 +26,11 @@ from p2p_diloco.protocol.round import (
     gather_contributions,
     row_members,
 )
+from p2p_diloco.protocol.wire.entry import Entry, EntryRules, check_entry, next_head, pack_included
+from p2p_diloco.protocol.wire.grid import Grid, fold_roster
+from p2p_diloco.protocol.wire.inclusion import build_entry
+from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
+from p2p_diloco.protocol.wire.roster import Roster
 
 CLIP, KAPPA, INVALID = 4.0, 2.0, 4.0
 RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=INVALID, weight_clip=CLIP)

@@ -10,11 +10,11 @@ from made import certify, entry_on, founding, head_of, ids, membership_of, roste
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, Stage, TakeSnapshot
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import Entry, EntryRules, next_head, places_in
-from p2p_diloco.protocol.exchange import MOST_EARLY_SENDERS, Exchange
-from p2p_diloco.protocol.messages import Opening, Refusal, RowMean, SpanVector
-from p2p_diloco.protocol.round import contribution_messages
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.round.exchange import MOST_EARLY_SENDERS, Exchange
+from p2p_diloco.protocol.round.round import contribution_messages
+from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head, places_in
+from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
 
 DIGEST_6 = roster_of(6).digest()
 

@@ -9,12 +9,12 @@ from made import SPAN, head_of, ids, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Stage
-from p2p_diloco.protocol.entry import pack_included
-from p2p_diloco.protocol.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
-from p2p_diloco.protocol.grid import fold_roster
-from p2p_diloco.protocol.messages import RowMean
-from p2p_diloco.protocol.roster import Roster
-from p2p_diloco.protocol.round import Collection, Gathered, ReductionRules, row_members
+from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
+from p2p_diloco.protocol.round.round import Collection, Gathered, ReductionRules, row_members
+from p2p_diloco.protocol.wire.entry import pack_included
+from p2p_diloco.protocol.wire.grid import fold_roster
+from p2p_diloco.protocol.wire.messages import RowMean
+from p2p_diloco.protocol.wire.roster import Roster
 
 ROSTER = roster_of(6)
 GRID = fold_roster(ROSTER, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fake_run import run_rules
 from made import founding, heartbeat, ids, membership_of, roster_1
 
-from p2p_diloco.protocol.followers import QUIET_SILENCES, TIMES_RETAINED, Followers
-from p2p_diloco.protocol.membership import Membership
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.repair.repair import QUIET_SILENCES, TIMES_RETAINED, Followers
 
 A, B, C = ids(3)
 QUIET = QUIET_SILENCES * run_rules().silence_seconds

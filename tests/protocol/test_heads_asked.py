@@ -7,10 +7,9 @@ from made import SPAN, head_of
 
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.catch_up import CatchUp
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.heads_asked import HeadsAsked
-from p2p_diloco.protocol.messages import ContentReply, HeadsReply
+from p2p_diloco.protocol.repair.catch_up import CatchUp, HeadsAsked
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply
 
 OTHER = SpanId(0, 1)
 

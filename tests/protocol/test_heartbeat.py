@@ -7,8 +7,8 @@ from fake_run import peer_id
 from made import heartbeat
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.messages import decode_message, encode_message
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.messages import decode_message, encode_message
 
 
 def test_signing_covers_all_but_the_signature_and_changes_nothing_else() -> None:

@@ -15,13 +15,13 @@ from swarm_driver import Swarm
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.actions import KeepLiveliness, Report
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.histories import LONGEST_GAP_CYCLES, Liveliness, is_left_behind, is_sound, strength
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import RosterReply
-from p2p_diloco.protocol.proposal import REFRESH_CYCLES
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster
+from p2p_diloco.protocol.membership.histories import LONGEST_GAP_CYCLES, Liveliness, is_left_behind, is_sound, strength
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.messages import RosterReply
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 CYCLE_SECONDS = 2 * ROUND_SECONDS
 A, B, C, D, E, F, *_ = ids(8)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, head_of, ids, member, roster_of
 
-from p2p_diloco.protocol.entry import Entry, included_places
-from p2p_diloco.protocol.inclusion import Inclusion, build_entry, join_inclusions, only_present
-from p2p_diloco.protocol.wire import MOST_COUNTED
+from p2p_diloco.protocol.wire.entry import Entry, included_places
+from p2p_diloco.protocol.wire.frames import MOST_COUNTED
+from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry, join_inclusions, only_present
 
 ROSTER = roster_of(3)
 HEAD = head_of()

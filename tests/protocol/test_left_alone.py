@@ -8,7 +8,7 @@ from fetching import A, B, catch_up, fetched, piece
 from made import SPAN, head_of
 
 from p2p_diloco.protocol.actions import Send
-from p2p_diloco.protocol.messages import EntryRequest
+from p2p_diloco.protocol.wire.messages import EntryRequest
 
 
 def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:

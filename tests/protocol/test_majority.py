@@ -7,10 +7,10 @@ from fake_run import peer_id
 from made import child_of, founding, head_of, member
 
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.protocol.grid import fold_roster, grid_order
-from p2p_diloco.protocol.majority import NamedContents, Voices, voices_for
-from p2p_diloco.protocol.messages import ContentReply
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.repair.majority import NamedContents, Voices, voices_for
+from p2p_diloco.protocol.wire.grid import fold_roster, grid_order
+from p2p_diloco.protocol.wire.messages import ContentReply
+from p2p_diloco.protocol.wire.roster import Roster
 
 BOOT, JOINER = peer_id("boot"), peer_id("joiner")
 

@@ -10,7 +10,7 @@ from founded_swarms import founded, recovers
 from stage import Stage
 from swarm_driver import Swarm
 
-from p2p_diloco.protocol.entry import Entry, included_places, places_in
+from p2p_diloco.protocol.wire.entry import Entry, included_places, places_in
 
 # Counting lines makes a swarm three times as slow, and these cover none that others do not.
 pytestmark = pytest.mark.no_cover

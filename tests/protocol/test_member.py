@@ -12,7 +12,8 @@ from made import NO_SIGNATURE, declaration, ids, member, proof_of
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.member import (
+from p2p_diloco.protocol.wire.frames import FrameReader, take_fields, to_bytes
+from p2p_diloco.protocol.wire.member import (
     DECLARATION_LAYOUT,
     FULL_SHARE,
     MEMBER_LAYOUT,
@@ -20,7 +21,6 @@ from p2p_diloco.protocol.member import (
     Declaration,
     Member,
 )
-from p2p_diloco.protocol.wire import FrameReader, take_fields, to_bytes
 
 A, B = ids(2)
 

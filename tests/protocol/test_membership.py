@@ -23,9 +23,12 @@ from made import (
 )
 
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, short_peer_id
-from p2p_diloco.protocol import membership as module
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
-from p2p_diloco.protocol.ballot import (
+from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
+from p2p_diloco.protocol.membership import membership as module
+from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS, Membership
+from p2p_diloco.protocol.membership.proposal import next_roster
+from p2p_diloco.protocol.wire.ballot import (
     MOST_DECLARATION_BYTES,
     MOST_DECLARATIONS,
     Prepare,
@@ -37,14 +40,11 @@ from p2p_diloco.protocol.ballot import (
     ballot_number,
     declarations_bytes,
 )
-from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
-from p2p_diloco.protocol.entry import places_in
-from p2p_diloco.protocol.grid import fold_roster
-from p2p_diloco.protocol.member import Declaration
-from p2p_diloco.protocol.membership import LEAVE_SECONDS, Membership
-from p2p_diloco.protocol.messages import RosterReply, RosterRequest
-from p2p_diloco.protocol.proposal import next_roster
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, lead_order
+from p2p_diloco.protocol.wire.entry import places_in
+from p2p_diloco.protocol.wire.grid import fold_roster
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.messages import RosterReply, RosterRequest
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, lead_order
 
 A, B, C, D, E = ids(5)
 BOOT, NEW = peer_id("boot"), peer_id("new")

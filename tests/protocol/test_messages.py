@@ -26,11 +26,11 @@ from made import (
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.ballot import Prepare, Promise, Promised, Proposal, View, Vote
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.member import Declaration
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.ballot import Prepare, Promise, Promised, Proposal, View, Vote
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.messages import (
     PROTOCOL_VERSION,
     ContentReply,
     ContentRequest,

@@ -11,10 +11,10 @@ from founded_swarms import founded, goes_on, recovers
 from made import entry_on
 from swarm_driver import Swarm
 
-from p2p_diloco.protocol.ballot import Promised, Proposal
 from p2p_diloco.protocol.clock import LEAD_TURN_SHARE
-from p2p_diloco.protocol.entry import next_head
-from p2p_diloco.protocol.messages import Message, RosterReply
+from p2p_diloco.protocol.wire.ballot import Promised, Proposal
+from p2p_diloco.protocol.wire.entry import next_head
+from p2p_diloco.protocol.wire.messages import Message, RosterReply
 
 # Counting lines makes a swarm three times as slow, and these cover none that others do not.
 pytestmark = pytest.mark.no_cover

@@ -10,11 +10,11 @@ from made import certify, child_of, founding, head_of, ids, member, membership_o
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
-from p2p_diloco.protocol.entry import Entry, included_places, places_in
-from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.messages import Opening, SpanVector, decode_message, encode_message
-from p2p_diloco.protocol.round import contribution_messages
+from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.round import contribution_messages
+from p2p_diloco.protocol.wire.entry import Entry, included_places, places_in
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.messages import Opening, SpanVector, decode_message, encode_message
 
 
 def in_order(opening: Opening, vectors: tuple[SpanVector, ...]) -> tuple[Opening | SpanVector, ...]:

@@ -11,10 +11,10 @@ from made import SPAN
 from p2p_diloco.ids import SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, Report, Send
-from p2p_diloco.protocol.catch_up import CatchUp
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.messages import SpanReply, SpanRequest
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.messages import SpanReply, SpanRequest
 
 STATE_BYTES = 1 << 24
 

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from made import NO_SIGNATURE, declaration, founding, ids, member, proof_of, roster_of
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.ballot import Promise, View, ballot_number
-from p2p_diloco.protocol.entry import pack_included
-from p2p_diloco.protocol.grid import grid_order
-from p2p_diloco.protocol.member import FULL_SHARE, NO_PLACE, Declaration, Member
-from p2p_diloco.protocol.proposal import (
+from p2p_diloco.protocol.membership.proposal import (
     FEWEST_NEWCOMERS,
     FRESH_CYCLES,
     REDUCES_AFTER_CYCLES,
@@ -25,8 +21,12 @@ from p2p_diloco.protocol.proposal import (
     is_bootstrap_needed,
     next_roster,
 )
-from p2p_diloco.protocol.roster import MOST_MEMBERS, Roster, check_child
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import Promise, View, ballot_number
+from p2p_diloco.protocol.wire.entry import pack_included
+from p2p_diloco.protocol.wire.grid import grid_order
+from p2p_diloco.protocol.wire.member import FULL_SHARE, NO_PLACE, Declaration, Member
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, Roster, check_child
 
 RULES = run_rules()
 A, B, C, D, E, *_ = ids(8)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from made import ids, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.demand import USABLE_SHARE
-from p2p_diloco.protocol.grid import fold_roster
-from p2p_diloco.protocol.ration import ENTRY_HEADER_BYTES, Ration
-from p2p_diloco.protocol.round import Collection, row_members
+from p2p_diloco.protocol.round.demand import USABLE_SHARE
+from p2p_diloco.protocol.round.exchange import ENTRY_HEADER_BYTES, Ration
+from p2p_diloco.protocol.round.round import Collection, row_members
 from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.grid import fold_roster
 
 SPANS = 24
 PAYLOAD, ENTRY, ROW_MEAN = 1000, 1100, 2000

@@ -6,7 +6,7 @@ import pytest
 from made import ids
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.reach import (
+from p2p_diloco.protocol.membership.reach import (
     ANSWER_SECONDS,
     ENOUGH_PROOFS,
     FIRST_RETRY_SECONDS,

@@ -9,10 +9,10 @@ from fake_run import RUN, peer_id, run_rules
 from made import child_of, declaration, founding, ids, member, proof_of
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.member import NO_PLACE, Declaration, Member
-from p2p_diloco.protocol.reach import PROOF_SECONDS
-from p2p_diloco.protocol.reach_proofs import ReachJudge, place_of, proofs_to_declare, provers_for
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.membership.reach import PROOF_SECONDS
+from p2p_diloco.protocol.membership.reach_proofs import ReachJudge, place_of, proofs_to_declare, provers_for
+from p2p_diloco.protocol.wire.member import NO_PLACE, Declaration, Member
+from p2p_diloco.protocol.wire.roster import Roster
 
 RULES = run_rules()
 A, B, C, D, E, *_ = ids(8)

@@ -34,15 +34,15 @@ from p2p_diloco.protocol.actions import (
     ServeEntry,
     ServeSpan,
 )
-from p2p_diloco.protocol.ballot import NO_BALLOTS
 from p2p_diloco.protocol.beacon import Beacon
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.followers import Followers
-from p2p_diloco.protocol.heartbeat import Heartbeat
-from p2p_diloco.protocol.majority import Voices
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.repair.majority import Voices
+from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Followers, Repair
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.ballot import NO_BALLOTS
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     ContentRequest,
     EntryAbsent,
@@ -55,8 +55,7 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
-from p2p_diloco.protocol.repair import BYTES_PER_ELEMENT_OF_STATE, Repair
-from p2p_diloco.protocol.roster import CertifiedRoster
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 A, B, C, D = ids(4)
 ROSTER = roster_1(2).roster

@@ -10,7 +10,8 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.protocol.actions import Send
-from p2p_diloco.protocol.ballot import (
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.wire.ballot import (
     MOST_DECLARATION_BYTES,
     MOST_DECLARATIONS,
     MOST_PROMISES,
@@ -20,9 +21,8 @@ from p2p_diloco.protocol.ballot import (
     View,
     declarations_bytes,
 )
-from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.member import Declaration, Member
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.member import Declaration, Member
+from p2p_diloco.protocol.wire.messages import (
     MOST_RECORD_BYTES,
     MOST_RECORDS,
     ContentReply,
@@ -33,7 +33,7 @@ from p2p_diloco.protocol.messages import (
     RosterRequest,
     encode_message,
 )
-from p2p_diloco.protocol.roster import MOST_MEMBERS, MOST_VOTERS, CertifiedRoster, Roster
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, MOST_VOTERS, CertifiedRoster, Roster
 from p2p_diloco.transport.link import TransportLimits
 
 FRAME_BYTES = TransportLimits().control_frame_bytes

@@ -13,10 +13,10 @@ from made import certify, child_of, founding, ids, member, roster_1, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.ballot import ballot_number
 from p2p_diloco.protocol.clock import LEAD_TURNS
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import (
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.roster import (
     MOST_LEADERS,
     MOST_VOTERS,
     CertifiedRoster,

@@ -11,9 +11,9 @@ from made import book_with, certify, child_of, entry_on, founding, head_of, ids,
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster
-from p2p_diloco.protocol.roster_book import MOST_BRANCHES, Governance, RosterBook
+from p2p_diloco.protocol.membership.roster_book import MOST_BRANCHES, Governance, RosterBook
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 
 def chain_of(first: CertifiedRoster, length: int, **changes: object) -> list[CertifiedRoster]:

@@ -13,11 +13,7 @@ from made import NAMES, SPAN, founding, head_of, ids, member, roster_of
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Stage
-from p2p_diloco.protocol.grid import fold_roster
-from p2p_diloco.protocol.inclusion import build_entry
-from p2p_diloco.protocol.messages import Opening
-from p2p_diloco.protocol.roster import Roster
-from p2p_diloco.protocol.round import (
+from p2p_diloco.protocol.round.round import (
     Collection,
     EncodedSpan,
     FragmentContribution,
@@ -31,7 +27,11 @@ from p2p_diloco.protocol.round import (
     split_by_reducer,
     still_expected,
 )
-from p2p_diloco.protocol.wire import MOST_COUNTED
+from p2p_diloco.protocol.wire.frames import MOST_COUNTED
+from p2p_diloco.protocol.wire.grid import fold_roster
+from p2p_diloco.protocol.wire.inclusion import build_entry
+from p2p_diloco.protocol.wire.messages import Opening
+from p2p_diloco.protocol.wire.roster import Roster
 
 ROSTER = roster_of(3)
 A, B, C = ids(3)

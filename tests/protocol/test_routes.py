@@ -10,11 +10,11 @@ from made import SPAN, certify, child_of, entry_on, founding, head_of, heartbeat
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import KeepRoster, Send
-from p2p_diloco.protocol.grid import fold_roster, grid_order
-from p2p_diloco.protocol.messages import RosterReply
-from p2p_diloco.protocol.proposal import REFRESH_CYCLES
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster
-from p2p_diloco.protocol.routes import Routes
+from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.round.routes import Routes
+from p2p_diloco.protocol.wire.grid import fold_roster, grid_order
+from p2p_diloco.protocol.wire.messages import RosterReply
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 BOOT = peer_id("boot")
 NUM_MEMBERS = 24

@@ -10,8 +10,8 @@ from made import ids
 
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.messages import Refusal, decode_message, encode_message
 from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.protocol.wire.messages import Refusal, decode_message, encode_message
 
 
 @pytest.mark.parametrize(("heartbeat", "expected"), [(1.0, 8.0), (2.0, 8.0), (4.0, 12.0)])

@@ -7,8 +7,8 @@ from made import SPAN, ids
 
 from p2p_diloco.ids import sha256
 from p2p_diloco.protocol.actions import CompareContent
-from p2p_diloco.protocol.messages import ContentReply
-from p2p_diloco.protocol.scrub import Scrub
+from p2p_diloco.protocol.repair.scrub import Scrub
+from p2p_diloco.protocol.wire.messages import ContentReply
 
 A, B, C = ids(3)
 D = sha256(b"chain")

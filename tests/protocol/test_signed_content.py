@@ -24,14 +24,14 @@ from made import (
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Report, Send, ServeContent
 from p2p_diloco.protocol.beacon import Beacon
-from p2p_diloco.protocol.catch_up import CatchUp
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.majority import NamedContents, Voices, namers_for
-from p2p_diloco.protocol.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
-from p2p_diloco.protocol.repair import Repair
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster
-from p2p_diloco.protocol.signed_content import Carrier
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.majority import NamedContents, Voices, namers_for
+from p2p_diloco.protocol.repair.repair import Repair
+from p2p_diloco.protocol.repair.signed_content import Carrier
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 ANN, BOB, CAT, DAN, EVE, FAY = ids(6)
 JOINER = peer_id("joiner")

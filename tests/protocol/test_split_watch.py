@@ -8,11 +8,11 @@ from founded_swarms import founded, recovers
 from made import book_with, certify, child_of, founding, heartbeat, ids, member, membership_of, roster_1, self_of
 
 from p2p_diloco.protocol.actions import Report
-from p2p_diloco.protocol.ballot import NO_BALLOTS
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.roster import CertifiedRoster
-from p2p_diloco.protocol.split_watch import SplitWatch
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.split_watch import SplitWatch
+from p2p_diloco.protocol.wire.ballot import NO_BALLOTS
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 A, B, C = ids(3)
 SILENCE = run_rules().silence_seconds

@@ -6,11 +6,11 @@ from fake_run import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, veri
 from made import founding, heartbeat, membership_of, roster_1
 
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.chain import ChainBook
-from p2p_diloco.protocol.entry import EntryRules
-from p2p_diloco.protocol.exchange import Exchange
-from p2p_diloco.protocol.membership import Membership
-from p2p_diloco.protocol.turns import Turns
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.turns import Turns
+from p2p_diloco.protocol.wire.entry import EntryRules
 
 
 def turns(name: str = "ann") -> tuple[Turns, Membership]:

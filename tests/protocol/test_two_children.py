@@ -10,8 +10,8 @@ from founded_swarms import founded, recovers
 from made import SPAN
 from swarm_driver import Swarm
 
-from p2p_diloco.protocol.chain import wins_tie
-from p2p_diloco.protocol.entry import Entry, next_head
+from p2p_diloco.protocol.round.chain import wins_tie
+from p2p_diloco.protocol.wire.entry import Entry, next_head
 
 
 def other_child(swarm: Swarm, last: Entry, *, wins: bool) -> Entry:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import SpanId
-from p2p_diloco.protocol.wire import (
+from p2p_diloco.protocol.wire.frames import (
     F32,
     F64,
     FLAG,

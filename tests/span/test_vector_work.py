@@ -16,7 +16,7 @@ from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.messages import SpanReply
+from p2p_diloco.protocol.wire.messages import SpanReply
 from p2p_diloco.span.vector_work import (
     MOST_SHRINKS,
     Codecs,

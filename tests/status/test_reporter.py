@@ -15,9 +15,9 @@ from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.node.traffic import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.attendance import Heard, Self
 from p2p_diloco.protocol.engine import PeerEngine, Progress
-from p2p_diloco.protocol.reach import Answer, Standing
+from p2p_diloco.protocol.membership.attendance import Heard, Self
+from p2p_diloco.protocol.membership.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
 from p2p_diloco.status.event_log import EVENTS_FILE, append_event, read_events
 from p2p_diloco.status.reporter import StatusReporter

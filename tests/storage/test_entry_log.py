@@ -14,7 +14,7 @@ from small_run import small_plan, start_states
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage import entry_log
 from p2p_diloco.storage.entry_log import EntryLog
 

@@ -26,7 +26,7 @@ from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.protocol.roster import Roster
+from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import PeerEvent, read_events
 from p2p_diloco.status.status_file import PeerStatus, read_status

@@ -11,8 +11,9 @@ import pytest
 
 from p2p_diloco.ids import SpanId, short_peer_id
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.messages import (
     PROTOCOL_VERSION,
     Message,
     Refusal,
@@ -21,8 +22,7 @@ from p2p_diloco.protocol.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
-from p2p_diloco.protocol.round import EncodedSpan, FragmentContribution
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import SPAN_ELEMENTS, run_rules, sign_as

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.protocol.demand import Encoded, Flow, exchange_flow, upload_needed
+from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow, upload_needed
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
 from p2p_diloco.testing.run import run_rules

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.protocol.owners import LOST_CYCLES
-from p2p_diloco.protocol.roster import Roster, reducers
+from p2p_diloco.protocol.membership.owners import LOST_CYCLES
+from p2p_diloco.protocol.wire.roster import Roster, reducers
 from tests.swarm.process_swarm import FRAGMENTS, LATE_SECONDS, ROUND_SECONDS, SPANS, ClosedRound, ProcessSwarm
 
 CYCLE_SECONDS = FRAGMENTS * ROUND_SECONDS

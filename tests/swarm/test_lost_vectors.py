@@ -7,7 +7,7 @@ import random
 import pytest
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.messages import Message, SpanVector, encode_message
+from p2p_diloco.protocol.wire.messages import Message, SpanVector, encode_message
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import Mutator
 from p2p_diloco.testing.run import run_rules

@@ -11,8 +11,8 @@ import pytest
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.messages import (
     ContentReply,
     ContentRequest,
     EntryAbsent,

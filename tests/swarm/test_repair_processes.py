@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256
-from p2p_diloco.protocol.entry import Entry
+from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage.entry_log import EntryLog
 from tests.swarm.process_swarm import FRAGMENTS, ROUND_SECONDS, ProcessSwarm
 from tests.swarm.test_faults import end_together

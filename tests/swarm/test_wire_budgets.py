@@ -8,8 +8,9 @@ import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
 from p2p_diloco.node.node import ASK_AGAIN_SECONDS, MOST_ROSTER_QUESTIONS
-from p2p_diloco.protocol.entry import Entry
-from p2p_diloco.protocol.messages import (
+from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.messages import (
     HeadsReply,
     HeadsRequest,
     Introductions,
@@ -24,7 +25,6 @@ from p2p_diloco.protocol.messages import (
     SpanReply,
     SpanRequest,
 )
-from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import MANIFEST, RUN, key_named

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.messages import Message, Ping, Pong
+from p2p_diloco.protocol.wire.messages import Message, Ping, Pong
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import OUTBOUND_ONLY

@@ -11,8 +11,8 @@ import pytest
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
-from p2p_diloco.protocol.member import FULL_SHARE, Declaration
-from p2p_diloco.protocol.messages import Message, Opening, SpanVector, encode_message
+from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration
+from p2p_diloco.protocol.wire.messages import Message, Opening, SpanVector, encode_message
 from p2p_diloco.testing.coverage import share_of_spans
 from p2p_diloco.testing.endings import check_agreement, check_tables, fragment_heights
 from p2p_diloco.testing.hostility import MUTATORS, Caller, MutatorMaker, Outsider, Stranger, claims_reach

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, sha256
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.ballot import ballot_number
-from p2p_diloco.protocol.entry import Entry, pack_included
-from p2p_diloco.protocol.roster import CertifiedRoster, vote_statement
+from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.wire.entry import Entry, pack_included
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.run import key_named, sign_as

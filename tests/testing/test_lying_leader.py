@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from p2p_diloco.ids import short_peer_id
-from p2p_diloco.protocol.ballot import Proposal
-from p2p_diloco.protocol.member import FULL_SHARE, Member
-from p2p_diloco.protocol.messages import Message, RosterReply, encode_message
-from p2p_diloco.protocol.roster import CertifiedRoster, Roster, lead_order, vote_statement
+from p2p_diloco.protocol.wire.ballot import Proposal
+from p2p_diloco.protocol.wire.member import FULL_SHARE, Member
+from p2p_diloco.protocol.wire.messages import Message, RosterReply, encode_message
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, lead_order, vote_statement
 from p2p_diloco.testing.coverage import longest_gap, share_of_spans
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import Mutator

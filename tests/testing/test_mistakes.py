@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.node import node
-from p2p_diloco.protocol import membership, roster
+from p2p_diloco.protocol.membership import membership
+from p2p_diloco.protocol.wire import roster
 from p2p_diloco.span import vector_work
 from p2p_diloco.testing.command import catch, is_caught
 from p2p_diloco.testing.mistakes import MISTAKES

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.member import Declaration
-from p2p_diloco.protocol.messages import decode_message
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.messages import decode_message
 from p2p_diloco.testing.hostility import Caller
 from p2p_diloco.testing.network import OUTBOUND_ONLY
 from p2p_diloco.testing.run import key_named, run_rules

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.member import Member
-from p2p_diloco.protocol.roster import check_founding
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.roster import check_founding
 from p2p_diloco.testing.run import ORGANISER, RUN, found_run, key_named, run_rules, signer, start_states, verify
 
 

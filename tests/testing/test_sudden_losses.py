@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.messages import Message, RosterReply, encode_message
+from p2p_diloco.protocol.wire.messages import Message, RosterReply, encode_message
 from p2p_diloco.testing.coverage import longest_gap, share_of_spans
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY, Mutator
 from p2p_diloco.testing.run import run_rules

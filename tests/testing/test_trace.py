@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
-from p2p_diloco.protocol.messages import EntryRequest, Ping, encode_message
+from p2p_diloco.protocol.wire.messages import EntryRequest, Ping, encode_message
 from p2p_diloco.testing.trace import Trace, describe
 
 REQUEST = EntryRequest(span=SpanId(0, 1), parent=ZERO_DIGEST)

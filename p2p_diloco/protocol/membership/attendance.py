@@ -1,0 +1,226 @@
+"""Who is here: heartbeats and declarations as this peer hears them, and what the entries say of each member.
+
+What follows from it, the next roster, is the business of `membership.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.membership.reach_proofs import proofs_to_declare
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration, Member, ReachProof
+from p2p_diloco.protocol.wire.roster import Verify
+
+MOST_HEARD = 4096
+"""Members of the roster in force aside: strangers must keep none of them out."""
+CYCLES_SEEN = 8
+COUNTS_AFTER_CYCLES = 4
+"""A member counts when contributions of its were in entries of so many of the last eight cycles since it was listed."""
+NO_SIGNATURE = bytes(64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Self:
+    """This peer, as the rules see it; `sign` is its key, `can_be_dialled` what is known of that at its start."""
+
+    peer: PeerId
+    incarnation: int
+    can_be_dialled: bool
+    trains: bool
+    sign: Callable[[bytes], bytes]
+
+    def member(self, share: int = FULL_SHARE) -> Member:
+        """Return this incarnation as it founds a run."""
+        return Member(peer=self.peer, incarnation=self.incarnation, trains=self.trains, share=share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The latest heartbeat of a peer, when it came, and since when the peer has been heard without a silence."""
+
+    heartbeat: Heartbeat
+    at: float
+    since: float
+
+
+class Attendance:
+    """One peer's view of who is here. A state machine without I/O.
+
+    `share` is what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable, and
+    `proofs` is what they have signed of that, newest first; all three are kept by the shell.
+    """
+
+    def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
+        self.me = me
+        self.rules = rules
+        self.book = book
+        self.heard: dict[PeerId, Heard] = {}
+        self.present_in: dict[PeerId, int] = {}
+        """The round of the last entry for which each member was there."""
+        self.share = FULL_SHARE
+        self.can_be_dialled = me.can_be_dialled
+        self.proofs: tuple[ReachProof, ...] = ()
+        self.ready = False
+        self.leaving = False
+        self.declared: dict[PeerId, Declaration] = {}
+        """The newest declaration of each peer."""
+        self._verify = verify
+        self._included_in: dict[PeerId, tuple[int, int]] = {}
+        """Per member a cycle, and a bit for it and each of the seven before: whether it was included in entries."""
+        self._entries_of: dict[int, int] = {}
+        """How many entries the last rounds got."""
+
+    # -- heartbeats
+
+    def hear(self, heartbeat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat; False for one that is old or not signed by its peer."""
+        known = self.heard.get(heartbeat.peer)
+        if known is None and len(self.heard) >= MOST_HEARD and not self._is_listed(heartbeat.peer):
+            return False
+        if known is not None and self._is_older(heartbeat, known, now):
+            return False
+        if heartbeat.run != self.rules.run or not self._verify(
+            heartbeat.peer, heartbeat.statement(), heartbeat.signature
+        ):
+            return False
+        since = known.since if known is not None and now - known.at <= self.rules.silence_seconds else now
+        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now, since=since)
+        return True
+
+    def _is_older(self, heartbeat: Heartbeat, known: Heard, now: float) -> bool:
+        """Tell whether a heartbeat is from before the last one that its peer sent.
+
+        Starts on a new disk are numbered by the clock. Where that was far ahead once, the next such start has a smaller
+        number: it is heard when the greater one is silent, unless the roster still lists another start. That one can
+        come no more and must be dropped, so it stays silent.
+        """
+        last, roster = known.heartbeat, self.book.in_force
+        if heartbeat.incarnation < last.incarnation and now - known.at > self.rules.silence_seconds:
+            member = roster.member(heartbeat.peer) if roster is not None else None
+            return member is not None and member.incarnation != heartbeat.incarnation
+        return (heartbeat.incarnation, heartbeat.sequence) <= (last.incarnation, last.sequence)
+
+    def alive(self, now: float) -> dict[PeerId, Heartbeat]:
+        """Return the latest heartbeats of peers that are not silent and have not said that they leave."""
+        earliest = now - self.rules.silence_seconds
+        left = {peer for peer, word in self.declared.items() if word.leaving}
+        return {
+            peer: heard.heartbeat
+            for peer, heard in self.heard.items()
+            if heard.at >= earliest and (peer not in left or not self.has_left(peer, heard.heartbeat.incarnation))
+        }
+
+    def num_ready(self, now: float) -> int:
+        """Return how many peers that train are alive and ready, this one included.
+
+        In a grid of several rows it is taken that the members are. Two members that can only dial out never hear each
+        other: of these the entries tell who is there.
+        """
+        grid, roster = self.book.grid(), self.book.in_force
+        if grid is not None and roster is not None and len(grid.rows) > 1:
+            return sum(member.trains for member in roster.members)
+        here = {peer for peer, beat in self.alive(now).items() if beat.ready and beat.trains}
+        if self.ready and self.me.trains and not self.leaving:
+            here.add(self.me.peer)
+        return len(here | self._unheard_in_entries(now))
+
+    def _unheard_in_entries(self, now: float) -> frozenset[PeerId]:
+        """Return the members never heard here that were there for an entry of the last cycle."""
+        roster, clock = self.book.in_force, self.rules.clock
+        members = frozenset(m.peer for m in roster.members if m.trains) if roster is not None else frozenset()
+        since = clock.round_at(now) - clock.num_fragments
+        unheard = members - self.heard.keys() - {self.me.peer}
+        return frozenset(peer for peer in unheard if self.present_in.get(peer, -1) >= max(since, 0))
+
+    def may_be_member(self, peer: PeerId) -> bool:
+        """Tell whether the organiser lets `peer` take part; whoever founded the run may."""
+        return self.rules.may_be_member(peer) or (self.book.in_force is not None and peer == self.book.founder)
+
+    def _is_listed(self, peer: PeerId) -> bool:
+        roster = self.book.in_force
+        return roster is not None and roster.member(peer) is not None
+
+    # -- declarations
+
+    def declare(self, now: float, *, leaving: bool = False) -> Declaration:
+        """Return what this peer declares of itself, signed."""
+        unsigned = Declaration(
+            run=self.rules.run,
+            peer=self.me.peer,
+            incarnation=self.me.incarnation,
+            cycle=max(self.rules.clock.cycle(self.rules.clock.round_at(now)), 0),
+            proofs=self._shown_proofs(),
+            trains=self.me.trains,
+            share=max(self.share, 1),
+            leaving=leaving,
+            signature=NO_SIGNATURE,
+        )
+        word = replace(unsigned, signature=self.me.sign(unsigned.statement()))
+        self.declared[self.me.peer] = word
+        return word
+
+    def _shown_proofs(self) -> tuple[ReachProof, ...]:
+        roster = self.book.in_force
+        if roster is None or not self.can_be_dialled:
+            return ()
+        return proofs_to_declare(self.proofs, self.me.peer, roster, self.book.founder)
+
+    def take_declaration(self, word: Declaration, cycle: int) -> bool:
+        """Note what a peer declares; False where that is not news, of a cycle to come, or not signed by it."""
+        known = self.declared.get(word.peer)
+        is_full = known is None and len(self.declared) >= MOST_HEARD and not self._is_listed(word.peer)
+        if is_full or word.run != self.rules.run or word.peer == self.me.peer or word.cycle > cycle + 1:
+            return False
+        if not self.may_be_member(word.peer):
+            return False
+        if known is not None and known.age() >= word.age():
+            return False
+        if not word.is_signed(self._verify):
+            return False
+        self.declared[word.peer] = word
+        return True
+
+    def forget_old_declarations(self, before: int) -> None:
+        """Drop what peers that are no members declared before a cycle."""
+        if any(word.cycle < before and not self._is_listed(peer) for peer, word in self.declared.items()):
+            kept = {p: word for p, word in self.declared.items() if word.cycle >= before or self._is_listed(p)}
+            self.declared = kept
+
+    def has_left(self, peer: PeerId, incarnation: int) -> bool:
+        """Tell whether that incarnation of a peer has said that it leaves."""
+        word = self.declared.get(peer)
+        return word is not None and word.leaving and word.incarnation >= incarnation
+
+    # -- what the entries say
+
+    def note_entry(self, present: Iterable[PeerId], included: Iterable[PeerId], round_index: int) -> None:
+        """Note who was there for an entry of a round, and whose contribution is in it."""
+        cycle = self.rules.clock.cycle(round_index)
+        for peer in present:
+            self.present_in[peer] = max(round_index, self.present_in.get(peer, -1))
+        for peer in included:
+            last, bits = self._included_in.get(peer, (cycle, 0))
+            if cycle >= last:
+                bits, last = bits << min(cycle - last, CYCLES_SEEN), cycle
+                bits |= 1
+            elif last - cycle < CYCLES_SEEN:
+                bits |= 1 << (last - cycle)
+            self._included_in[peer] = (last, bits & ((1 << CYCLES_SEEN) - 1))
+        self._entries_of[round_index] = self._entries_of.get(round_index, 0) + 1
+        while len(self._entries_of) > 4 * self.rules.clock.num_fragments + 4:
+            del self._entries_of[min(self._entries_of)]
+
+    def num_entries(self, first: int, last: int) -> int:
+        """Return how many entries the rounds from `first` to `last` got, as far as this peer knows."""
+        return sum(num for index, num in self._entries_of.items() if first <= index <= last)
+
+    def has_come_to_count(self, member: Member, cycle: int) -> bool:
+        """Tell whether a member's contributions have been in entries for long enough since it was listed."""
+        last, bits = self._included_in.get(member.peer, (cycle, 0))
+        cycles = (last - place for place in range(CYCLES_SEEN) if bits >> place & 1)
+        return sum(max(member.since, cycle - CYCLES_SEEN) < each <= cycle for each in cycles) >= COUNTS_AFTER_CYCLES

@@ -1,0 +1,91 @@
+"""Which of two lines of rosters to go by, after a swarm was split or stalled.
+
+What is compared is what both sides hold alike: the certified rosters since the one at which the lines part. So both
+sides find the same line better, and cannot swap. See docs/decisions/0030-membership-by-rule.md.
+
+A line is *sound* when a majority certified all of it without a long gap to this day, and it made entries. No other
+line from the same parting can be sound too, unless a leader lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.wire.frames import DIGEST, U64, Layout
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
+
+LONGEST_GAP_CYCLES = REFRESH_CYCLES + 8
+"""A swarm that lives certifies a roster at least so often."""
+
+LIVELY_CYCLES = 8
+"""A line goes on while it has no longer gap between entries."""
+
+Strength = tuple[bool, int, int, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveliness:
+    """A peer's record of activity on its own line of rosters. It is kept on disk and never sent to other peers.
+
+    Attributes:
+        roster: in force when the last entry came.
+        first, last: cycles of the first and the last entry of the stretch in which the line has gone on.
+    """
+
+    roster: Digest
+    first: int
+    last: int
+
+    def goes_on(self, cycle: int) -> bool:
+        """Return whether the last entry is recent enough for the line to be alive in `cycle`."""
+        return self.last >= cycle - LIVELY_CYCLES
+
+
+LIVELINESS_LAYOUT: Layout = (("roster", DIGEST), ("first", U64), ("last", U64))
+
+
+def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bool:
+    """Tell whether a line went on with a majority since the parting, made entries, and had no long gap to this day.
+
+    Two of three who meet in the morning have a majority, and a gap of a night: it is not worth more than the night that
+    the third one went on alone. Neither is a bootstrap that was cut off from all who train.
+    """
+    if not line or any(certified.roster.degraded for certified in line) or line[-1].roster.height <= parting.height:
+        return False
+    cycles = [parting.cycle, *(certified.roster.cycle for certified in line), cycle]
+    return all(late - early <= LONGEST_GAP_CYCLES for early, late in pairwise(cycles))
+
+
+def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> Strength:
+    """Return the key by which one of two lines from a parting is better: the greater.
+
+    A sound one; then the one with more work behind it: the entries that it absorbed since, as far as its last roster
+    tells, times the members of the parting roster who signed it; then more of these; then the smaller digest.
+    """
+    if not line:
+        return (False, 0, 0, b"")
+    signers = {peer for certified in line for peer, _ in certified.votes} & parting.peers()
+    grown = line[-1].roster.height - parting.height
+    complement = bytes(255 - byte for byte in line[0].roster.digest())
+    return (is_sound(parting, line, cycle), grown * len(signers), len(signers), complement)
+
+
+def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
+    """Tell whether most members of `roster` that are heard go by rosters that are not known here, or none is heard."""
+    named = _named(roster, heartbeats)
+    return not named or 2 * sum(digest not in book for digest in named) > len(named)
+
+
+def is_left_by_all(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
+    """Return whether no live member of `roster` follows a roster that is known here."""
+    return not any(digest in book for digest in _named(roster, heartbeats))
+
+
+def _named(roster: Roster, heartbeats: Collection[Heartbeat]) -> list[Digest]:
+    return [beat.roster for beat in heartbeats if roster.member(beat.peer) is not None and beat.roster != ZERO_DIGEST]

@@ -1,0 +1,792 @@
+"""Who is a member: promises, proposals, votes and certificates of rosters.
+
+In the last round of each cycle the electorate of the roster in force promises to that round's leaders, and says what it
+has seen. Where that changes something a child is agreed on (`ballot.py`); else nothing is certified. A member that
+leaves, and a vote whose certificate is lost, call a ballot at any time.
+
+No round goes under two rosters: who has voted for a child names no parent under the roster before it in later rounds,
+so that once the child can be certified no majority is left there. See docs/decisions/0026-governing-rosters.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, KeepRoster, Report, Send
+from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Attendance, Self
+from p2p_diloco.protocol.membership.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
+from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
+from p2p_diloco.protocol.membership.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, next_roster
+from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import (
+    MOST_DECLARATION_BYTES,
+    MOST_DECLARATIONS,
+    Ballots,
+    Candidacy,
+    Prepare,
+    Promise,
+    Promised,
+    Proposal,
+    Quorum,
+    Rule,
+    View,
+    Vote,
+    add_promise,
+    add_vote,
+    ballot_number,
+    ballot_turn,
+    certificate,
+    check_proposal,
+    declarations_bytes,
+    promise,
+    propose,
+    vote,
+)
+from p2p_diloco.protocol.wire.entry import pack_included
+from p2p_diloco.protocol.wire.grid import column_mates, row_mates
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.member import Declaration, Member
+from p2p_diloco.protocol.wire.messages import RosterReply, RosterRequest
+from p2p_diloco.protocol.wire.roster import (
+    CertifiedRoster,
+    Roster,
+    Verify,
+    check_child,
+    is_majority,
+    is_quarter,
+    lead_order,
+    vote_statement,
+)
+from p2p_diloco.rate import counted
+
+PATIENT_STALLS = 4
+"""After so many times as long as a stall takes, any members go on that are left."""
+MOST_APPLICATIONS = MOST_DECLARATIONS // 2
+"""In one promise; applicants keep out no member that leaves or has changed."""
+MOST_REFUSED = 16
+"""Rosters that were refused and reported, so as not to report them again."""
+MOST_NAMED = 16
+"""Members that a sentence names."""
+LEAVE_SECONDS = 5.0
+"""So long a peer that leaves stays to vote for the roster without it."""
+
+
+class Membership(Attendance):
+    """One peer's view of the swarm and its part in certifying rosters. A state machine without I/O.
+
+    Args:
+        remembers: whether this peer still knows what its earlier incarnations voted. One whose disk was lost does
+            not, and so has no vote on the child of a roster that lists an earlier incarnation.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: Self,
+        rules: RunRules,
+        book: RosterBook,
+        ballots: Ballots,
+        verify: Verify,
+        remembers: bool,
+    ) -> None:
+        super().__init__(me=me, rules=rules, book=book, verify=verify)
+        self.owners = OwnerLog(clock=rules.clock)
+        self.void_cycles = 0
+        self.in_force_since = 0
+        self.height = 0
+        """Entries that all spans here have absorbed together; kept by the engine."""
+        self.named_round = -1
+        """The last round in which this peer named parents; until it does, the round in which it was started."""
+        self._voted_in: tuple[Digest, int] | None = None
+        """The roster whose child this peer has last voted for, and the round of its first such vote."""
+        self._ballots = ballots
+        self._candidacies: dict[bool, Candidacy] = {}
+        self._prepared = 0
+        self._remembers = remembers
+        self._has_said_forgotten = False
+        self._doubted_since: float | None = None
+        self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
+        """Which rosters voters that are not linked have signed that they go by, and when; kept by `Repair`."""
+        self._ticked_at, self._listens_since = -math.inf, math.inf
+        self._lively: Liveliness | None = None
+        self._kept: Liveliness | None = None
+        self._leaves_at: float | None = None
+        self._has_refused: list[Digest] = []
+        self._checked: list[Proposal] = []
+        """Proposals that voters showed: all show the same one, and it is checked once."""
+        self.own_steps = 0
+        """Inner steps of this peer so far; kept by the engine."""
+        self._steps: dict[PeerId, int] = {}
+
+    # -- coming and going
+
+    def leave(self, now: float) -> Declaration:
+        """Leave: from now on this peer names no parent, and only votes for a roster without it."""
+        self.ready, self.leaving, self._leaves_at = False, True, now + LEAVE_SECONDS
+        return self.declare(now, leaving=True)
+
+    def may_go(self, now: float) -> bool:
+        """Tell whether the others need no vote of a peer that leaves any more."""
+        roster = self.book.in_force
+        is_listed = roster is not None and roster.member(self.me.peer) is not None
+        return not is_listed or self._leaves_at is None or now >= self._leaves_at
+
+    def is_needed(self) -> bool:
+        """Tell whether this peer belongs on the roster although it does not train: it founded the run."""
+        roster = self.book.in_force
+        if roster is None or self.me.trains or self.book.founder != self.me.peer:
+            return False
+        return is_bootstrap_needed(member for member in roster.members if member.trains)
+
+    def declaration(self, now: float) -> Declaration | None:
+        """Return what the voters must know of this peer and do not yet; None where there is nothing."""
+        roster = self.book.in_force
+        if roster is None or not (self.ready or self.leaving):
+            return None
+        if not self.me.trains and roster.member(self.me.peer) is None and not self.is_needed():
+            return None
+        word = self.declare(now, leaving=self.leaving)
+        return word if self._is_news(word, roster, now) else None
+
+    def pass_on(self, word: Declaration, sender: PeerId, now: float) -> list[Action]:
+        """Note what a peer declares, and pass on to the voters what it said to us itself.
+
+        What others declare is taken from members and the founder: a stranger could make up as many applicants as it
+        likes, and who applies in earnest would hardly ever be one of the few that are listed in a cycle.
+        """
+        roster = self.book.in_force
+        if roster is None or not (sender in (word.peer, self.book.founder) or self._is_listed(sender)):
+            return []
+        if not self.take_declaration(word, self.rules.clock.cycle(self.rules.clock.round_at(now))):
+            return []
+        actions: list[Action] = []
+        if sender == word.peer and self._is_news(word, roster, now):
+            to = roster.voters - {self.me.peer, word.peer}
+            actions += [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to)]
+        if word.leaving and roster.member(word.peer) is not None:
+            name = short_peer_id(word.peer)
+            actions.append(Report(topic="good-bye", text=f"{name} leaves"))
+            actions += self._prepare_if_leader(roster, now)
+        return actions
+
+    def _is_news(self, word: Declaration, roster: Roster, now: float) -> bool:
+        """Tell whether a declaration changes something about the roster in force."""
+        member = roster.member(word.peer)
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+        if member is None:
+            return not word.leaving and word.cycle >= cycle - FRESH_CYCLES and self.may_be_member(word.peer)
+        if word.incarnation < member.incarnation:
+            return False
+        if word.leaving or word.incarnation > member.incarnation:
+            return True
+        if member.trains and self._is_reachable(word, roster, cycle) != member.reduces:
+            return True
+        return member.reduces and abs(word.share - member.share) >= SHARE_STEP
+
+    def _is_reachable(self, word: Declaration, roster: Roster, cycle: int) -> bool:
+        judge = ReachJudge(parent=roster, rules=self.rules, founder=self.book.founder, cycle=cycle)
+        return judge.is_reachable(word)
+
+    def audible_voters(self) -> frozenset[PeerId]:
+        """Return the other voters that this peer can hear; where there are none, all other members that it can."""
+        others, voters = self._audible()
+        return others & voters or others
+
+    def clocks(self, now: float) -> frozenset[PeerId]:
+        """Return whose clocks count here: the other members that this peer can hear; of a joiner those that it hears.
+
+        Not the voters alone: a run begins with one, and who has slept or was started again must have others to ask.
+        Where this peer can be sure of none, those that it does hear count, as at one home, if they are more than half
+        of all with itself: one alone may lie. Else the founder's clock counts: those who cannot reach each other must
+        agree by somebody.
+        """
+        others, _ = self._audible()
+        roster, me = self.book.in_force, self.me.peer
+        if roster is None:
+            return others
+        alive = self.alive(now).keys()
+        here = roster.peers() & (alive | {me})
+        if not others and 2 * len(here) > len(roster.members):
+            others = here - {me}
+        if not others and me != self.book.founder:
+            return frozenset((self.book.founder,))
+        return others if self._is_listed(me) else (others & alive or others)
+
+    def hears_hub(self, clocks: frozenset[PeerId]) -> bool:
+        """Return whether the only clock that counts here is of a peer that hears members that this one does not."""
+        roster, me = self.book.in_force, self.me.peer
+        if roster is None or len(clocks) != 1 or len(roster.members) <= 2 or me == self.book.founder:
+            return False
+        hubs = {self.book.founder, *(member.peer for member in roster.members if member.reduces)}
+        return me not in hubs and clocks <= hubs
+
+    def _audible(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
+        roster = self.book.in_force
+        if roster is None:
+            return frozenset(), frozenset()
+        others = (m.peer for m in roster.members if m.peer != self.me.peer and (self.can_be_dialled or m.reduces))
+        return frozenset(others), roster.voters
+
+    # -- the chain of rosters
+
+    def take_rosters(self, rosters: tuple[CertifiedRoster, ...], now: float, *, is_own: bool = False) -> list[Action]:
+        """Add rosters in chain order; report what is now in force, and a branch that was given up.
+
+        Args:
+            is_own: this peer led the ballot, and saw the votes come.
+        """
+        before = self.book.in_force
+        actions: list[Action] = []
+        for certified in rosters:
+            try:
+                wins = None if is_own else self._weigh(certified, now)
+                is_next = certified.roster.parent == self.book.in_force_digest
+                if self.book.add(certified, wins=wins):
+                    actions.append(KeepRoster(certified=certified))
+                    actions += self._forgotten(certified) if is_next else []
+            except PeerError as error:
+                actions += self._refused(certified, str(error))
+                break
+        after = self.book.in_force
+        if after is not None and after is not before:
+            self._enter(before, after, now, actions)
+        return actions
+
+    def _forgotten(self, certified: CertifiedRoster) -> list[Action]:
+        """Report, once, that a child of the roster in force carries a vote of this peer that was never kept here.
+
+        Votes are on disk before they are given. A peer without a disk of earlier starts knows that it has forgotten.
+        """
+        roster = certified.roster
+        voted = self._ballots.bond(roster.parent, degraded=roster.degraded).voted
+        is_kept = voted is not None and voted.ballot >= certified.ballot
+        has_voted = any(peer == self.me.peer for peer, _ in certified.votes)
+        if self._has_said_forgotten or not self._remembers or not has_voted or is_kept:
+            return []
+        self._has_said_forgotten = True
+        text = (
+            f"roster {roster.k} carries a vote of this peer that its state directory does not hold: the directory was "
+            "restored from a backup, where nothing is to be done, or another process runs with a copy of it: stop one "
+            "of them, and give it a state directory of its own"
+        )
+        return [Report(topic="identity", text=text)]
+
+    def _refused(self, certified: CertifiedRoster, reason: str) -> list[Action]:
+        """Report a roster that is refused, once: whoever goes by it offers it again and again."""
+        digest = certified.roster.digest()
+        if digest in self._has_refused:
+            return []
+        self._has_refused = [*self._has_refused[1 - MOST_REFUSED :], digest]
+        return [Report(topic="roster-refused", text=reason)]
+
+    def is_better(self, certified: CertifiedRoster, cycle: int) -> bool | None:
+        """Tell whether a roster ends a better line than the one in force; None where they do not part."""
+        roster = certified.roster
+        parting = self.book.parting(roster.parent)
+        if parting is None or roster.digest() in self.book or roster.parent == self.book.in_force_digest:
+            return None
+        begin, ours, theirs = parting
+        line = [*theirs, certified]
+        if self._is_lively(ours, line, cycle):
+            return False
+        return strength(begin, line, cycle) > strength(begin, ours, cycle)
+
+    def _is_lively(self, ours: Sequence[CertifiedRoster], theirs: Sequence[CertifiedRoster], cycle: int) -> bool:
+        """Tell whether our line has gone on with a majority since before the other began, as this peer itself has seen.
+
+        One that a majority certified too is of voters of the past, or of a leader that lies; the latter shows at once.
+        """
+        if self._lively is None or not self._lively.goes_on(cycle) or any(each.roster.degraded for each in ours):
+            return False
+        first, begun = self._lively.first, ours[0].roster.cycle
+        if any(each.roster.degraded for each in theirs):
+            return first <= theirs[0].roster.cycle
+        return begun <= cycle - LIVELY_CYCLES and first <= begun + LIVELY_CYCLES
+
+    def _weigh(self, certified: CertifiedRoster, now: float) -> bool | None:
+        """Tell whether a roster must be in force; raises PeerError for one not even to be kept."""
+        roster, mine, clock = certified.roster, self.book.in_force, self.rules.clock
+        current = clock.round_at(now)
+        cycle = clock.cycle(current)
+        ahead = ballot_turn(certified.ballot)[0] - current
+        member = mine.member(self.me.peer) if mine is not None else None
+        if ahead > 1 and member is not None and member.incarnation == self.me.incarnation:
+            raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
+        is_child = mine is not None and roster.parent == self.book.in_force_digest
+        if mine is not None and roster.degraded and roster.digest() not in self.book and is_child:
+            self._doubt(certified, mine, now)
+        return self.is_better(certified, cycle)
+
+    def _doubt(self, certified: CertifiedRoster, mine: Roster, now: float) -> None:
+        """Raise PeerError for a degraded child of ours, unless this peer is stalled itself or most others have gone on.
+
+        One member's vote can be enough for such a roster. Who comes back to a swarm that went on without it looks
+        twice: one liar may be the first to be heard. Most others are more than half of the members that are heard, or
+        of the electorate: that could have certified an ordinary child, and members that wait themselves do not keep
+        each other here for ever.
+        """
+        roster, voters = certified.roster, [peer for peer, _ in certified.votes]
+        if self._has_seen_a_stall(mine) and self._quorum(mine, degraded=True)(voters):
+            return
+        clock = self.rules.clock
+        last = max(self.present_in.values(), default=-1)
+        is_idle = last < clock.round_at(now) - 2 * clock.num_fragments
+        since = self._doubted_since
+        self._doubted_since = (now if since is None else since) if is_idle else None
+        beats = list(self.alive(now).values())
+        named = self._named_of_late(beats, now)
+        is_alive = is_majority(mine, [peer for peer, known in named if known in self.book])
+        have_voters_gone = is_majority(mine, [peer for peer, unknown in named if unknown not in self.book])
+        is_left = have_voters_gone or is_left_behind(mine, beats, self.book)
+        if is_idle and not is_alive and since is not None and is_left:
+            # Where one says otherwise, its entries, or those that it names, have the time to come.
+            seconds = self.rules.silence_seconds
+            if not is_left_by_all(mine, beats, self.book):
+                seconds = max(seconds, self.rules.stalled_cycles * self.rules.cycle_seconds)
+            if now - since >= seconds:
+                return
+        raise PeerError(
+            f"roster {roster.k} has no majority of roster {roster.k - 1} behind it; it counts for those who are "
+            f"stalled, after {self.rules.stalled_cycles} cycles without entries: here it was {self.void_cycles}"
+        )
+
+    def ask_rosters(self, to: PeerId, now: float) -> Send:
+        """Ask a peer whose roster is not known here for what we lack."""
+        return Send(to=to, message=RosterRequest(known=self.book.landmarks()), deadline=self._soon(now))
+
+    def ask_certificate(self, to: PeerId, digest: Digest, now: float) -> Send:
+        """Ask a peer for its certificate of a roster that is known here: it may hold an earlier one."""
+        parent = self.book.roster(digest).parent
+        return Send(to=to, message=RosterRequest(known=(parent,)), deadline=self._soon(now))
+
+    def _enter(self, before: Roster | None, after: Roster, now: float, actions: list[Action]) -> None:
+        self.void_cycles = 0
+        self._candidacies = {}
+        self.in_force_since = self.rules.clock.round_at(now)
+        self._forget_strangers(after, now)
+        if before is None or after.degraded or before.peers() != after.peers():
+            actions.append(Report(topic="roster", text=_roster_sentence(before, after)))
+        if before is not None and not self.book.is_on_chain(before.digest()):
+            self._lively = None
+            text = f"roster {after.k} of another branch wins over roster {before.k} here; adopting its state"
+            actions.append(Report(topic="branch", text=text))
+
+    def _forget_strangers(self, roster: Roster, now: float) -> None:
+        """Drop what is kept of peers that are neither members nor here, so that nothing grows for ever."""
+        long_ago = now - 4 * self.rules.silence_seconds
+        members = roster.peers()
+        self.heard = {p: heard for p, heard in self.heard.items() if p in members or heard.at > long_ago}
+        here = members | self.heard.keys() | {self.me.peer}
+        self.declared = {peer: word for peer, word in self.declared.items() if peer in here}
+        self.present_in = {peer: last for peer, last in self.present_in.items() if peer in members}
+        self._included_in = {peer: seen for peer, seen in self._included_in.items() if peer in members}
+
+    def entry_absorbed(self, round_index: int) -> None:
+        """Note that the line in force has gone on."""
+        cycle = self.rules.clock.cycle(round_index)
+        before = self._lively if self._lively is not None and self._lively.goes_on(cycle) else None
+        first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
+        assert self.book.in_force_digest is not None, "entries follow rosters"
+        self._lively = Liveliness(roster=self.book.in_force_digest, first=first, last=last)
+
+    def recall(self, liveliness: Liveliness) -> None:
+        """Take up what this peer had seen of its line before it was started again, if that is the one in force."""
+        if self.book.is_on_chain(liveliness.roster):
+            self._lively = self._kept = liveliness
+
+    def keep_liveliness(self) -> list[Action]:
+        """Return what is to be kept of the line in force; nothing where that has not changed."""
+        if self._lively is None or self._lively == self._kept:
+            return []
+        self._kept = self._lively
+        return [KeepLiveliness(liveliness=self._lively)]
+
+    # -- certifying the next one
+
+    def tick(self, now: float) -> list[Action]:
+        """Promise to the leader whose turn it is, and lead when it is ours."""
+        parent = self.book.in_force
+        round_index = self.rules.clock.round_at(now)
+        if now - self._ticked_at > self.rules.silence_seconds:
+            self._listens_since = now  # it was just started, or has slept
+        self._ticked_at = now
+        if parent is None or round_index < 0:
+            return []
+        ballot = self._ballot_at(round_index, now)
+        actions: list[Action] = []
+        self.forget_old_declarations(self.rules.clock.cycle(round_index) - FRESH_CYCLES)
+        if self._is_voting_round(parent, round_index) or self._has_voted(parent):
+            actions += self._promise(parent, ballot, now, degraded=False)
+        if self.is_stalled():
+            actions += self._promise(parent, ballot, now, degraded=True)
+        if self._has_voted(parent) or any(self.has_left(m.peer, m.incarnation) for m in parent.members):
+            actions += self._prepare_if_leader(parent, now)
+        return actions
+
+    def set_back(self, now: float) -> None:
+        """Take nobody for heard at a time to come: the clock was far ahead."""
+        self._ticked_at = self._listens_since = now
+        self._doubted_since = None
+        self.in_force_since = min(self.in_force_since, self.rules.clock.round_at(now))
+        self.heard = {
+            peer: replace(heard, at=min(heard.at, now), since=min(heard.since, now))
+            for peer, heard in self.heard.items()
+        }
+
+    def _ballot_at(self, round_index: int, now: float) -> int:
+        return ballot_number(round_index, self.rules.clock.lead_turn(round_index, now))
+
+    def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
+        clock = self.rules.clock
+        # A founder may certify roster 1 in the very cycle of the founding; who is ready by then begins together.
+        return clock.is_last_of_cycle(round_index) and (parent.k == 0 or clock.cycle(round_index) > parent.cycle)
+
+    def _has_voted(self, parent: Roster) -> bool:
+        return self._ballots.bond(parent.digest(), degraded=False).voted is not None
+
+    def may_name_parents(self, roster: Digest, round_index: int) -> bool:
+        """Tell whether this peer may name parents under a roster: not in the rounds after its vote for a child."""
+        if self.leaving:
+            return False
+        return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
+
+    def promised_round(self) -> int:
+        """Return the round of the latest ballot that this peer has promised to; -1 for none."""
+        promised = max((bond.promised for bond in self._ballots.bonds), default=0)
+        return ballot_turn(promised)[0] if promised else -1
+
+    def is_stalled(self) -> bool:
+        """Tell whether this peer goes on without a majority: it has sat through too many cycles without an entry.
+
+        Never where the roster in force has one member: that one is a majority, however long it has waited for others.
+        The bootstrap cannot train, so it waits until somebody applies who can.
+        """
+        roster = self.book.in_force
+        if roster is None or self.void_cycles < self.rules.stalled_cycles or len(roster.members) == 1:
+            return False
+        return roster.member(self.me.peer) is not None and (self.me.trains or self._has_application(roster))
+
+    @property
+    def doubts(self) -> bool:
+        """Return whether others follow a degraded roster that this peer has not adopted."""
+        return self._doubted_since is not None
+
+    def _named_of_late(self, beats: Sequence[Heartbeat], now: float) -> list[tuple[PeerId, Digest]]:
+        """Return which rosters others go by, by heartbeats and by what was signed of late."""
+        since = now - 2 * self.rules.cycle_seconds - self.rules.silence_seconds
+        signed = [(peer, roster) for peer, (roster, at) in self.signed_rosters.items() if at >= since]
+        heard = [(beat.peer, beat.roster) for beat in beats]
+        return [(peer, roster) for peer, roster in (*signed, *heard) if roster != ZERO_DIGEST]
+
+    def _has_seen_a_stall(self, roster: Roster) -> bool:
+        """Tell whether this peer is stalled, or follows without being a member and has seen as long that nothing came.
+
+        Two members that cannot reach each other may be heard by such a peer alone, which hands rosters on to them.
+        """
+        if roster.member(self.me.peer) is not None:
+            return self.is_stalled()
+        return self.ready and self.void_cycles >= self.rules.stalled_cycles
+
+    def are_voters_idle(self, now: float) -> bool:
+        """Tell whether more than half of the electorate is here, and none of it made a step since this was last asked.
+
+        First steps compile: nobody need go on without the rest for that.
+        """
+        roster, before = self.book.in_force, self._steps
+        self._steps = {peer: beat.steps for peer, beat in self.alive(now).items()}
+        self._steps[self.me.peer] = self.own_steps
+        if roster is None:
+            return False
+        here = roster.voters & self._steps.keys()
+        have_moved = any(self._steps[peer] != before.get(peer, 0) for peer in here)
+        return 2 * len(here) > len(roster.voters) and not have_moved
+
+    def _has_application(self, roster: Roster) -> bool:
+        """Tell whether somebody who trains wants to be listed, anew or with a later incarnation."""
+        for word in self.declared.values():
+            member = roster.member(word.peer)
+            if word.trains and not word.leaving and (member is None or word.incarnation > member.incarnation):
+                return True
+        return False
+
+    def _may_vote(self, parent: Roster, *, degraded: bool) -> bool:
+        member = parent.member(self.me.peer)
+        if member is None or not (self._remembers or member.incarnation == self.me.incarnation):
+            return False
+        return self.is_stalled() if degraded else self.me.peer in parent.voters
+
+    def _rule(self, parent: Roster, *, degraded: bool) -> Rule:
+        founder, before = self.book.founder, self.book.parent_of(parent)
+        return lambda promises: next_roster(parent, promises, self.rules, founder, before=before, degraded=degraded)
+
+    def _quorum(self, parent: Roster, *, degraded: bool) -> Quorum:
+        """Return whom a child of `parent` takes; who has been stalled for long goes on with whoever is there."""
+        if not degraded:
+            return lambda peers: is_majority(parent, peers)
+        is_patient = self.void_cycles >= PATIENT_STALLS * self.rules.stalled_cycles
+        return lambda peers: is_quarter(parent, peers) or (is_patient and not parent.peers().isdisjoint(peers))
+
+    def _promise(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> list[Action]:
+        digest = parent.digest()
+        bond = self._ballots.bond(digest, degraded=degraded)
+        if bond.promised >= ballot or not self._may_vote(parent, degraded=degraded):
+            return []
+        bound = promise(self._ballots, digest, ballot, degraded=degraded)
+        assert bound is not None, "a higher ballot can be promised"
+        self._ballots = bound
+        unsigned = Promise(
+            parent=digest,
+            degraded=degraded,
+            ballot=ballot,
+            voted=(bond.voted.ballot, bond.voted.roster.digest()) if bond.voted is not None else None,
+            view=self.view(parent, now),
+            voter=self.me.peer,
+            signature=NO_SIGNATURE,
+        )
+        word = Promised(promise=replace(unsigned, signature=self.me.sign(unsigned.statement())), voted=bond.voted)
+        lead = self._lead_of(parent, ballot, now, degraded=degraded)
+        actions: list[Action] = [KeepBallots(ballots=bound)]
+        if lead == self.me.peer:
+            return actions + self.take_promise(self.me.peer, word, now)
+        return [*actions, Send(to=lead, message=word, deadline=self._soon(now))] if lead is not None else actions
+
+    def _lead_of(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> PeerId | None:
+        """Return whose ballot this is; None for one that is not near the present, which would bind us for long."""
+        round_index, turn = ballot_turn(ballot)
+        if round_index < 0 or abs(round_index - self.rules.clock.round_at(now)) > 1:
+            return None
+        return lead_order(parent, round_index, self.book.founder, degraded=degraded)[turn]
+
+    def _prepare_if_leader(self, parent: Roster, now: float) -> list[Action]:
+        """Ask the electorate for promises, once in a turn of ours."""
+        ballot = self._ballot_at(self.rules.clock.round_at(now), now)
+        if self._prepared >= ballot or self._lead_of(parent, ballot, now, degraded=False) != self.me.peer:
+            return []
+        self._prepared = ballot
+        word = Prepare(parent=parent.digest(), degraded=False, ballot=ballot)
+        to = sorted(parent.voters - {self.me.peer})
+        sends: list[Action] = [Send(to=peer, message=word, deadline=self._soon(now)) for peer in to]
+        return [*sends, *self._promise(parent, ballot, now, degraded=False)]
+
+    def take_prepare(self, sender: PeerId, word: Prepare, now: float) -> list[Action]:
+        """Promise to a leader that asks for it in its turn."""
+        parent = self.book.in_force
+        if parent is None or word.parent != parent.digest() or word.degraded:
+            return []
+        if word.ballot > self._ballot_at(self.rules.clock.round_at(now), now) + 1:
+            return []  # the next turn may have begun by another clock; a later one would shut out those before it
+        if self._lead_of(parent, word.ballot, now, degraded=False) != sender:
+            return []
+        return self._promise(parent, word.ballot, now, degraded=False)
+
+    def take_promise(self, sender: PeerId, word: Promised, now: float) -> list[Action]:
+        """Count a promise made to us; propose once they are enough."""
+        parent, said = self.book.in_force, word.promise
+        if parent is None or said.parent != parent.digest():
+            return self._tell_child(sender, said.parent, now)
+        if self._lead_of(parent, said.ballot, now, degraded=said.degraded) != self.me.peer:
+            return []
+        if said.degraded and not self.is_stalled() and parent.member(self.me.peer) is not None:
+            return []
+        candidacy = self._candidacies.get(said.degraded)
+        if candidacy is None or candidacy.ballot < said.ballot:
+            candidacy = Candidacy(parent=parent, degraded=said.degraded, ballot=said.ballot)
+        rule, quorum = self._rule(parent, degraded=said.degraded), self._quorum(parent, degraded=said.degraded)
+        try:
+            candidacy = add_promise(candidacy, sender, word, rule, quorum, self._verify, self._checked)
+        except PeerError as error:
+            return [Report(topic="promise-refused", text=str(error))]
+        if word.voted is not None and word.voted not in self._checked:
+            self._checked = [*self._checked[-1:], word.voted]
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+        for one in said.view.declarations:
+            self.take_declaration(one, cycle)
+        had_proposed = candidacy.proposal is not None
+        self._candidacies[said.degraded] = candidacy = propose(candidacy, rule, quorum)
+        actions = self._prepare_if_leader(parent, now) if word.voted is not None and not said.degraded else []
+        if candidacy.proposal is None or had_proposed:
+            return actions
+        to = sorted((parent.peers() if said.degraded else parent.voters) - {self.me.peer})
+        actions += [Send(to=peer, message=candidacy.proposal, deadline=self._soon(now)) for peer in to]
+        return actions + self.take_proposal(self.me.peer, candidacy.proposal, now)
+
+    def _tell_child(self, sender: PeerId, parent: Digest, now: float) -> list[Action]:
+        """Send what follows a roster to a member of it that promises for it still: the certificate was lost."""
+        if not self.book.is_on_chain(parent) or sender not in self.book.roster(parent).peers():
+            return []
+        return [Send(to=sender, message=RosterReply(rosters=self.book.after((parent,))), deadline=self._soon(now))]
+
+    def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
+        """Vote for a proposal of the leader of its ballot, when what we have promised allows it."""
+        parent, roster = self.book.in_force, proposal.roster
+        if parent is None or roster.parent != parent.digest():
+            return []
+        if self._lead_of(parent, proposal.ballot, now, degraded=roster.degraded) != sender:
+            return []
+        ballot_round, _ = ballot_turn(proposal.ballot)
+        if not self._may_vote(parent, degraded=roster.degraded) or ballot_round < self.named_round:
+            return []  # were it certified, it would govern a round in which this peer has named parents under another
+        try:
+            check_child(roster, parent, proposal.ballot, self.rules)
+            rule, quorum = self._rule(parent, degraded=roster.degraded), self._quorum(parent, degraded=roster.degraded)
+            check_proposal(proposal, parent, rule, quorum, self._verify)
+        except PeerError as error:
+            return [Report(topic="proposal-refused", text=f"{short_peer_id(sender)}: {error}")]
+        bound = vote(self._ballots, proposal)
+        if bound is None:
+            return []
+        self._ballots = bound
+        if self._voted_in is None or self._voted_in[0] != roster.parent:
+            self._voted_in = (roster.parent, ballot_round)
+        digest = roster.digest()
+        signature = self.me.sign(vote_statement(digest, proposal.ballot))
+        word = Vote(parent=roster.parent, roster=digest, ballot=proposal.ballot, signature=signature)
+        actions: list[Action] = [KeepBallots(ballots=bound)]
+        if sender == self.me.peer:
+            return actions + self.take_vote(sender, word, now)
+        return [*actions, Send(to=sender, message=word, deadline=self._soon(now))]
+
+    def take_vote(self, sender: PeerId, word: Vote, now: float) -> list[Action]:
+        """Count a vote for our proposal; spread the certificate once they are enough."""
+        for degraded, candidacy in list(self._candidacies.items()):
+            counted = add_vote(candidacy, sender, word, self._verify)
+            if counted is candidacy:
+                continue
+            self._candidacies[degraded] = counted
+            certified = certificate(counted, self._quorum(counted.parent, degraded=degraded))
+            if certified is not None:
+                actions = self.take_rosters((certified,), now, is_own=True)
+                return actions + self.spread(certified, counted.parent, now)
+        return []
+
+    def spread(self, certified: CertifiedRoster, parent: Roster, now: float) -> list[Action]:
+        """Send a certified roster to those who voted, to the own row and column, and to all who are heard."""
+        _, grid = self.book.folded(parent.digest(), self.rules.clock.round_at(now))
+        to = parent.voters | row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer) | self.alive(now).keys()
+        word = RosterReply(rosters=(certified,))
+        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to - {self.me.peer})]
+
+    # -- what this peer has seen
+
+    def view(self, parent: Roster, now: float) -> View:
+        """Return what this peer has seen of the members of the roster in force."""
+        clock, members = self.rules.clock, parent.members
+        cycle = clock.cycle(clock.round_at(now))
+        lost, here = self.owners.lost(), self.alive(now).keys() | {self.me.peer}
+        absent = self._absent(parent, now)
+
+        def bitmap(named: Iterable[PeerId]) -> bytes:
+            chosen = frozenset(named)
+            return pack_included({n for n, m in enumerate(members) if m.peer in chosen}, len(members))
+
+        return View(
+            absent=bitmap(absent),
+            heard=bitmap(here),
+            counting=bitmap(m.peer for m in members if m.trains and not m.counts and self.has_come_to_count(m, cycle)),
+            idle=bitmap(m.peer for m in members if (m.peer, m.incarnation) in lost),
+            height=self.height,
+            declarations=self._news(parent, now),
+        )
+
+    def _news(self, parent: Roster, now: float) -> tuple[Declaration, ...]:
+        """Return the declarations that change something: of those who leave, who come, and who have changed."""
+        if self.ready or self.leaving:
+            self.declaration(now)
+
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+
+        counting = {member.peer for member in parent.members if member.counts}
+
+        def rank(word: Declaration) -> tuple[bool, bool, bool, bytes]:
+            is_hidden = not self._is_reachable(word, parent, cycle)
+            return (not word.leaving, word.peer not in counting, is_hidden, sha256(parent.digest(), word.peer))
+
+        news = sorted((word for word in self.declared.values() if self._is_news(word, parent, now)), key=rank)
+        coming = [word for word in news if parent.member(word.peer) is None]
+        members = [word for word in news if parent.member(word.peer) is not None]
+        applications = _as_many_as_fit(coming, MOST_APPLICATIONS, MOST_DECLARATION_BYTES // 2)
+        return _as_many_as_fit([*applications, *members], MOST_DECLARATIONS, MOST_DECLARATION_BYTES)
+
+    def _absent(self, parent: Roster, now: float) -> frozenset[PeerId]:
+        """Return the members that this peer would drop.
+
+        Where most spans got entries in the last cycle, whoever was there for none of them; else whoever was not heard
+        for a cycle either. A row of which nobody was there has lost its reducers: only these are dropped.
+        """
+        clock = self.rules.clock
+        current = clock.round_at(now)
+        first, cycle = current - clock.num_fragments, clock.cycle(current)
+        quiet = {
+            member.peer: member
+            for member in parent.members
+            if member.peer != self.me.peer
+            and member.since + 2 <= cycle
+            and self.present_in.get(member.peer, -1) < first
+        }
+        if 2 * self.num_entries(first, current - 1) >= self.rules.num_all_spans:
+            _, grid = self.book.folded(parent.digest(), current)
+            silent = [row for row in grid.rows if all(self.present_in.get(peer, -1) < first for peer in row)]
+            spared = frozenset(peer for row in silent for peer in row) if len(grid.rows) > 1 else frozenset()
+            return frozenset(peer for peer, member in quiet.items() if member.reduces or peer not in spared)
+        return frozenset(peer for peer, member in quiet.items() if self._is_unheard(member, now))
+
+    def _is_unheard(self, member: Member, now: float) -> bool:
+        """Tell whether a member that this peer should hear was not heard for a cycle."""
+        grid, me = self.book.grid(), self.me.peer
+        is_near = grid is not None and (len(grid.rows) == 1 or member.peer in grid.neighbours(me))
+        if not is_near or not (self.can_be_dialled or member.reduces):
+            return False
+        long_ago = now - max(self.rules.cycle_seconds, self.rules.silence_seconds)
+        heard = self.heard.get(member.peer)
+        return self._listens_since <= long_ago and (heard is None or heard.at < long_ago)
+
+    def round_over(self, round_index: int) -> list[Action]:
+        """Draw from a round that is over who of the owners gets no entries; only who follows the logs can tell."""
+        governing = self.book.governing(round_index)
+        if not self.ready or governing is None:
+            self.owners.forget()
+            return []
+        num_spans = self.rules.num_spans[self.rules.clock.fragment(round_index)]
+        return [
+            Report(
+                topic="reducer-lost",
+                text=f"the spans of {short_peer_id(peer)} got no entries for {IDLE_CYCLES} cycles while others' did; "
+                f"it averages nothing for {LOST_CYCLES} cycles",
+            )
+            for peer in self.owners.round_over(round_index, num_spans, *governing)
+        ]
+
+    def _soon(self, now: float) -> float:
+        return now + self.rules.clock.round_seconds
+
+
+def _roster_sentence(before: Roster | None, after: Roster) -> str:
+    """Say who is new on a roster and who is gone; of the first one that is seen, who is on it."""
+    if before is None:
+        told = {"": [member.peer for member in after.members]}
+    else:
+        told = {"new: ": sorted(after.peers() - before.peers()), "gone: ": sorted(before.peers() - after.peers())}
+    named = "; ".join(word + _some(peers) for word, peers in told.items() if peers)
+    names = f" ({named})" if named else ""
+    degraded = "; degraded, certified by fewer than a majority" if after.degraded else ""
+    return f"roster {after.k}: {counted(len(after.members), 'member')}{names}{degraded}"
+
+
+def _some(peers: Sequence[PeerId]) -> str:
+    more = [f"{len(peers) - MOST_NAMED} more"] if len(peers) > MOST_NAMED else []
+    return ", ".join([*map(short_peer_id, peers[:MOST_NAMED]), *more])
+
+
+def _as_many_as_fit(words: Sequence[Declaration], most: int, most_bytes: int) -> tuple[Declaration, ...]:
+    shown: list[Declaration] = []
+    for word in words[:most]:
+        if declarations_bytes([*shown, word]) > most_bytes:
+            break
+        shown.append(word)
+    return tuple(shown)

@@ -1,0 +1,102 @@
+"""Which owners' spans get no entries while others' do: the log is the evidence that an owner cannot do its part.
+
+It does not matter why: nobody reaches it, its line is thin, or it withholds. It loses *reduces* for a while, so that a
+wrong claim of being reachable costs the spans that it owns a few cycles and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.wire.grid import Grid
+from p2p_diloco.protocol.wire.roster import Roster
+
+IDLE_CYCLES = 2
+"""An owner none of whose spans got an entry for so long, while another's did, loses *reduces*."""
+FEWEST_MISSED = 2
+"""Rounds in which it owned spans: in a large run a single missed one may be all that it owned in many cycles."""
+LOST_CYCLES = 16
+
+
+@dataclass(slots=True)
+class _Owner:
+    """One incarnation that owns spans: its latest round with an entry, and its rounds since that have none."""
+
+    last_entry: int = -1
+    idle_since: int = 0
+    num_missed: int = 0
+
+
+class OwnerLog:
+    """What this peer's logs say of each owner. A state machine without I/O.
+
+    A restarted owner is a new one: it may have been mended.
+    """
+
+    def __init__(self, *, clock: RoundClock) -> None:
+        self._clock = clock
+        self._owners: dict[tuple[PeerId, int], _Owner] = {}
+        self._lost: dict[tuple[PeerId, int], range] = {}
+        """Members that have lost *reduces*, each with the rounds in which its spans got no entries."""
+
+    def entry_absorbed(self, round_index: int, span: SpanId, roster: Roster, grid: Grid) -> None:
+        """Note that a span got an entry in a round, however late it came.
+
+        A peer that slept or was cut off saw no entries and took their owner for idle. One entry of those rounds shows
+        that it was wrong.
+        """
+        name = _incarnation(roster, grid.owner(span))
+        owner = self._owners.setdefault(name, _Owner())
+        owner.last_entry = max(owner.last_entry, round_index)
+        if round_index in self._lost.get(name, ()):
+            del self._lost[name]
+
+    def round_over(self, round_index: int, num_spans: int, roster: Roster, grid: Grid) -> tuple[PeerId, ...]:
+        """Note who owned spans of a round that is over; return the owners that lose *reduces* for it.
+
+        Args:
+            num_spans: of the fragment of that round.
+            roster, grid: that governed it.
+        """
+        fragment = self._clock.fragment(round_index)
+        owned = {_incarnation(roster, grid.owner(SpanId(fragment, index))) for index in range(num_spans)}
+        for name in owned:
+            owner = self._owners.setdefault(name, _Owner())
+            if owner.last_entry >= round_index:
+                owner.num_missed = 0
+            else:
+                if owner.num_missed == 0 or owner.last_entry >= owner.idle_since:
+                    owner.idle_since, owner.num_missed = round_index, 0
+                owner.num_missed += 1
+        members = {(member.peer, member.incarnation) for member in roster.members}
+        self._owners = {name: owner for name, owner in self._owners.items() if name in members}
+        long_ago = round_index - LOST_CYCLES * self._clock.num_fragments
+        self._lost = {n: idle for n, idle in self._lost.items() if idle[-1] > long_ago and n in members}
+        losers = tuple(sorted(name for name, owner in self._owners.items() if self._loses(name, owner, round_index)))
+        for name in losers:
+            self._lost[name] = range(self._owners.pop(name).idle_since, round_index + 1)
+        return tuple(peer for peer, _ in losers)
+
+    def forget(self) -> None:
+        """Begin anew: this peer does not follow the logs, and who lacks entries sees idle owners everywhere."""
+        self._owners.clear()
+
+    def lost(self) -> frozenset[tuple[PeerId, int]]:
+        """Return who has lost *reduces* for now, with its incarnation."""
+        return frozenset(self._lost)
+
+    def _loses(self, name: tuple[PeerId, int], owner: _Owner, round_index: int) -> bool:
+        window = IDLE_CYCLES * self._clock.num_fragments
+        is_idle = owner.num_missed >= FEWEST_MISSED and owner.last_entry < owner.idle_since
+        if not is_idle or round_index + 1 - owner.idle_since < window:
+            return False
+        since = round_index + 1 - window
+        return any(other.last_entry >= since for key, other in self._owners.items() if key != name)
+
+
+def _incarnation(roster: Roster, peer: PeerId) -> tuple[PeerId, int]:
+    member = roster.member(peer)
+    assert member is not None, "owners are members"
+    return (member.peer, member.incarnation)

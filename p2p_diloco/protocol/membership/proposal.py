@@ -1,0 +1,287 @@
+"""The next roster as it follows from what voters promised: the same for everybody who sees the same promises.
+
+Who is dropped, who counts and who has lost *reduces* is what more than half say; of those who reduce, and so can be
+reached, one voter that misses them is enough if none of the others hears them. Whoever wants in, leaves, or has
+changed has signed that itself, so one voter that holds the declaration is enough.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import Promise, ballot_turn
+from p2p_diloco.protocol.wire.entry import places_in
+from p2p_diloco.protocol.wire.grid import grid_order, keep_places
+from p2p_diloco.protocol.wire.member import FULL_SHARE, NO_PLACE, Declaration, Member
+from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING, MOST_MEMBERS, Roster, by_seniority
+
+FEWEST_NEWCOMERS, NEWCOMERS_SHARE = 2, 5
+"""One roster lists so many peers that its parent does not, or this share of the parent's members, whichever is more."""
+REFRESH_CYCLES = 64
+"""The grid is drawn anew, and a roster certified, once in so many cycles, even where nothing changes."""
+REDUCES_AFTER_CYCLES = 8
+"""While two others reduce, who wants to must have been listed for so long: a machine with twenty identities must not
+own the spans at once."""
+ENOUGH_REDUCERS = 2
+FRESH_CYCLES = 2
+"""An application is good for so many cycles."""
+SHARE_STEP = 2
+"""Smaller changes of a share are not worth a roster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tally:
+    """What the promises say together, by peer."""
+
+    absent: frozenset[PeerId]
+    heard: frozenset[PeerId]
+    counting: frozenset[PeerId]
+    idle: frozenset[PeerId]
+    doubted: frozenset[PeerId]
+    height: int
+    declared: dict[PeerId, Declaration]
+
+
+def next_roster(
+    parent: Roster,
+    promises: tuple[Promise, ...],
+    rules: RunRules,
+    founder: PeerId,
+    *,
+    before: Roster | None,
+    degraded: bool,
+) -> Roster | None:
+    """Return the child of `parent` that follows from promises for one ballot; None where nothing changes.
+
+    The first entries since `before` are a change too: a line of rosters that tells of none is worth nothing beside
+    another one (`histories.py`), while those who make the entries never leave it.
+
+    Args:
+        founder: the only peer that may be on a roster without training.
+        before: the parent of `parent`, None of the founding roster.
+    """
+    if not promises:
+        return None
+    cycle = max(parent.cycle, rules.clock.cycle(ballot_turn(promises[0].ballot)[0]))
+    tally = _tally(parent, promises)
+    may_join = _admission(parent, rules, founder, cycle)
+    judge = ReachJudge(parent=parent, rules=rules, founder=founder, cycle=cycle)
+    staying = _staying(parent, promises, tally, judge, cycle - FRESH_CYCLES, degraded=degraded)
+    arriving = [] if degraded else _arriving(parent, tally.declared.values(), may_join, judge, cycle)
+    members = [*staying, *arriving]
+    lost = _lost(members, tally, parent)
+    able = _able(members, lost, parent)
+    members = _without_superfluous_bootstrap(members, able)
+    if not members or not (degraded or any(member.trains for member in members)):
+        return None  # a bootstrap that is cut off from all who train drops nobody
+    members = _reducing(members, able, lost, parent, cycle)
+    ordered = _in_order(members, parent, cycle)
+    is_due = cycle // REFRESH_CYCLES != parent.cycle // REFRESH_CYCLES
+    has_first_entries = before is not None and before.height == parent.height < tally.height
+    if not (degraded or ordered != parent.members or is_due or has_first_entries):
+        return None
+    possible = parent.height + (cycle - parent.cycle + 2) * rules.num_all_spans
+    return Roster(
+        run=parent.run,
+        genesis=parent.genesis,
+        parent=parent.digest(),
+        k=parent.k + 1,
+        cycle=cycle,
+        degraded=degraded,
+        members=ordered,
+        height=min(max(tally.height, parent.height), possible),
+    )
+
+
+def is_bootstrap_needed(others: Iterable[Member]) -> bool:
+    """Tell whether the bootstrap belongs on a roster with these others: few count yet, or too few reduce."""
+    members = tuple(others)
+    num_counting = sum(member.counts for member in members)
+    return num_counting < FEWEST_COUNTING or sum(member.reduces for member in members) < ENOUGH_REDUCERS
+
+
+def _tally(parent: Roster, promises: tuple[Promise, ...]) -> _Tally:
+    peers = [member.peer for member in parent.members]
+
+    def named(bitmap: Callable[[Promise], bytes], more_than: int) -> frozenset[PeerId]:
+        votes = Counter(place for promise in promises for place in places_in(bitmap(promise)) if place < len(peers))
+        return frozenset(peers[place] for place, num in votes.items() if num > more_than)
+
+    declared: dict[PeerId, Declaration] = {}
+    for promise in promises:
+        for one in promise.view.declarations:
+            known = declared.get(one.peer)
+            if known is None or (one.age(), one.signature) > (known.age(), known.signature):
+                declared[one.peer] = one
+    heights = sorted(promise.view.height for promise in promises)
+    heard = named(lambda promise: promise.view.heard, 0)
+    unheard = frozenset(member.peer for member in parent.members if member.reduces) - heard
+    return _Tally(
+        absent=named(lambda promise: promise.view.absent, len(parent.voters) // 2)
+        | (named(lambda promise: promise.view.absent, 0) & unheard),
+        heard=heard,
+        counting=named(lambda promise: promise.view.counting, len(promises) // 2),
+        idle=named(lambda promise: promise.view.idle, len(promises) // 2),
+        doubted=named(lambda promise: promise.view.idle, len(promises) // 3),
+        height=heights[(len(heights) - 1) // 2],
+        declared=declared,
+    )
+
+
+def _admission(parent: Roster, rules: RunRules, founder: PeerId, cycle: int) -> Callable[[Declaration], bool]:
+    """Return who may be listed anew."""
+
+    def may_join(one: Declaration) -> bool:
+        is_fresh = cycle - FRESH_CYCLES <= one.cycle <= cycle + 1
+        is_new = parent.member(one.peer) is None
+        may_be = rules.may_be_member(one.peer) or one.peer == founder
+        return is_new and is_fresh and not one.leaving and may_be and one.incarnation > 0
+
+    return lambda one: may_join(one) and (one.trains or one.peer == founder)
+
+
+def _staying(
+    parent: Roster,
+    promises: tuple[Promise, ...],
+    tally: _Tally,
+    judge: ReachJudge,
+    fresh: int,
+    *,
+    degraded: bool,
+) -> list[Member]:
+    """Return the members that are on the next roster too, with what they declare of themselves since cycle `fresh`.
+
+    On a degraded one exactly those who promised it, and whom they hear.
+    """
+    present = tally.heard | {promise.voter for promise in promises}
+    members = []
+    for member in parent.members:
+        one = tally.declared.get(member.peer)
+        is_gone = member.peer not in present if degraded else member.peer in tally.absent
+        if one is not None and (one.incarnation < member.incarnation or not (one.leaving or one.cycle >= fresh)):
+            one = None
+        if is_gone or (one is not None and one.leaving):
+            continue
+        if one is not None and abs(one.share - member.share) < SHARE_STEP:
+            one = replace(one, share=member.share)
+        counts = member.counts or (not degraded and member.trains and member.peer in tally.counting)
+        members.append(
+            replace(
+                member,
+                incarnation=one.incarnation if one is not None else member.incarnation,
+                share=max(one.share, 1) if one is not None else member.share,
+                reduces=judge.is_reachable(one) if one is not None else member.reduces,
+                counts=counts,
+                place=member.place if one is None or member.place != NO_PLACE else judge.place(one),
+            )
+        )
+    return members
+
+
+def _arriving(
+    parent: Roster,
+    declared: Iterable[Declaration],
+    may_join: Callable[[Declaration], bool],
+    judge: ReachJudge,
+    cycle: int,
+) -> list[Member]:
+    """Return who is listed anew: those that others can reach first, then in an order that nobody chooses."""
+
+    def rank(one: Declaration) -> tuple[bool, bytes]:
+        return (not judge.is_reachable(one), sha256(parent.digest(), one.peer))
+
+    applicants = sorted(filter(may_join, declared), key=rank)
+    most = max(FEWEST_NEWCOMERS, len(parent.members) // NEWCOMERS_SHARE) if parent.k else MOST_MEMBERS
+    room = max(min(most, MOST_MEMBERS - len(parent.members) - 1), 0)
+    chosen = [one for one in applicants if one.trains][:room] + [one for one in applicants if not one.trains]
+    return [
+        Member(
+            peer=one.peer,
+            incarnation=one.incarnation,
+            since=cycle,
+            counts=False,
+            reduces=judge.is_reachable(one),
+            trains=one.trains,
+            share=max(one.share, 1),
+            place=judge.place(one),
+        )
+        for one in chosen
+    ]
+
+
+def _able(members: list[Member], lost: Collection[PeerId], parent: Roster) -> list[Member]:
+    """Return the members that can reduce: those who did so far first, then those listed for longest.
+
+    The bootstrap needs no proof: all have reached it. Of one public place at most one reduces, so that a machine with
+    twenty identities does so once. A member that has lost *reduces* keeps its place, so that no other identity of the
+    same machine follows it; it takes the place of nobody who reduces.
+    """
+    had = {member.peer for member in parent.members if member.reduces}
+    able = [m for m in by_seniority(members, parent.run) if (m.reduces or not m.trains) and m.peer not in lost]
+    before = _one_of_each_place((member for member in able if member.peer in had), ())
+    others = [*before, *(member for member in members if member.peer in lost)]
+    return before + _one_of_each_place((member for member in able if member.peer not in had), others)
+
+
+def _lost(members: Iterable[Member], tally: _Tally, parent: Roster) -> set[PeerId]:
+    """Return whose spans got no entries.
+
+    Voters do not lose sight of an idle owner all at once: who had lost *reduces* needs more of them to get it back.
+    """
+    had = {member.peer for member in parent.members if member.reduces}
+    return {m.peer for m in members if m.peer in (tally.idle if m.peer in had else tally.doubted)}
+
+
+def _one_of_each_place(members: Iterable[Member], others: Iterable[Member]) -> list[Member]:
+    """Return the first member of each public place where none of the others is, and all of no public place."""
+    taken = {member.place for member in others}
+    chosen: list[Member] = []
+    for member in members:
+        if member.place == NO_PLACE or member.place not in taken:
+            chosen.append(member)
+            taken.add(member.place)
+    return chosen
+
+
+def _without_superfluous_bootstrap(members: list[Member], able: Iterable[Member]) -> list[Member]:
+    can_reduce = {member.peer for member in able}
+    others = [member for member in members if member.trains]
+    is_needed = is_bootstrap_needed(replace(member, reduces=member.peer in can_reduce) for member in others)
+    return members if is_needed else others
+
+
+def _reducing(
+    members: list[Member], able: Iterable[Member], lost: Collection[PeerId], parent: Roster, cycle: int
+) -> list[Member]:
+    """Return the members with *reduces* for those that may.
+
+    Those who did so far go on; others come when they have been listed for long enough, or there are few.
+    """
+    here = {member.peer for member in members}
+    had = {member.peer for member in parent.members if member.reduces}
+    chosen: set[PeerId] = set()
+    for member in able:
+        may_now = len(chosen) < ENOUGH_REDUCERS or cycle - member.since >= REDUCES_AFTER_CYCLES
+        if member.peer in here and (may_now or member.peer in had or not member.trains):
+            chosen.add(member.peer)
+    return [
+        replace(
+            member,
+            reduces=member.peer in chosen,
+            share=member.share if member.peer in chosen else FULL_SHARE,
+            place=member.place if member.peer in chosen or member.peer in lost else NO_PLACE,
+        )
+        for member in members
+    ]
+
+
+def _in_order(members: Collection[Member], parent: Roster, cycle: int) -> tuple[Member, ...]:
+    drawing = cycle // REFRESH_CYCLES
+    if drawing != parent.cycle // REFRESH_CYCLES or parent.k == 0:
+        return grid_order(members, parent.run, drawing)
+    return keep_places(parent.members, members, parent.run, drawing)

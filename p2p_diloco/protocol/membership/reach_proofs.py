@@ -1,0 +1,100 @@
+"""Which proofs of reachability count. Without them no peer becomes an owner of spans.
+
+A fresh identity costs nothing, so proofs by fresh identities are ignored. Proofs count if they come from the founder or
+from members that have contributed for long enough to vote.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.protocol.membership.reach import PROOF_SECONDS
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, PLACE_BYTES, Declaration, ReachProof
+from p2p_diloco.protocol.wire.roster import Roster
+
+ENOUGH_TO_DOUBT_ONE = 3
+"""Where so many others may prove it, one liar among them is not enough: it takes two proofs."""
+IPV6_SITE_BYTES = 8
+"""A host with one IPv6 address usually controls its whole /64 network, so the network is one place."""
+
+
+def place_of(run: Digest, host: str) -> bytes:
+    """Return the place of a public IP address as rosters name it; zeros for any other address.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if not address.is_global:
+        return NO_PLACE
+    return sha256(b"place", run, address.packed[:IPV6_SITE_BYTES])[:PLACE_BYTES]
+
+
+def provers_for(peer: PeerId, parent: Roster, founder: PeerId) -> frozenset[PeerId]:
+    """Return whose proofs count for `peer` in the roster after `parent`: the founder and the members that count.
+
+    If `peer` itself is the only one of these, proofs by all other members count, since somebody must be able to give
+    one.
+    """
+    trusted = {member.peer for member in parent.members if member.counts} | {founder}
+    return frozenset(trusted - {peer}) or parent.peers() - {peer}
+
+
+def proofs_to_declare(
+    proofs: Iterable[ReachProof], peer: PeerId, parent: Roster, founder: PeerId
+) -> tuple[ReachProof, ...]:
+    """Choose the proofs that `peer` declares from those that it holds (newest first): as few as are needed."""
+    trusted = provers_for(peer, parent, founder)
+    ranked = sorted(proofs, key=lambda proof: (proof.prover != founder, proof.prover not in trusted))
+    return tuple(ranked[: 1 if ranked and ranked[0].prover == founder else MOST_PROOFS])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachJudge:
+    """Decides which declared peers count as reachable for one child of `parent`. All peers decide alike."""
+
+    parent: Roster
+    rules: RunRules
+    founder: PeerId
+    cycle: int
+
+    def is_reachable(self, word: Declaration) -> bool:
+        """Return whether the next roster treats the declaring peer as reachable.
+
+        A member that already reduces needs no new proofs: the entries of its spans are the evidence. The only member
+        of a run needs none either.
+        """
+        member = self.parent.member(word.peer)
+        if member is not None and member.reduces and (word.reachable or len(self.parent.members) == 1):
+            return True
+        return self.is_proved(word)
+
+    def is_proved(self, word: Declaration) -> bool:
+        """Return whether the proofs are enough for the declaring peer to start reducing.
+
+        One fresh proof by the founder is enough. Otherwise two are needed, or one if fewer than three others may give
+        any.
+        """
+        provers = {proof.prover for proof in self._counted(word)}
+        if not provers:
+            return False
+        num_able = len(provers_for(word.peer, self.parent, self.founder) & self.parent.peers())
+        return self.founder in provers or len(provers) >= (MOST_PROOFS if num_able >= ENOUGH_TO_DOUBT_ONE else 1)
+
+    def place(self, word: Declaration) -> bytes:
+        """Return the public place at which the declaring peer was reached, or zeros if there is none."""
+        return max((proof.place for proof in self._counted(word)), default=NO_PLACE)
+
+    def _counted(self, word: Declaration) -> list[ReachProof]:
+        if not word.proofs:
+            return []
+        trusted = provers_for(word.peer, self.parent, self.founder)
+        oldest = self.cycle - math.ceil(PROOF_SECONDS / self.rules.cycle_seconds) - 2
+        return [each for each in word.proofs if each.prover in trusted and oldest <= each.cycle <= self.cycle + 1]

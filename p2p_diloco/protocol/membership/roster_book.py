@@ -1,0 +1,286 @@
+"""All certified rosters that this peer knows, and which of them is in force."""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.ballot import ballot_turn
+from p2p_diloco.protocol.wire.entry import Entry, places_in
+from p2p_diloco.protocol.wire.grid import Grid, fold_roster
+from p2p_diloco.protocol.wire.roster import (
+    CertifiedRoster,
+    Roster,
+    Verify,
+    check_certificate,
+    check_founding,
+)
+
+_NAMED_KEPT = 2
+_TURNED_KEPT = 8
+_RECENT = 8
+_SPARSE = 40
+_MOST_IN_ONE_REPLY = 24
+LATELY_LISTED = 64
+"""Rosters whose members are no strangers."""
+MOST_BRANCHES = 16
+"""Lines of rosters that are kept beside the one in force."""
+MOST_REPLY_BYTES = 240 * 1024
+"""Of rosters in one reply, or in the only one of it: a control frame holds little more."""
+
+
+_BEFORE_ALL_ROUNDS = -(1 << 63)
+
+
+class Governance(enum.Enum):
+    """Whether a roster governs a round on the chain in force, as far as this peer knows."""
+
+    GOVERNS = "governs it"
+    UNKNOWN = "is not known here"
+    TOO_LATE_HERE = "governs it only if it was certified earlier than this peer knows"
+    OTHER = "does not govern it"
+
+
+class RosterBook:
+    """The chain of rosters, with branches. A state machine without I/O.
+
+    Args:
+        rules: of the run.
+    """
+
+    def __init__(self, *, rules: RunRules, verify: Verify) -> None:
+        self._rules = rules
+        self._verify = verify
+        self._certified: dict[Digest, CertifiedRoster] = {}
+        self._num_bytes: dict[Digest, int] = {}
+        self._folded: dict[Digest, tuple[Roster, Grid]] = {}
+        self._turned: dict[tuple[Digest, int], Grid] = {}
+        self.in_force: Roster | None = None
+        self.in_force_digest: Digest | None = None
+        self._chain: list[Digest] = []
+        self._agreed_in: list[int] = []
+        """For each roster of the chain, the round of its certifying ballot: it governs the rounds after that."""
+        self._places: dict[Digest, int] = {}
+        self._tips: dict[Digest, Roster] = {}
+        self._in_common: Digest | None = None
+        self._last_named: dict[tuple[Digest, bytes], frozenset[PeerId]] = {}
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._certified
+
+    def add(self, certified: CertifiedRoster, *, wins: bool | None = None) -> bool:
+        """Take a certified roster whose parent is known, or a founding one; put it in force where it wins.
+
+        A roster that is proposed again may be certified twice, in different ballots. It was agreed on by the earlier
+        one, so that certificate replaces a later one.
+
+        Args:
+            wins: whether to put it in force (`histories.py`); by default where it is the first, or follows the one in
+                force.
+        Returns:
+            Whether it was new, or an earlier certificate of a known roster.
+        Raises:
+            PeerError: it is not valid, or its parent is not known here.
+        """
+        digest = certified.roster.digest()
+        known = self._certified.get(digest)
+        if known is not None and (known.ballot <= certified.ballot or certified.roster.k == 0):
+            self._in_common = digest
+            return False
+        if certified.roster.k == 0:
+            rules = self._rules
+            check_founding(certified, rules.run, rules.organiser, self._verify, rules.founder)
+        else:
+            parent = self._certified.get(certified.roster.parent)
+            if parent is None:
+                raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
+            if certified.ballot < parent.ballot:
+                # A majority could otherwise give itself rounds that are over.
+                raise PeerError(
+                    f"roster {certified.roster.k} was certified in ballot {certified.ballot}, before its parent in "
+                    f"ballot {parent.ballot}"
+                )
+            check_certificate(certified, parent.roster, self._verify, self._rules)
+            if not wins and certified.roster.parent not in (*self._tips, self.in_force_digest):
+                self._make_room_for_branch(certified.roster, len(certified.votes))
+        num_bytes = certified.num_bytes()
+        if num_bytes > MOST_REPLY_BYTES:
+            raise PeerError(f"roster {certified.roster.k} takes {num_bytes} bytes; {MOST_REPLY_BYTES} fit one message")
+        self._certified[digest], self._num_bytes[digest] = certified, num_bytes
+        if known is not None:
+            if digest in self._places:
+                self._agreed_in[self._places[digest]] = _agreed_in(certified)
+            return True
+        self._folded[digest] = (certified.roster, fold_roster(certified.roster, self._rules.group_size))
+        self._tips.pop(certified.roster.parent, None)
+        self._tips[digest] = certified.roster
+        if wins is None:
+            wins = self.in_force is None or certified.roster.parent == self.in_force_digest
+        if wins:
+            self.in_force, self.in_force_digest = certified.roster, digest
+            self._extend_chain(certified.roster, digest)
+        return True
+
+    def _make_room_for_branch(self, roster: Roster, num_votes: int) -> None:
+        """Forget the branch of fewest votes, or raise PeerError: one vote can make as many branches as it likes."""
+        others = [digest for digest in self._tips if digest not in self._places]
+        if len(others) < MOST_BRANCHES:
+            return
+        weakest = min(others, key=lambda digest: (len(self._certified[digest].votes), digest))
+        if len(self._certified[weakest].votes) >= num_votes:
+            raise PeerError(f"roster {roster.k} begins a branch, and {MOST_BRANCHES} others are kept already")
+        for kept in (self._certified, self._num_bytes, self._folded, self._tips):
+            kept.pop(weakest)
+
+    def _extend_chain(self, roster: Roster, digest: Digest) -> None:
+        """Let the chain end with the roster now in force; walked again only when another branch took over."""
+        branch, parent = [digest], roster.parent
+        while parent not in self._places and parent != ZERO_DIGEST:
+            branch.append(parent)
+            parent = self._certified[parent].roster.parent
+        kept = self._places.get(parent, -1) + 1
+        for dropped in self._chain[kept:]:
+            del self._places[dropped]
+        del self._chain[kept:], self._agreed_in[kept:]
+        for link in reversed(branch):
+            self._places[link] = len(self._chain)
+            self._chain.append(link)
+            self._agreed_in.append(_agreed_in(self._certified[link]))
+
+    @property
+    def founder(self) -> PeerId:
+        """Return the one member of roster 0, which the organiser has signed. Only where some roster is known."""
+        return self._certified[self._chain[0]].roster.members[0].peer
+
+    def grid(self) -> Grid | None:
+        """Return the grid of the roster in force; who owns which span depends on the cycle, see `folded`."""
+        return self._folded[self.in_force_digest][1] if self.in_force_digest is not None else None
+
+    def folded(self, digest: Digest, round_index: int) -> tuple[Roster, Grid]:
+        """Return a known roster, and its grid with the owners of a round."""
+        roster, grid = self._folded[digest]
+        key = (digest, self._rules.clock.cycle(round_index))
+        turned = self._turned.get(key)
+        if turned is None:
+            if len(self._turned) >= _TURNED_KEPT:
+                self._turned.clear()
+            turned = self._turned[key] = grid.turned(key[1])
+        return roster, turned
+
+    def roster(self, digest: Digest) -> Roster:
+        """Return a known roster."""
+        return self._folded[digest][0]
+
+    def governing(self, round_index: int) -> tuple[Roster, Grid] | None:
+        """Return the roster, with its grid, that a round goes by: the newest one agreed on before that round.
+
+        One that is certified while a round begins would reach some members just before and others just after, and half
+        of their contributions would name another roster. So it counts from the next round on, by whosever clock.
+        """
+        place = bisect_left(self._agreed_in, round_index) - 1
+        return self.folded(self._chain[place], round_index) if place >= 0 else None
+
+    def governance(self, digest: Digest, round_index: int) -> Governance:
+        """Tell whether a roster governs a round. No other roster can make an entry of that round."""
+        if digest not in self._certified:
+            return Governance.UNKNOWN
+        governing = self.governing(round_index)
+        if governing is not None and governing[0].digest() == digest:
+            return Governance.GOVERNS
+        place = self._places.get(digest)
+        if place is not None and self._agreed_in[place] >= round_index:
+            return Governance.TOO_LATE_HERE
+        return Governance.OTHER
+
+    def lacks_earlier_certificate(self, certified: CertifiedRoster) -> bool:
+        """Tell whether a roster can be valid only if its parent was certified earlier than this peer knows."""
+        parent = self._certified.get(certified.roster.parent)
+        return parent is not None and certified.ballot < parent.ballot
+
+    def included_in(self, entry: Entry) -> frozenset[PeerId]:
+        """Return whose contributions are in an entry of a known roster."""
+        return self._named(entry.roster, entry.included)
+
+    def present_at(self, entry: Entry) -> frozenset[PeerId]:
+        """Return who was there for an entry of a known roster."""
+        return self._named(entry.roster, entry.present)
+
+    def _named(self, digest: Digest, bitmap: bytes) -> frozenset[PeerId]:
+        """Return whom a bitmap names; most spans of a round name the same."""
+        found = self._last_named.get((digest, bitmap))
+        if found is None:
+            roster = self.roster(digest)
+            found = frozenset(roster.members[place].peer for place in places_in(bitmap))
+            if len(self._last_named) >= _NAMED_KEPT:
+                self._last_named.clear()
+            self._last_named[digest, bitmap] = found
+        return found
+
+    def parent_of(self, roster: Roster) -> Roster | None:
+        """Return the parent of a known roster, None for the founding one."""
+        parent = self._certified.get(roster.parent)
+        return parent.roster if parent is not None else None
+
+    def is_on_chain(self, digest: Digest) -> bool:
+        """Tell whether a roster is the one in force or on the chain behind it."""
+        return digest in self._places
+
+    def parting(self, parent: Digest) -> tuple[Roster, list[CertifiedRoster], list[CertifiedRoster]] | None:
+        """Return where the line that ends in a known roster leaves our chain, ours since then, and its own since then.
+
+        None when the roster is not known here.
+        """
+        theirs: list[CertifiedRoster] = []
+        while parent in self._certified and parent not in self._places:
+            theirs.append(self._certified[parent])
+            parent = theirs[-1].roster.parent
+        if parent not in self._places:
+            return None
+        ours = [self._certified[digest] for digest in self._chain[self._places[parent] + 1 :]]
+        return self._certified[parent].roster, ours, theirs[::-1]
+
+    def has_listed(self, peer: PeerId) -> bool:
+        """Tell whether one of the last rosters of the chain lists a peer."""
+        return any(self.roster(digest).member(peer) is not None for digest in self._chain[-LATELY_LISTED:])
+
+    def num_degraded(self) -> int:
+        """Return how many rosters of the chain went without a majority."""
+        return sum(self._certified[digest].roster.degraded for digest in self._chain)
+
+    def chain(self) -> list[CertifiedRoster]:
+        """Return the rosters from the founding one to the one in force."""
+        return [self._certified[digest] for digest in self._chain]
+
+    def landmarks(self) -> tuple[Digest, ...]:
+        """Return digests by which another peer finds where our chains part.
+
+        First the ends of other branches: a long one comes in several replies and is not in force before its last ones.
+        Then our chain: the latest, then ever sparser ones, and the last one that a reply had in common with it.
+        """
+        tips = sorted(self._tips.items(), key=lambda tip: (tip[1].height, tip[1].k, tip[0]), reverse=True)
+        branches = [digest for digest, _ in tips if digest != self.in_force_digest][:_RECENT]
+        last = len(self._chain) - 1
+        places = {last - back for back in (*range(_RECENT), *(_RECENT << n for n in range(_SPARSE))) if back <= last}
+        if self._in_common in self._places:
+            places.add(self._places[self._in_common])
+        return (*branches, *(self._chain[place] for place in sorted(places, reverse=True)))
+
+    def after(self, known: Sequence[Digest]) -> tuple[CertifiedRoster, ...]:
+        """Return what follows the first of `known` on the chain in force; from the founding one when none is on it.
+
+        As much as one message holds, and always one: who gets it asks for what follows.
+        """
+        start = next((self._places[digest] + 1 for digest in known if digest in self._places), 0)
+        digests = self._chain[start : start + _MOST_IN_ONE_REPLY]
+        total = accumulate(self._num_bytes[digest] for digest in digests)
+        return tuple(self._certified[d] for d, so_far in zip(digests, total, strict=True) if so_far <= MOST_REPLY_BYTES)
+
+
+def _agreed_in(certified: CertifiedRoster) -> int:
+    """Return the round of the certifying ballot; of the founding roster one before all rounds."""
+    return ballot_turn(certified.ballot)[0] if certified.roster.k else _BEFORE_ALL_ROUNDS

@@ -1,0 +1,51 @@
+"""Reports when a peer is cut off from most of the electorate, and when that is over."""
+
+from __future__ import annotations
+
+from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.actions import Action, Report
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.rules import RunRules
+
+
+class SplitWatch:
+    """What one peer has noticed and said. A state machine without I/O; decides nothing."""
+
+    def __init__(self, *, rules: RunRules, membership: Membership) -> None:
+        self._rules = rules
+        self._membership = membership
+        self._lonely_since: float | None = None
+        self._has_said_lonely = False
+
+    def tick(self, now: float) -> list[Action]:
+        """Report once what has changed.
+
+        Hearing no majority must last as long as a silence before it counts: at a start nobody has been heard yet.
+        """
+        me, voters, roster = self._membership.me.peer, self._near(), self._membership.book.in_force
+        num_heard = len(voters & {me, *self._membership.alive(now)})
+        is_member = roster is not None and roster.member(me) is not None
+        if not is_member or 2 * num_heard > len(voters):
+            has_said, self._has_said_lonely, self._lonely_since = self._has_said_lonely, False, None
+            text = f"hears {num_heard} of {len(voters)} voters again"
+            return [Report(topic="split", text=text)] if has_said and is_member else []
+        if self._lonely_since is None:
+            self._lonely_since = now
+        if self._has_said_lonely or now - self._lonely_since < self._rules.silence_seconds:
+            return []
+        self._has_said_lonely = True
+        text = (
+            f"hears {num_heard} of {len(voters)} voters; no entry comes about without more than half of them, and "
+            "training goes on meanwhile"
+        )
+        return [Report(topic="split", text=text)]
+
+    def _near(self) -> frozenset[PeerId]:
+        """Return the voters that this peer should hear, as far as they can be; in a grid its row and column."""
+        roster, grid = self._membership.book.in_force, self._membership.book.grid()
+        if roster is None or grid is None:
+            return frozenset()
+        me = self._membership.me.peer
+        if len(grid.rows) == 1 or me not in grid.row_of:
+            return self._membership.audible_voters() | ({me} & roster.voters)
+        return grid.neighbours(me) | {me}

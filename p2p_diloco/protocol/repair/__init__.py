@@ -1,0 +1,1 @@
+"""Catching up, and putting right what differs: donors, majorities, transfers, comparisons."""

@@ -1,0 +1,887 @@
+"""The one repair: compare at a closed boundary, fetch what is missing, replay in parent order, compare contents.
+
+It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each,
+entries before spans: on a thin link a joiner must first keep up with what it holds. As long as a donor answers
+something it may take its time with the rest; one that does not is left for another.
+
+One peer's word is a reason to ask. Entries prove themselves: they are signed by their owner. A whole span proves
+nothing, so it is taken only at a tip, and with the bytes, that a majority named (`majority.py`); until then it waits
+here, in nobody's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
+from p2p_diloco.protocol.repair.donors import SHUN_SECONDS, Donors
+from p2p_diloco.protocol.repair.majority import NamedContents, Voices, is_start
+from p2p_diloco.protocol.repair.scrub import Scrub
+from p2p_diloco.protocol.repair.signed_content import FarVoters
+from p2p_diloco.protocol.repair.transfer import CatchUpRules, Transfer, Want
+from p2p_diloco.protocol.repair.window import Asked, Window, least_loaded
+from p2p_diloco.protocol.round.chain import ChainBook, wins_tie
+from p2p_diloco.protocol.wire.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryRequest,
+    HeadsReply,
+    HeadsRequest,
+    SignedContent,
+    SignedContentRequest,
+    SpanReply,
+    SpanRequest,
+)
+
+Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest | SpanRequest
+
+MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
+"""Requests under way at one donor: enough that it never waits for the next one, nor for those that were lost."""
+QUIET_SHARE = 0.125
+"""Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
+MOST_LACKING = 2
+"""Donors that lack the entry we need, or questions that who is ahead did not answer: with more it is not waited for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tie:
+    """Another peer stands on another child of our tip's parent, or on a line that seems to go on from one.
+
+    Attributes:
+        tip: where we stand.
+        ahead: who stands higher, on a line that our tip is not on; None: theirs is as high as ours, and wins.
+        parent, state: the span before our last entry, from the own disk; None until the disk has answered.
+    """
+
+    tip: Digest
+    ahead: PeerId | None = None
+    parent: SpanHead | None = None
+    state: bytes | None = None
+
+
+class HeadsAsked:
+    """Asks for the tips of a fragment, one donor at a time, and each donor once while it is replayed. No I/O.
+
+    A fragment that is replayed differs from its donors until it is done, and each of their heartbeats shows it. Asked
+    with each, a donor with a thin line would send tips again and again instead of entries.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Asked] = {}
+        self._heard: dict[int, set[PeerId]] = {}
+
+    def may_ask(self, fragment: int, donor: PeerId, now: float, *, is_replayed: bool) -> bool:
+        """Tell whether nobody is being asked and, while the fragment is replayed, this donor has not been heard."""
+        if not is_replayed:
+            self._heard.pop(fragment, None)
+        asked = self._asked.get(fragment)
+        return donor not in self._heard.get(fragment, ()) and (asked is None or asked.until <= now)
+
+    def ask(self, fragment: int, donor: PeerId, until: float) -> None:
+        """Note a question."""
+        self._asked[fragment] = Asked(donor=donor, until=until)
+
+    def take(self, fragment: int, sender: PeerId) -> bool:
+        """Note a reply; False: it answers no question."""
+        asked = self._asked.get(fragment)
+        if asked is None or asked.donor != sender:
+            return False
+        del self._asked[fragment]
+        self._heard.setdefault(fragment, set()).add(sender)
+        return True
+
+    def forget(self, fragment: int) -> None:
+        """Let all be asked again: something here is not what they were compared with."""
+        self._heard.pop(fragment, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._asked.clear()
+        self._heard.clear()
+
+
+class CatchUp:
+    """What one peer fetches, from whom, and what it has verified. A state machine without I/O."""
+
+    def __init__(self, *, far: FarVoters, rules: CatchUpRules, chains: ChainBook) -> None:
+        self.far = far
+        self.scrub = Scrub(
+            num_spans=rules.num_spans, answer_seconds=rules.answer_seconds, pause_seconds=rules.pause_seconds
+        )
+        self._rules = rules
+        self._chains = chains
+        self._wanted: dict[SpanId, tuple[Want, PeerId | None]] = {}
+        self._asked: dict[SpanId, Asked] = {}
+        self._transfers: dict[SpanId, Transfer] = {}
+        self._heads_asked = HeadsAsked()
+        self._targets: dict[SpanId, tuple[int, PeerId]] = {}
+        self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
+        self._first_asked: dict[SpanId, float] = {}
+        self._servers: dict[SpanId, set[PeerId]] = {}
+        self._windows = {
+            Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0),
+            Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds),
+        }
+        self._lacking: dict[SpanId, set[PeerId]] = {}
+        self._unadopted: set[int] = set()
+        self.is_adopting = False
+        self.damaged: dict[SpanId, bool] = {}
+        """Spans that stand still until they are replaced; whether the disk is being asked about each."""
+        self.voices = Voices()
+        """Peers that may name a tip; set by `listen_to`, like the next one."""
+        self.namers = Voices()
+        """Peers that may name the bytes of a span that is fetched: usually the electorate, linked or not."""
+        self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
+        self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
+        self._level: dict[int, set[PeerId]] = {}
+        self._unjoinable: set[SpanId] = set()
+        self._goes_back: set[SpanId] = set()
+        self._above_since: dict[SpanId, float] = {}
+        self._undecided_since: dict[SpanId, float] = {}
+        self._unanswered: dict[SpanId, int] = {}
+        self._late: dict[SpanId, PeerId] = {}
+        self._doubted: dict[tuple[PeerId, SpanId], float] = {}
+        self._on_word_of: dict[SpanId, PeerId] = {}
+        self._ties: dict[SpanId, _Tie] = {}
+
+    def listen_to(self, voices: Voices, namers: Voices | None = None) -> None:
+        """Set the peers that may name tips, and those that may name bytes where these are not the same."""
+        self.voices, self.namers = voices, namers if namers is not None else voices
+
+    # -- what is known to be missing
+
+    def want_everything(self) -> None:
+        """Fetch every span that has no head here: a newcomer's first step."""
+        missing = self._rules.span_bytes.keys() - self._chains.heads.keys() - self._wanted.keys()
+        for span in sorted(missing):
+            self._wanted[span] = (Want.SPAN, None)
+
+    def want_entry(self, span: SpanId, donor: PeerId | None) -> None:
+        """Fetch the entry that follows this peer's head of `span`."""
+        self._wanted.setdefault(span, (Want.ENTRY, donor))
+
+    def is_transferred(self, span: SpanId) -> bool:
+        """Tell whether a whole span is being fetched."""
+        return self._wanted.get(span, (None, None))[0] is Want.SPAN
+
+    def has_asked(self, span: SpanId, donor: PeerId) -> bool:
+        """Tell whether an answer about `span` is awaited from a donor."""
+        asked = self._asked.get(span)
+        return asked is not None and asked.donor == donor
+
+    def forget(self) -> None:
+        """Fetch nothing of what is wanted now."""
+        for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
+            dropped.clear()
+        for asked in (self._servers, self._first_asked, self._told, self._level, self._contents):
+            asked.clear()
+        for judged in (
+            self._unjoinable,
+            self._unanswered,
+            self._goes_back,
+            self._above_since,
+            self._undecided_since,
+            self._on_word_of,
+            self._ties,
+        ):
+            judged.clear()
+        self._chains.forget_forks()
+
+    def adopt(self) -> None:
+        """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
+        self.forget()
+        self.scrub.begin_again()
+        self._unadopted = set(range(len(self._rules.num_spans)))
+        self.is_adopting = True
+
+    def adopted(self, fragment: int) -> None:
+        """Hear that a fragment stands where a donor's of the new branch stands."""
+        self._unadopted.discard(fragment)
+
+    def is_complete(self) -> bool:
+        """Tell whether every span has a head here and none is being fetched."""
+        missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
+        self.is_adopting = self.is_adopting and bool(missing)
+        return not missing
+
+    def left_out(self) -> frozenset[SpanId] | None:
+        """Return the spans that are being fetched, to which nothing can be contributed; None: to no span can be.
+
+        That one peer alone says it stands higher keeps nobody from contributing.
+        """
+        lacks_some = self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
+        if not self.is_complete() and (self.is_adopting or lacks_some):
+            return None
+        return frozenset(span for span in self._wanted if not self._is_one_word(span))
+
+    def _is_one_word(self, span: SpanId) -> bool:
+        if self._wanted[span][0] is Want.SPAN or span not in self._targets or self.voices.needed < 2:
+            return False
+        mine = self._chains.heads[span]
+        told = self._told.get(span.fragment, {})
+        return sum(heads[span.index].height > mine.height for heads in told.values()) < 2
+
+    @property
+    def is_parted(self) -> bool:
+        """Return whether the right tip of a span is unknown and unlinked voters can be asked for it."""
+        return bool(self._parted and self.namers.far)
+
+    @property
+    def _parted(self) -> set[SpanId]:
+        """Return spans from which no entries lead to where others stand, and those whose tip no majority has named."""
+        return self._unjoinable | self._undecided_since.keys()
+
+    @property
+    def lacks_names(self) -> bool:
+        """Return whether a span waits for a majority to name its tip or its bytes."""
+        return self.is_parted or any(not transfer.is_sure for transfer in self._transfers.values())
+
+    @property
+    def goes_by_few(self) -> bool:
+        """Return whether spans are fetched on the answers of less than a majority of the electorate."""
+        return self.namers.is_few and bool(self._transfers)
+
+    @property
+    def is_waiting_for_a_majority(self) -> bool:
+        """Tell whether a span has come that nobody has vouched for yet."""
+        return any(transfer.is_whole and transfer.named is None for transfer in self._transfers.values())
+
+    # -- asking
+
+    def ask_heads(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
+        """Ask a peer whose fragment differs from ours where its spans stand, one peer at a time."""
+        # Of an entry that is missed by the way nobody has said how far it is from there.
+        replayed = (span for span, (want, _) in self._wanted.items() if want is Want.ENTRY and span in self._targets)
+        is_replayed = any(span.fragment == fragment for span in replayed)
+        if not self._heads_asked.may_ask(fragment, donor, now, is_replayed=is_replayed):
+            return []
+        self._heads_asked.ask(fragment, donor, now + self._rules.entry_seconds)
+        return [self._send(donor, HeadsRequest(fragment=fragment), now)]
+
+    def ask_content(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
+        """Ask a peer that stands where we stand for the digests of its bytes, until enough agree."""
+        if not self.scrub.may_ask(fragment, donor, now):
+            return []
+        return [self._send(donor, ContentRequest(fragment=fragment), now)]
+
+    def pump(
+        self,
+        donors: Sequence[PeerId],
+        now: float,
+        sources: Sequence[PeerId] | None = None,
+        holders: Sequence[PeerId] = (),
+    ) -> list[Action]:
+        """Send what can be asked now: unanswered requests again, to another donor, and those that wait.
+
+        Args:
+            donors: to ask for entries, and for spans that one of them is preferred for.
+            sources: to ask for other spans; None: the donors.
+            holders: who hold a state, ready or not: the next entry, or what a majority stands at, may be theirs alone.
+        """
+        everybody = list(dict.fromkeys([*donors, *(sources or ()), *holders]))
+        for span in [span for span, (_, ahead) in self._targets.items() if ahead not in everybody]:
+            del self._targets[span]  # who cannot be asked must not be waited for
+        self._donors.look(now)
+        actions = [*self._confirm(now), *self._give_up_on(everybody, now)]
+        wide = self._donors.sound(donors if sources is None else sources, now)
+        self._take_back_for(wide)
+        left = {want: window.size for want, window in self._windows.items()}
+        load = {want: dict.fromkeys(everybody, 0) for want in Want}
+        for span, asked in self._asked.items():
+            want = self._wanted[span][0]
+            load[want][asked.donor] = load[want].get(asked.donor, 0) + 1
+            left[want] -= 1
+        # Entries, from whoever has them: one that is shunned may be the only one ahead.
+        preferred = self._donors.sound([*donors, *holders], now)
+        for want, able, preferable in ((Want.ENTRY, donors, everybody), (Want.SPAN, wide, preferred)):
+            if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
+                continue  # while a transfer runs, nearly always
+            for span in self._waiting(want):
+                free = [donor for donor in able if load[want][donor] < MOST_ASKED_PER_DONOR[want]]
+                if not free or left[want] <= 0:
+                    break
+                donor = self._wanted[span][1]
+                if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
+                    others = [donor for donor in free if donor != self._late.get(span)]
+                    donor = least_loaded(span, others or free, load[want])
+                load[want][donor] += 1
+                left[want] -= 1
+                actions.append(self._ask(span, want, donor, now))
+        return actions
+
+    def _take_back_for(self, sources: Sequence[PeerId]) -> None:
+        """Take spans back from donors that were asked when there were no better ones, as many as those can serve."""
+        asked_here = sum(asked.donor in sources for asked in self._asked.values())
+        spare = MOST_ASKED_PER_DONOR[Want.SPAN] * len(sources) - asked_here
+        for span, asked in list(self._asked.items()):
+            is_span, is_preferred = self._wanted[span][0] is Want.SPAN, self._wanted[span][1] == asked.donor
+            if spare > 0 and is_span and not is_preferred and asked.donor not in sources:
+                del self._asked[span]
+                spare -= 1
+
+    def _waiting(self, want: Want) -> list[SpanId]:
+        """Return what nobody was asked for yet; first the spans of which something has come."""
+        waiting = [span for span, (what, _) in self._wanted.items() if what is want and span not in self._asked]
+        if want is Want.ENTRY:
+            return waiting
+        waiting = [span for span in waiting if span not in self._transfers or not self._transfers[span].is_whole]
+        return sorted(waiting, key=lambda span: span not in self._transfers)
+
+    def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
+        window = self._windows[want]
+        self._asked[span] = Asked(
+            donor=donor,
+            until=now + window.seconds,
+            last=now + window.longest_seconds,
+            at=now,
+            piece_bytes=self._donors.piece_bytes(donor),
+        )
+        self._first_asked.setdefault(span, now)
+        if want is Want.SPAN:
+            self._servers.setdefault(span, set()).add(donor)
+        return self._request(span, want, donor, now)
+
+    def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
+        """Take requests back from donors that are too slow, or have stopped; say so of one that stopped serving spans.
+
+        One whose heartbeats do not come through goes on: on a thin line they wait behind its own pieces. A link that is
+        lost takes its requests with it, see `lose`.
+        """
+        actions: list[Action] = []
+        for span, asked in list(self._asked.items()):
+            want, preferred = self._wanted[span]
+            is_late = asked.until <= now
+            if not is_late and not (want is Want.SPAN and self._donors.is_quiet(asked.donor, asked.at, donors, now)):
+                continue
+            del self._asked[span]
+            self._wanted[span] = (want, None if preferred == asked.donor else preferred)
+            self._late[span] = asked.donor
+            if want is Want.ENTRY and span in self._targets and self._targets[span][1] == asked.donor:
+                self._unanswered[span] = self._unanswered.get(span, 0) + 1
+            if asked.donor in donors:
+                if want is Want.SPAN:
+                    what = f"served nothing of {span} for {now - asked.at:.0f} s"
+                    actions += self._donors.shun(asked.donor, what, now)
+                if is_late:  # one donor that stopped says nothing about the line
+                    self._windows[want].unanswered()
+        return actions
+
+    def heard(self, donor: PeerId, now: float) -> None:
+        """Hear that a donor has answered something: it may take its time with the rest."""
+        self._donors.heard(donor, now)
+        for span, asked in self._asked.items():
+            if asked.donor == donor:
+                until = min(now + self._windows[self._wanted[span][0]].seconds, asked.last)
+                asked.until = max(until, asked.until)
+
+    def _request(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
+        if want is Want.ENTRY:
+            return self._send(donor, EntryRequest(span=span, parent=self._chains.heads[span].digest), now)
+        transfer = self._transfers.get(span)
+        version = transfer.head.digest if transfer is not None else ZERO_DIGEST
+        offset = transfer.received_bytes if transfer is not None else 0
+        most_bytes = self._donors.piece_bytes(donor)
+        request = SpanRequest(span=span, version=version, offset=offset, most_bytes=most_bytes)
+        return self._send(donor, request, now)
+
+    def _send(self, to: PeerId, message: Question, now: float) -> Send:
+        return Send(to=to, message=message, deadline=now + self._rules.answer_seconds)
+
+    # -- answers
+
+    def take_heads(self, sender: PeerId, reply: HeadsReply) -> bool:
+        """Tell whether a reply answers what was asked and fits the run."""
+        fits = reply.fragment < len(self._rules.num_spans) and len(reply.heads) == self._rules.num_spans[reply.fragment]
+        return fits and self._heads_asked.take(reply.fragment, sender)
+
+    def note_differences(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
+        """Note where a voice's spans stand, and do what follows from it.
+
+        Entries are asked for on one word, also on that of a peer that is not ready: it may hold what the ready ones
+        lack, and wait until they hold it. A whole span is fetched where a majority stands elsewhere and entries do not
+        lead there.
+        """
+        self._told.setdefault(reply.fragment, {})[sender] = reply.heads
+        self._level.get(reply.fragment, set()).discard(sender)
+        actions: list[Action] = []
+        for index, theirs in enumerate(reply.heads):
+            span = SpanId(reply.fragment, index)
+            mine = self._chains.heads.get(span)
+            if mine is None or mine.digest == theirs.digest:
+                continue
+            if theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
+                self._unjoinable.discard(span)  # it may have the entries that others lack
+                if theirs.height >= self._targets.get(span, (0, sender))[0]:
+                    self._targets[span] = (theirs.height, sender)
+                self._wanted.setdefault(span, (Want.ENTRY, sender))
+            actions += (
+                self._follow_majority(span, mine, now)
+                or self._settle_tie(span, mine, theirs, sender, now)
+                or self._follow_most(span, mine, now)
+            )
+        if all(self._is_decided(SpanId(reply.fragment, index)) for index in range(len(reply.heads))):
+            self.adopted(reply.fragment)
+        return actions
+
+    def stands_level(self, fragment: int, voice: PeerId) -> None:
+        """Hear that a voice stands where we stand with all spans of a fragment."""
+        self._told.get(fragment, {}).pop(voice, None)
+        self._level.setdefault(fragment, set()).add(voice)
+
+    def _voters(self, span: SpanId) -> dict[SpanHead, set[PeerId]]:
+        """Return who stands where, of those that do not stand where we stand with the whole fragment."""
+        voters: dict[SpanHead, set[PeerId]] = {}
+        for voice, heads in self._told.get(span.fragment, {}).items():
+            voters.setdefault(heads[span.index], set()).add(voice)
+        return voters
+
+    def _with_us(self, span: SpanId, mine: SpanHead) -> set[PeerId]:
+        """Return which voices stand where we stand."""
+        return self._voters(span).get(mine, set()) | self._level.get(span.fragment, set())
+
+    def _is_decided(self, span: SpanId) -> bool:
+        mine = self._chains.heads.get(span)
+        groups = self._voters(span)
+        if mine is not None:
+            groups[mine] = self._with_us(span, mine)
+        return any(self._names(span, head, group) for head, group in groups.items())
+
+    def _follow_majority(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
+        """Fetch a span that a majority holds at a tip to which no entries lead from ours.
+
+        Where the majority stands lower, it may be on its way to us: entries that only we hold lead it here. So it has
+        two cycles for that, unless it goes by another branch of rosters.
+        """
+        named = next((head for head, group in self._voters(span).items() if self._names(span, head, group)), None)
+        if named is None or named.digest == mine.digest:
+            self._above_since.pop(span, None)
+            return []
+        if self._wanted.get(span, (None, None))[0] is Want.SPAN:
+            return []
+        if named.height > mine.height and span not in self._unjoinable:
+            return []
+        if named.height < mine.height and span.fragment not in self._unadopted:
+            if self._chains.entry_after(span, named.digest) is not None:
+                return []
+            if now - self._above_since.setdefault(span, now) < self._rules.patience_seconds:
+                return []
+        self._goes_back.add(span)
+        self.want_transfer(span, min(self._voters(span)[named]))
+        text = (
+            f"{span} stands at height {mine.height}, round {mine.round}; a majority stands at height {named.height}, "
+            f"round {named.round}, and no entries lead there; fetching it"
+        )
+        return [Report(topic="adoption", text=text)]
+
+    def _names(self, span: SpanId, head: SpanHead, group: set[PeerId]) -> bool:
+        """Return whether the peers at a tip are a majority, counting unlinked voters that have signed it."""
+        far = {
+            voter
+            for voter, (chain, _) in self._contents.of(span).items()
+            if voter in self.namers.told and chain == head.digest
+        }
+        return self.voices.are_enough(group) or (not self.namers.is_few and self.namers.are_enough(group | far))
+
+    # -- two children of one tip
+
+    def _settle_tie(self, span: SpanId, mine: SpanHead, theirs: SpanHead, sender: PeerId, now: float) -> list[Action]:
+        """Look what the span was before our last entry, where another child of it wins: the later, then the smaller.
+
+        So does one from which others have gone on, for more than half were there on it: who stands higher has no entry
+        that follows our tip, and may have the other child. Nobody moves on a word: the parent comes from the own disk,
+        and the other child is an entry signed by its owner. Nor does who stands where most stand.
+        """
+        is_ahead = theirs.height > mine.height and span in self._unjoinable
+        is_tie = is_ahead or (theirs.height == mine.height and wins_tie(theirs, mine))
+        if not is_tie or span.fragment in self._unadopted or self._is_with_most(span, mine) or span in self._wanted:
+            return []
+        tie = self._ties.get(span)
+        if tie is None or tie.tip != mine.digest:
+            self._ties[span] = _Tie(tip=mine.digest, ahead=sender if is_ahead else None)
+            return [RebuildParent(span=span, tip=mine.digest)]
+        if tie.parent is None:
+            return []
+        if is_ahead:
+            tie.ahead = sender
+            self._chains.fork_at(span, tie.parent, is_left=True)
+        return [self._send(sender, EntryRequest(span=span, parent=tie.parent.digest), now)]
+
+    def parent_rebuilt(
+        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
+    ) -> list[Action]:
+        """Take the result of a `RebuildParent`; ask for the other child when others next say that they hold it.
+
+        Where the disk does not lead there, and one other peer is all there is, it is believed: else two would never
+        agree again. With more than one other, a majority will decide.
+        """
+        tie, mine = self._ties.get(span), self._chains.heads.get(span)
+        if tie is None or mine is None or not tip == tie.tip == mine.digest:
+            return []
+        if parent is not None:
+            tie.parent, tie.state = parent, state
+            self._chains.fork_at(span, parent, is_left=tie.ahead is not None)
+            self._heads_asked.forget(span.fragment)
+            return []
+        others = sorted(self._told.get(span.fragment, {}).keys() & self.voices.heard)
+        text = f"{span} differs from what others hold, and this disk does not hold what it was before"
+        if len(self.voices.near) != 1 or not others:
+            return [Report(topic="tips", text=f"{text}; waiting for a majority")]
+        text = f"{text}; fetching it from {short_peer_id(others[0])}, the only other member"
+        return [Report(topic="adoption", text=text), *self.yield_to(span, others[0])]
+
+    def step_back(self, span: SpanId) -> list[Action]:
+        """Let a span stand where it stood before our last entry: the other child of its parent is here, and wins."""
+        tie = self._ties.pop(span)
+        assert tie.parent is not None, "who is asked for the other child has its parent"
+        assert tie.state is not None, "a parent comes with its bytes"
+        round_index = self._chains.heads[span].round
+        self._chains.set_head(span, tie.parent)
+        if tie.ahead is not None:
+            self._doubted.pop((tie.ahead, span), None)  # it was on another line, and not wrong about its height
+        text = f"{span} has two children in round {round_index} or later; following the one that all agree on"
+        replaced = ReplaceSpan(span=span, head=tie.parent, state=tie.state, is_mended=True, is_adoption=True)
+        self._has_new_head(span)
+        return [Report(topic="adoption", text=text), replaced]
+
+    def _is_with_most(self, span: SpanId, mine: SpanHead) -> bool:
+        """Return whether more than half of those that this peer hears stand where it stands.
+
+        Not where half of the electorate is known to stand elsewhere: those that are heard may be the few that can be
+        dialled, and the bootstrap does not vote.
+        """
+        num_with_us = len(self.voices.heard & self._with_us(span, mine))
+        has_most = 2 * (num_with_us + 1) > len(self.voices.near) + 1
+        return has_most and len(self._voters_on_another_line(span, mine)) < self.namers.half
+
+    def _voters_on_another_line(self, span: SpanId, mine: SpanHead) -> set[PeerId]:
+        """Return which of those who vote have said, or signed, that they stand at a tip that did not lead to ours."""
+        tips = {voice: head.digest for head, group in self._voters(span).items() for voice in group & self.namers.heard}
+        tips |= {voter: chain for voter, (chain, _) in self._contents.of(span).items() if voter in self.namers.told}
+        return {
+            voter for voter, tip in tips.items() if tip != mine.digest and self._chains.entry_after(span, tip) is None
+        }
+
+    def _follow_most(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
+        """Fetch a span where no tip has a majority, and none comes about for two cycles: all take the same one.
+
+        Disks that cannot go back leave several tips that nobody moves from. The tip that most stand at is taken, of
+        those that as many do the highest, then as of two children of one tip. More than half must be heard for it.
+        """
+        near, heard = self.voices.near - self.voices.empty, self.voices.heard
+        if span in self._wanted or span.fragment in self._unadopted or len(near) < 2:
+            return []
+        if self._is_with_most(span, mine) or self._is_decided(span) or 2 * (len(heard) + 1) <= len(near) + 1:
+            self._undecided_since.pop(span, None)
+            return []
+        holders = {head: sorted(group & heard) for head, group in self._voters(span).items() if head != mine}
+        num_there = {mine: len(heard & self._with_us(span, mine)) + 1}
+        num_there.update((head, len(group)) for head, group in holders.items() if group)
+        best = min(num_there, key=lambda head: (-num_there[head], -head.height, -head.round, head.digest))
+        if best == mine:
+            self._undecided_since.pop(span, None)
+            return []
+        if now - self._undecided_since.setdefault(span, now) < self._rules.patience_seconds:
+            return []
+        text = (
+            f"{span} stands at {len(num_there)} tips and a majority at none, here at height {mine.height}, round "
+            f"{mine.round}; fetching it at height {best.height}, round {best.round}, where {num_there[best]} stand"
+        )
+        return [Report(topic="adoption", text=text), *self.yield_to(span, holders[best][0])]
+
+    def yield_to(self, span: SpanId, other: PeerId) -> list[Action]:
+        """Fetch a span from another member, on its word, where no majority can come about."""
+        self._goes_back.add(span)
+        self.want_transfer(span, other)
+        self._on_word_of[span] = other
+        return []
+
+    def entry_absorbed(self, span: SpanId, now: float) -> None:
+        """Go on with the next entry of a replay, or end it."""
+        self._lacking.pop(span, None)
+        self._moved_on(span)
+        if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
+            return
+        self._answered(span, Want.ENTRY, now)
+        donor = self._wanted[span][1]
+        self._drop(span)
+        if self._is_behind(span):
+            self._wanted[span] = (Want.ENTRY, donor)
+
+    def _is_behind(self, span: SpanId) -> bool:
+        """Tell whether some peer is known to stand higher; forget it once we stand there."""
+        head = self._chains.heads.get(span)
+        if head is not None and span in self._targets and head.height >= self._targets[span][0]:
+            del self._targets[span]
+        return head is not None and span in self._targets
+
+    def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest, now: float) -> list[Action]:
+        """Hear that a donor has no entry after our head.
+
+        If it said that it is ahead of us, our logs cannot be joined, or it is not: a majority decides, and it is asked
+        for no entries on its word for a while. The next comparison raises what another donor lacks again, until it is
+        known that who is ahead does not answer.
+        """
+        asked = self._asked.get(span)
+        head = self._chains.heads.get(span)
+        if asked is None or asked.donor != sender or head is None or head.digest != parent:
+            return []
+        self._drop(span)
+        if not self._is_behind(span):
+            return []
+        self._heads_asked.forget(span.fragment)  # the next comparison raises it again
+        target = self._targets[span][1]
+        lacking = self._lacking.setdefault(span, set())
+        lacking.add(sender)
+        num_unanswered = self._unanswered.get(span, 0)
+        if sender != target and (not num_unanswered or len(lacking) + num_unanswered <= MOST_LACKING):
+            return []
+        self._unanswered.pop(span, None)
+        height = self._targets[span][0]
+        del self._targets[span], self._lacking[span]
+        self._unjoinable.add(span)
+        followed = self._follow_majority(span, head, now)
+        if followed or self._doubted.get((target, span), now) > now:
+            return followed
+        self._doubted = {key: until for key, until in self._doubted.items() if until > now}
+        is_reported = any(peer == target for peer, _ in self._doubted)
+        # Who says that it has no entries is doubted for long; an answer that did not come may have been lost.
+        self._doubted[target, span] = now + (SHUN_SECONDS if sender == target else self._rules.pause_seconds)
+        if is_reported:
+            return []
+        text = (
+            f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "
+            "who was asked has the entries between, and no majority says so; staying here"
+        )
+        return [Report(topic="tips", text=text)]
+
+    def want_transfer(self, span: SpanId, donor: PeerId) -> None:
+        """Fetch a whole span: its log cannot be joined with the donor's."""
+        self._lacking.pop(span, None)
+        self._drop(span)
+        self._wanted[span] = (Want.SPAN, donor)
+
+    def take_span(self, sender: PeerId, reply: SpanReply, now: float) -> list[Action]:
+        """Add a piece; ask for the next one, or hand the whole span over.
+
+        A piece that comes late, when another donor has been asked already, is as good as any if it fits.
+        """
+        span, asked = reply.span, self._asked.get(reply.span)
+        if sender not in self._servers.get(span, ()) or self._wanted.get(span, (None, None))[0] is not Want.SPAN:
+            return []
+        is_asked = asked is not None and asked.donor == sender
+        transfer = self._transfers.get(span)
+        is_new = transfer is None or transfer.head != reply.head
+        if is_new and (reply.offset or not is_asked):
+            return []  # of a version that was given up
+        expected = self._rules.span_bytes[span]
+        if self._would_go_back(span, reply.head):
+            return []
+        received = 0 if transfer is None or is_new else transfer.received_bytes
+        behind = reply.offset + len(reply.piece)
+        if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
+            return self._refuse_piece(span, sender, now)
+        if transfer is None or is_new:
+            transfer = self._transfers[span] = Transfer(reply.head, expected, now)
+        if asked is not None and is_asked:
+            del self._asked[span]
+            self._donors.answered(sender, asked.piece_bytes, len(reply.piece), now - asked.at)
+        if reply.offset == received:
+            self._answered(span, Want.SPAN, now)
+            transfer.add(reply.piece, sender)
+            if transfer.is_whole:
+                self._asked.pop(span, None)
+                return [HashSpan(span=span, head=transfer.head, state=transfer.state)]
+        return [self._ask(span, Want.SPAN, sender, now)] if is_asked and not transfer.is_whole else []
+
+    def _refuse_piece(self, span: SpanId, sender: PeerId, now: float) -> list[Action]:
+        """Leave a donor; what came from others stays, for whoever was asked once may send what it likes."""
+        asked, transfer = self._asked.get(span), self._transfers.get(span)
+        self._servers[span].discard(sender)
+        if (asked is not None and asked.donor == sender) or (transfer is not None and sender in transfer.donors):
+            for forgotten in (self._transfers, self._asked):
+                forgotten.pop(span, None)
+            self._wanted[span] = (Want.SPAN, None)
+        return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
+
+    def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:
+        """Tell whether a span would lose entries, and give it up then; the next comparison says what is needed."""
+        mine = self._chains.heads.get(span)
+        if mine is None or head.height >= mine.height or span in self._goes_back:
+            return False
+        self._drop(span)
+        return True
+
+    # -- a majority's word
+
+    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
+        """Take the result of a `HashSpan`."""
+        transfer = self._transfers.get(span)
+        if transfer is None or transfer.head != head or not transfer.is_whole:
+            return []
+        transfer.content = content
+        return self._settle(span, transfer, now)
+
+    def take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
+        """Note what a voice holds of the spans that are being fetched."""
+        return self.settle_fragment(reply.fragment, now) if self._contents.take(sender, reply) else []
+
+    def take_signed(self, answer: SignedContent, now: float) -> None:
+        """Note what a voter that is not linked holds; it is expected and signed. Settle the fragment then."""
+        asked_at = self.far.take(answer, now)
+        self._contents.note(answer.voter, answer.fragment, answer.digests, asked_at)
+
+    def signed(self, now: float, *, holds: bool) -> list[PeerId]:
+        """Return voters that have signed of late that they hold the state, or that they do not."""
+        return self.far.signed(now - self._rules.patience_seconds, holds=holds)
+
+    def ask_far(self, fragments: Iterable[int], now: float) -> list[Action]:
+        """Ask voters that are not linked what they hold, through others."""
+        questions = self.far.ask(fragments, sorted(self.namers.far), self.namers.carriers, now)
+        return [self._send(carrier, question, now) for carrier, question in questions]
+
+    def settle_fragment(self, fragment: int, now: float) -> list[Action]:
+        """Look what has been named of the spans of a fragment that are being fetched."""
+        fetched = [(span, transfer) for span, transfer in self._transfers.items() if span.fragment == fragment]
+        return [action for span, transfer in fetched for action in self._settle(span, transfer, now)]
+
+    def _confirm(self, now: float) -> list[Action]:
+        """Ask all voices what they hold of the spans that come, or that cannot be joined, until a majority names it."""
+        if not self._transfers and not self.is_parted:
+            if self.is_complete():  # what was said of other spans of a fragment is for the next transfer
+                self._contents.clear()
+            return []
+        actions: list[Action] = []
+        for span, transfer in list(self._transfers.items()):
+            actions += self._settle(span, transfer, now)
+        unsure = [span for span, transfer in self._transfers.items() if not transfer.is_sure]
+        fragments = sorted({span.fragment for span in (*unsure, *(self._parted if self.is_parted else ()))})
+        for fragment in fragments:
+            for voice in self.namers.askable:
+                if self._contents.may_ask(fragment, voice, now):
+                    actions.append(self._send(voice, ContentRequest(fragment=fragment), now))
+        return actions + self.ask_far(fragments, now)
+
+    def _settle(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
+        """Hand over a span that is what a majority named, refuse one that is not, and give up a version that is old."""
+        head, said = transfer.head, self._contents.of(span)
+        if not transfer.is_sure:
+            transfer.named = None
+            self._look_for_names(span, transfer, said)
+        if transfer.named is None:
+            others = self._elsewhere(span, transfer, now)
+            if others and self._believed(span) == others[0]:
+                self.yield_to(span, others[0])
+            elif others:
+                self.want_transfer(span, others[0])
+            return []
+        if transfer.content is None or self._would_go_back(span, head):
+            return []
+        if transfer.content != transfer.named:
+            return self._refuse_span(span, transfer, now)
+        is_adoption = span in self._goes_back
+        self._drop(span)
+        self._moved_on(span)
+        self._has_new_head(span)
+        self._chains.set_head(span, head)
+        return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
+
+    def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
+        """Look which bytes have been named. What more than half of the electorate said is never looked at again."""
+        for what in sorted(set(said.values())):
+            voters = [voice for voice, pair in said.items() if pair == what]
+            are_enough = self.namers.may_name(transfer.head, voters) or self._believed(span) in voters
+            are_enough = are_enough or (span in self.damaged and self.voices.are_most(voters))
+            if are_enough and what[0] == transfer.head.digest and not transfer.is_sure:
+                transfer.named = what[1]
+                transfer.is_sure = self.namers.are_enough(voters) and not self.namers.is_few
+
+    def _believed(self, span: SpanId) -> PeerId | None:
+        """Return whose word is enough for a span that is being fetched, though it is no majority.
+
+        Who fetches has given up what it held; where one other member is all there is, no majority will come.
+        """
+        only = next(iter(self.namers.near)) if len(self.namers.near) == 1 else None
+        return only if self.namers.is_strict else self._on_word_of.get(span, only)
+
+    def _elsewhere(self, span: SpanId, transfer: Transfer, now: float) -> list[PeerId]:
+        """Return who stands elsewhere by now: a majority, or whose word is taken; they vouch for what comes no more.
+
+        The donor may have lied, or have been asked a moment before it went on: nobody is blamed.
+        """
+        said = self._contents.of(span, since=transfer.began)
+        may_have_start = self.namers.founder_holds and self.namers.founder not in said  # a hub goes on from there
+        waits_for_founder = is_start(transfer.head) and may_have_start
+        if waits_for_founder or now - transfer.began < 2 * self._rules.entry_seconds:
+            return []
+        groups: dict[Digest, list[PeerId]] = {}
+        for voice, (chain, _) in sorted(said.items()):
+            groups.setdefault(chain, []).append(voice)
+        elsewhere = [group for chain, group in groups.items() if chain != transfer.head.digest]
+        moved = [voice for group in elsewhere for voice in group if voice == self._believed(span)]
+        return next((group for group in elsewhere if self.namers.are_enough(group)), moved)
+
+    def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
+        """Name who served other bytes than a majority holds, and ask others.
+
+        Where it had named others itself, its memory may have been mended since: all are asked anew what they hold.
+        """
+        said = self._contents.of(span)
+        if any(said.get(donor, (None, None))[1] == transfer.named for donor in transfer.donors):
+            self._contents.forget(span.fragment)
+        want, preferred = self._wanted[span]
+        self._drop(span)
+        self._wanted[span] = (want, None if preferred in transfer.donors else preferred)
+        what = f"served {span} with other bytes than a majority holds"
+        return [action for donor in sorted(transfer.donors) for action in self._donors.shun(donor, what, now)]
+
+    def _moved_on(self, span: SpanId) -> None:
+        """Forget what was found out about the tip before."""
+        self._unjoinable.discard(span)
+        self._goes_back.discard(span)
+        for kept in (self._above_since, self._undecided_since, self._unanswered, self._ties):
+            kept.pop(span, None)
+
+    def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
+        """Put a span right from the own disk."""
+        self._drop(span)
+        self._has_new_head(span)
+        return ReplaceSpan(span=span, head=head, state=state, is_mended=True)
+
+    def _has_new_head(self, span: SpanId) -> None:
+        """Have it compared with all again, whoever was heard before."""
+        self.damaged.pop(span, None)
+        self.scrub.moved(span)
+        self._heads_asked.forget(span.fragment)
+
+    def overrule(self, span: SpanId, others: Sequence[PeerId]) -> None:
+        """Fetch a span again from one of a majority that holds something else."""
+        self.want_transfer(span, others[0])
+        self.scrub.moved(span)
+
+    def _answered(self, span: SpanId, want: Want, now: float) -> None:
+        """Learn how long an answer took, from the first time that the question was asked."""
+        if span in self._first_asked:
+            self._windows[want].answered(now - self._first_asked.pop(span))
+
+    def stop_waiting(self) -> None:
+        """Forget what was heard of beyond the heads that are here: whoever had it is gone."""
+        for span in [span for span in self._wanted if span in self._chains.heads]:
+            self._drop(span)
+        if len(self._chains.heads) == len(self._rules.span_bytes):
+            self._unadopted.clear()
+
+    def lose(self, donor: PeerId) -> None:
+        """Forget what a donor was asked: its link is gone."""
+        self._donors.lose(donor)
+        for span in [span for span, asked in self._asked.items() if asked.donor == donor]:
+            del self._asked[span]
+            self._first_asked.pop(span, None)
+
+    def _drop(self, span: SpanId) -> None:
+        for kept in (self._wanted, self._asked, self._transfers, self._servers, self._first_asked):
+            kept.pop(span, None)
+        for noted in (self._on_word_of, self._late):
+            noted.pop(span, None)

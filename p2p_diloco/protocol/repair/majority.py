@@ -1,0 +1,256 @@
+"""Whose word about the state counts here, and how many of those peers must say the same.
+
+A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
+word is a reason to ask, never the answer. The *voices* of a peer are the other voters of the roster in force that it
+ought to hear: all of them, in a grid the members of its row and column, and, where it cannot be dialled, those that it
+can dial. Where no other voter that it can hear holds anything, all other members that it can hear are. A newcomer of a
+grid may reach nobody of the row that it would be dealt to. Once it has listened for a while, its voices are the voters
+if it hears at least two of them, else all members that it hears. Three more rules make the odd cases work:
+
+- Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
+  the spans at height 0.
+- Who has lost its state does not wait for others that have none either: of those that it hears, only holders count.
+- Who is no member of the roster in force must begin somewhere, and may be unable to reach most members. Once it has
+  listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
+
+A ready member counts itself among all: of two members neither can replace the other's state, of four no two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
+from p2p_diloco.protocol.wire.grid import Grid
+from p2p_diloco.protocol.wire.messages import ContentReply
+from p2p_diloco.protocol.wire.roster import Roster
+
+ENOUGH_VOTERS = 2
+"""A newcomer of a grid that hears fewer voters also counts the other members that it hears: one word is not enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voices:
+    """Who may name tips and bytes to this peer.
+
+    Attributes:
+        near: voices that exist, heard or not.
+        heard: those of them that are linked, alive, and say that they hold the state.
+        empty: those of them that are linked, alive, and say that they hold nothing.
+        founder_holds: whether the founder is heard, and says so too; a voice or not.
+        needed: how many must name the same; may be more than there are.
+        founder: the one member of roster 0; its word is enough for spans that have absorbed no entry.
+        told: voices that are not linked, and have signed what they hold.
+        far: voices that are not linked; they are asked through others.
+        carriers: linked peers that may be linked with those.
+        half: of all who count, this peer with them where it does.
+        is_strict: whether nobody but more than half of the electorate is believed.
+        is_few: whether less than that is, because most of the electorate could not be asked, or waits itself.
+    """
+
+    near: frozenset[PeerId] = frozenset()
+    heard: frozenset[PeerId] = frozenset()
+    empty: frozenset[PeerId] = frozenset()
+    needed: int = 1
+    founder: PeerId | None = None
+    founder_holds: bool = False
+    told: frozenset[PeerId] = frozenset()
+    far: frozenset[PeerId] = frozenset()
+    carriers: tuple[PeerId, ...] = ()
+    half: float = math.inf
+    is_strict: bool = False
+    is_few: bool = False
+
+    @property
+    def askable(self) -> list[PeerId]:
+        """Return who can be asked what it holds."""
+        return sorted(self.heard | {self.founder} if self.founder is not None and self.founder_holds else self.heard)
+
+    def are_enough(self, voters: Collection[PeerId]) -> bool:
+        """Tell whether `voters` are a majority."""
+        return len((self.heard | self.told).intersection(voters)) >= self.needed
+
+    def are_most(self, voters: Collection[PeerId]) -> bool:
+        """Tell whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
+        return 2 * len(self.near.intersection(voters)) > len(self.near)
+
+    def may_name(self, head: SpanHead, voters: Collection[PeerId]) -> bool:
+        """Tell whether a span that `voters` hold at `head` may be taken."""
+        return self.are_enough(voters) or (is_start(head) and self.founder in voters)
+
+    def sentence(self) -> str:
+        """Say who has been heard and how many are needed."""
+        names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
+        return (
+            f"hears {names} of the {len(self.near)} members whose word counts here; {self.needed} must name the same "
+            "state before it is taken"
+        )
+
+    def sentence_of_few(self) -> str:
+        """Return the warning that most voters could not be asked, with the peers that are believed instead."""
+        names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
+        return (
+            f"most voters could not be reached, or wait for the state themselves; going by what {names} hold; "
+            f"{self.needed} of them must agree. If you do not trust them, leave and join again with a newer invite"
+        )
+
+
+def is_start(head: SpanHead) -> bool:
+    """Tell whether a span has absorbed no entry."""
+    return head.height == 0 and head.round == GENESIS_ROUND
+
+
+def voices_for(
+    *,
+    me: PeerId,
+    can_be_dialled: bool,
+    is_ready: bool,
+    has_listened: bool,
+    roster: Roster,
+    grid: Grid,
+    founder: PeerId,
+    gone: Collection[PeerId],
+    holders: Collection[PeerId],
+    empty: Collection[PeerId] = (),
+) -> Voices:
+    """Return whose word counts for `me`.
+
+    Args:
+        can_be_dialled: whether members that cannot be dialled can reach this peer.
+        is_ready: whether this peer holds the agreed state already.
+        has_listened: whether all that can be heard have had the time to be heard.
+        roster: in force here, and its `grid`.
+        gone: members that have said good-bye.
+        holders: peers that are linked, alive, on our chain of rosters, and say that they hold the state.
+        empty: peers that are linked and alive, and say that they hold nothing.
+    """
+    others = frozenset(
+        member.peer
+        for member in roster.members
+        if member.peer != me and member.peer not in gone and (can_be_dialled or member.reduces)
+    )
+    is_member, voters = roster.member(me) is not None, others & roster.voters
+    if len(grid.rows) == 1:
+        near = voters if voters.difference(empty) else others
+    elif is_member or not has_listened:
+        near = others & grid.neighbours(me)
+    else:  # of the row that it would be dealt to it may reach nobody
+        near = voters if len(voters.intersection(holders)) >= ENOUGH_VOTERS else others
+    if not near.difference(empty) and founder in holders:
+        near = frozenset((founder,))  # no member holds anything that others could fetch
+    heard = near.intersection(holders)
+    needed = len(near) // 2 + 1
+    if is_member and is_ready:
+        needed = (len(near) + 1) // 2 + 1  # itself is one of all: of four, two against two are no majority
+    elif has_listened:
+        needed = len(near.difference(empty) if is_member else heard) // 2 + 1
+    return Voices(
+        near=near,
+        heard=heard,
+        empty=near.intersection(empty),
+        needed=needed,
+        founder=founder,
+        founder_holds=founder in holders,
+    )
+
+
+def namers_for(
+    *,
+    me: PeerId,
+    voices: Voices,
+    is_ready: bool,
+    has_waited: bool,
+    roster: Roster,
+    is_grid: bool,
+    gone: Collection[PeerId],
+    linked: Collection[PeerId],
+    holders: Collection[PeerId],
+    ready: Collection[PeerId],
+    empty: Collection[PeerId],
+    told: Collection[PeerId],
+    told_empty: Collection[PeerId],
+) -> Voices:
+    """Return whose word counts for the bytes of spans that `me` fetches: the electorate's.
+
+    Who is not ready, has waited as long as a stall takes and could not ask most of the electorate, goes by its
+    `voices`. So does a member of a grid. Voters that are not ready do not make it enough for a member: where most came
+    back with old disks, each would wait for the others for ever.
+
+    Args:
+        linked: members, and the founder, that are linked and alive.
+        holders, empty: peers that are linked, alive, and say that they hold some state, or nothing.
+        ready: those of the holders that say that it is the agreed one.
+        told, told_empty: peers that have signed the same of late; they count where they are not linked.
+    """
+    is_member = roster.member(me) is not None
+    voters = roster.voters - {me} - frozenset(gone)
+    far = voters.difference(linked)
+    empty = (voters.intersection(empty) | far.intersection(told_empty)).difference(holders)
+    if voters == empty or (is_grid and is_member):
+        return voices
+    heard, told = voters.intersection(holders), far.intersection(told)
+    carriers = tuple(sorted(linked, key=lambda peer: (peer not in voters, peer)))
+    half = (len(voters) + (me in roster.voters)) / 2
+    found = replace(voices, told=told, far=far, carriers=carriers, half=half)
+    needed = (len(voters) + 1 if is_ready and is_member else len(voters) - len(empty)) // 2 + 1
+    able = heard.intersection(ready) if is_member and ready else heard
+    if not has_waited or is_ready or len(able | told) >= needed:
+        return replace(found, near=voters, heard=heard, empty=empty, needed=needed, is_strict=not is_member)
+    if not is_member and len(heard | told) >= ENOUGH_VOTERS:
+        found = replace(found, near=voters, heard=heard, needed=len(heard | told) // 2 + 1)
+    return replace(found, is_few=True)
+
+
+class NamedContents:
+    """Chain and content digests of spans as each voice said them last. A state machine without I/O.
+
+    Args:
+        answer_seconds: how long an answer may take.
+        pause_seconds: from one question to the next, of the same voice about the same fragment.
+    """
+
+    def __init__(self, *, answer_seconds: float, pause_seconds: float) -> None:
+        self._answer_seconds = answer_seconds
+        self._pause_seconds = pause_seconds
+        self._asked: dict[tuple[int, PeerId], float] = {}
+        self._under_way: dict[tuple[int, PeerId], float] = {}
+        self._said: dict[int, dict[PeerId, tuple[tuple[tuple[Digest, Digest], ...], float]]] = {}
+
+    def may_ask(self, fragment: int, voice: PeerId, now: float) -> bool:
+        """Tell whether to ask a voice what it holds of a fragment, and count on its being asked."""
+        key = (fragment, voice)
+        asked, until = self._asked.get(key, -math.inf), self._under_way.get(key, -math.inf)
+        if now < max(asked + self._pause_seconds, until):
+            return False
+        self._asked[key], self._under_way[key] = now, now + self._answer_seconds
+        return True
+
+    def take(self, sender: PeerId, reply: ContentReply) -> bool:
+        """Note an answer; False where nobody asked."""
+        key = (reply.fragment, sender)
+        if self._under_way.pop(key, None) is None:
+            return False
+        self._said.setdefault(reply.fragment, {})[sender] = (reply.digests, self._asked[key])
+        return True
+
+    def note(self, voter: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...], asked_at: float) -> None:
+        """Note what a voter has signed that it holds, unless it has said something later."""
+        said = self._said.setdefault(fragment, {})
+        if voter not in said or said[voter][1] <= asked_at:
+            said[voter] = (digests, asked_at)
+
+    def of(self, span: SpanId, since: float = -math.inf) -> dict[PeerId, tuple[Digest, Digest]]:
+        """Return what voices hold of a span: of those that were asked no earlier than `since`."""
+        said = self._said.get(span.fragment, {}).items()
+        return {voice: pairs[span.index] for voice, (pairs, at) in said if at >= since and span.index < len(pairs)}
+
+    def forget(self, fragment: int) -> None:
+        """Forget what was said of a fragment; all are asked again."""
+        self._said.pop(fragment, None)
+
+    def clear(self) -> None:
+        """Forget what was said; nothing is being fetched."""
+        self._said.clear()

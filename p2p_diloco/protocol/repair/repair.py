@@ -1,0 +1,775 @@
+"""How one peer finds out that it lacks something, fetches it, becomes ready, and answers others that ask.
+
+`CatchUp` knows what is missing; this page knows who can be asked, when a peer holds the agreed state, and what happens
+when another branch of rosters turns out to be senior: the whole run goes by one branch, so spans that differ are
+fetched from its members, even where our own log is longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
+from p2p_diloco.protocol.beacon import Beacon
+from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.majority import namers_for, voices_for
+from p2p_diloco.protocol.repair.scrub import WITNESSES
+from p2p_diloco.protocol.repair.signed_content import Carrier, FarVoters
+from p2p_diloco.protocol.repair.transfer import CatchUpRules
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.member import FULL_SHARE
+from p2p_diloco.protocol.wire.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryAbsent,
+    EntryRequest,
+    HeadsReply,
+    HeadsRequest,
+    Message,
+    SignedContent,
+    SignedContentRequest,
+    SpanReply,
+    SpanRequest,
+)
+from p2p_diloco.protocol.wire.roster import Verify
+from p2p_diloco.rate import counted
+
+BYTES_PER_ELEMENT_OF_STATE = 8
+ASKS_IN_A_ROUND = 8
+PATIENT_CYCLES = 2
+SAID_AGAIN_SILENCES = 16
+ENOUGH_READY = 3
+"""Peers with thin lines that together serve newcomers as a founder does."""
+QUIET_SILENCES = 2.0
+"""Of `silence_seconds`: who has asked for nothing for so long fetches nothing any more."""
+TIMES_RETAINED = 4
+"""Of the cycles whose entries are kept: so long a lone member waits in all, whoever asks."""
+
+
+class Followers:
+    """Tracks who fetches the state here: a founder holds it for them, and a lone member waits for them. No I/O.
+
+    A thin line cannot hand out a state and, round by round, what follows it. If its owner went on by itself, nobody
+    could ever catch up with it. Only entries wait; its island trains on.
+    """
+
+    def __init__(self, *, rules: RunRules, membership: Membership) -> None:
+        self._rules = rules
+        self._membership = membership
+        self._asked_at: dict[PeerId, float] = {}
+        self._rounds_left = self._most_rounds()
+
+    def asked(self, peer: PeerId, now: float) -> None:
+        """Note that a peer has asked for a span or an entry."""
+        self._asked_at[peer] = now
+
+    def are_fetching(self, now: float) -> bool:
+        """Tell whether somebody that trains and is not ready yet has asked for something a moment ago."""
+        since = now - QUIET_SILENCES * self._rules.silence_seconds
+        self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
+        alive = self._membership.alive(now)
+        return any(peer in alive and alive[peer].trains and not alive[peer].ready for peer in self._asked_at)
+
+    def wait_for(self, now: float) -> tuple[bool, list[Action]]:
+        """Tell, when a round begins, whether this peer makes no entries in it, and say so of the first such round.
+
+        Only where it is the one member: nobody else waits for an entry then. Not for ever: of strangers, some may never
+        have enough.
+        """
+        fetching = self.are_fetching(now)
+        roster, me = self._membership.book.in_force, self._membership.me
+        if roster is None or roster.peers() != {me.peer} or not me.trains:
+            self._rounds_left = self._most_rounds()
+            return False, []
+        if self._rounds_left <= 0 or not fetching:
+            return False, []
+        is_first = self._rounds_left == self._most_rounds()
+        self._rounds_left -= 1
+        text = "alone, with others catching up: training goes on, entries wait for them"
+        return True, [Report(topic="waiting", text=text)] if is_first else []
+
+    def _most_rounds(self) -> int:
+        return TIMES_RETAINED * self._rules.retained_cycles * self._rules.clock.num_fragments
+
+
+class Repair:
+    """One peer's repairs. A state machine without I/O.
+
+    Args:
+        linked: peers to which messages can be sent now; shared with the engine, which keeps it.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: RunRules,
+        membership: Membership,
+        chains: ChainBook,
+        beacon: Beacon,
+        linked: set[PeerId],
+        verify: Verify,
+    ) -> None:
+        self._verify = verify
+        self._carrier = Carrier(seconds=rules.silence_seconds)
+        self.catch_up = self._new_catch_up(rules, membership, chains)
+        self.serves_state = False
+        self._rules = rules
+        self._membership = membership
+        self._chains = chains
+        self._beacon = beacon
+        self._linked = linked
+        self._alone_since: float | None = None
+        self._pumped_at = float("-inf")
+        self._scrub: int | None = None
+        self._witnesses_asked_until = -math.inf
+        self.followers = Followers(rules=rules, membership=membership)
+        self._served_since = math.inf
+        self._listens_since = math.inf
+        self._waits_since = math.inf
+        self._short_since = math.inf
+        self._few_said_until = -math.inf
+        self._unverified_since = math.inf
+        self._damaged = self.catch_up.damaged
+
+    @staticmethod
+    def _new_catch_up(rules: RunRules, membership: Membership, chains: ChainBook) -> CatchUp:
+        me = membership.me
+        far = FarVoters(
+            me=me.peer,
+            draw_nonce=lambda now: int.from_bytes(me.sign(b"nonce" + repr(now).encode())[:7], "little"),
+            num_spans=rules.num_spans,
+            answer_seconds=rules.silence_seconds,
+            pause_seconds=rules.clock.round_seconds,
+        )
+        return CatchUp(far=far, rules=_catch_up_rules(rules), chains=chains)
+
+    # -- what others may hear
+
+    def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
+        """Return what heartbeats say of the state; nothing while spans are missing or of a branch given up."""
+        if not self.serves_state or self.catch_up.is_adopting:
+            return ()
+        return self._beacon.closed_heads(now)
+
+    def donors(self, now: float) -> list[PeerId]:
+        """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state.
+
+        Only members and the founder, and only those that go by the chain of rosters in force here: others hold what may
+        have to be given up. From strangers nothing is learnt.
+        """
+        roster = self._membership.book.in_force
+        if roster is None:
+            return []
+        holders = self._holders(now)
+        members = {peer: beat for peer, beat in holders.items() if roster.member(peer) is not None}
+        ready = [peer for peer, beat in members.items() if beat.ready]
+        # Of a founder that is no member the start is old, unless it follows.
+        return (ready or list(members)) + [p for p, beat in holders.items() if p not in members and beat.ready]
+
+    def sources(self, now: float) -> list[PeerId]:
+        """Return linked peers to fetch whole spans from: a span is long, and a thin line has enough to do.
+
+        Donors whose line has room to spare; where there are none a founder that holds the start still. A founder that
+        trains and is not ready is no donor, but it is asked where there is no other: it may hold what all members lost.
+        """
+        holders = self._holders(now)
+        donors = self.donors(now)
+        wide = [peer for peer in donors if holders[peer].share == FULL_SHARE]
+        return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors or list(holders)
+
+    def _ready_strangers(self, now: float) -> list[PeerId]:
+        """Return the peers that the only member asks for entries until it is ready: all that say that they are.
+
+        It may have lost its state, or gone back to an older one, and the entries that it made since are with peers
+        that are not members. Entries prove themselves; nothing else is asked of them. A lie about where they stand
+        costs time, so this ends after as long as a stall takes, and a member that is ready asks no stranger: it
+        contributes to no span that it fetches entries of.
+        """
+        book, patience = self._membership.book, self._rules.stalled_cycles * self._rules.cycle_seconds
+        roster = book.in_force
+        if roster is None or roster.peers() != {self._membership.me.peer}:
+            return []
+        if self._membership.ready or now - self._listens_since >= patience:
+            return []
+        return [
+            peer
+            for peer, beat in sorted(self._membership.alive(now).items())
+            if beat.heads and beat.ready and peer in self._linked and book.is_on_chain(beat.roster)
+        ]
+
+    def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
+        """Tell whether a peer on our chain that has just sent this is one of the donors."""
+        if not self._may_give(sender):
+            return False
+        if beat.ready and not self._membership.has_left(sender, beat.incarnation):
+            return bool(beat.heads) and sender in self._linked
+        return sender in self.donors(now)
+
+    def is_past_branch(self, sender: PeerId, entry: Entry) -> bool:
+        """Tell whether the unknown roster of an entry is one that nobody will tell us of any more.
+
+        A peer that goes by our very roster may hold entries of a branch of rosters that was given up since: its log
+        went on where nobody else had one. It cannot show that they are valid; the span itself it can give.
+        """
+        heard = self._membership.heard.get(sender)
+        return heard is not None and heard.heartbeat.roster == self._membership.book.in_force_digest
+
+    def _holders(self, now: float) -> dict[PeerId, Heartbeat]:
+        book = self._membership.book
+        return {
+            peer: beat
+            for peer, beat in sorted(self._membership.alive(now).items())
+            if beat.heads and peer in self._linked and self._may_give(peer) and book.is_on_chain(beat.roster)
+        }
+
+    def _may_give(self, peer: PeerId) -> bool:
+        """Tell whether a peer is a member of the roster in force, or the founder; strangers teach nothing."""
+        roster = self._membership.book.in_force
+        return roster is not None and (roster.member(peer) is not None or peer == self._founder())
+
+    def _founder(self) -> PeerId:
+        """Return the one member of roster 0, which the organiser has signed."""
+        return self._membership.book.founder
+
+    def _look(self, now: float) -> None:
+        """Work out whose word counts now."""
+        membership, book = self._membership, self._membership.book
+        roster, grid = book.in_force, book.grid()
+        if roster is None or grid is None:
+            return
+        self._short_since = min(self._short_since, now) if self.catch_up.lacks_names else math.inf
+        holders = self._holders(now)
+        self._listens_since = min(self._listens_since, now) if holders else math.inf
+        alive = membership.alive(now)
+        empty = [peer for peer, beat in alive.items() if peer in self._linked and not beat.heads]
+        gone = frozenset(
+            m.peer for m in roster.members if membership.has_left(m.peer, m.incarnation) and m.peer not in holders
+        )
+        voices = voices_for(
+            me=membership.me.peer,
+            can_be_dialled=membership.can_be_dialled,
+            is_ready=membership.ready,
+            has_listened=now - self._listens_since >= self._rules.silence_seconds,
+            roster=roster,
+            grid=grid,
+            founder=self._founder(),
+            gone=gone,
+            holders=holders,
+            empty=empty,
+        )
+        namers = namers_for(
+            me=membership.me.peer,
+            voices=voices,
+            is_ready=membership.ready,
+            has_waited=self._has_waited(now),
+            roster=roster,
+            is_grid=len(grid.rows) > 1,
+            gone=gone,
+            linked=[peer for peer in alive if peer in self._linked and self._may_give(peer)],
+            holders=holders,
+            ready=[peer for peer, beat in holders.items() if beat.ready],
+            empty=empty,
+            told=self.catch_up.signed(now, holds=True),
+            told_empty=self.catch_up.signed(now, holds=False),
+        )
+        self.catch_up.listen_to(namers if namers.is_strict else voices, namers)
+
+    def _has_waited(self, now: float) -> bool:
+        """Return whether names are lacking for as long as a stall takes, and everybody was asked."""
+        is_long = now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
+        return is_long and self.catch_up.far.have_all_been_asked(self.catch_up.namers.far, now)
+
+    def _begin_anew(self, now: float) -> list[Action]:
+        """Be a newcomer again where the roster has gone on without this peer, and no entries lead to where others are.
+
+        A ready peer follows nobody but more than half of the electorate, which answers too late about a tip that moves.
+        """
+        roster, me = self._membership.book.in_force, self._membership.me.peer
+        if not self._membership.ready or roster is None or roster.member(me) is not None or not self._has_waited(now):
+            return []
+        self._membership.ready = False
+        text = (
+            f"roster {roster.k} goes on without this peer, and nobody has the entries since; catching up as a newcomer"
+        )
+        return [Report(topic="ready", text=text)]
+
+    def is_needless(self, now: float) -> bool:
+        """Tell whether others can give what this peer holds without training; ask about once a second.
+
+        They must have been able to for a while: who has just become ready has not said yet what its line carries.
+        """
+        self._served_since = min(self._served_since, now) if self._others_serve(now) else math.inf
+        return now - self._served_since >= self._rules.silence_seconds
+
+    def _others_serve(self, now: float) -> bool:
+        """Return whether a ready member that reduces has room to spare, or several are ready and none fetches here."""
+        roster, alive = self._membership.book.in_force, self._membership.alive(now)
+        if not self.serves_state or roster is None or roster.k == 0 or self.follows:
+            return False
+        beats = [(member, alive[member.peer]) for member in roster.members if member.peer in alive]
+        ready = [(member, beat) for member, beat in beats if beat.ready and member.trains]
+        if any(member.reduces and beat.can_be_dialled and beat.share == FULL_SHARE for member, beat in ready):
+            return True
+        return len(ready) >= ENOUGH_READY and not self.followers.are_fetching(now)
+
+    def drop(self) -> None:
+        """Hold no vectors any more, and fetch none."""
+        self.serves_state = self._membership.ready = False
+        self.catch_up.forget()
+
+    # -- finding out
+
+    def adopt_branch(self) -> None:
+        """Go by another branch of rosters from now on: fetch what differs, and be no member before.
+
+        A fragment may have stood where the others do when this round began, and absorbed an entry of the old branch
+        since. So peers compare where it stands now, not where the round began.
+        """
+        self._membership.ready = False
+        self._beacon.thaw()
+        self.catch_up.adopt()
+
+    def begin_round(self, round_index: int) -> list[Action]:
+        """Once in a while let contents be compared again, by all in the same round: memory can fail.
+
+        Returns what is asked of the disk about damaged spans that nothing could replace so far.
+        """
+        scrub = self._rules.clock.cycle(round_index) // self._rules.scrub_cycles
+        if scrub != self._scrub:
+            self._scrub = scrub
+            self.catch_up.scrub.begin_again()
+        damaged = self._damaged.items()
+        waiting = [span for span, is_asked in damaged if not is_asked and not self.catch_up.is_transferred(span)]
+        self._damaged.update(dict.fromkeys(waiting, True))
+        return [RebuildSpan(span=span) for span in waiting]
+
+    def compare(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+        """Compare a peer's fragments with ours, and ask where they differ."""
+        actions: list[Action] = []
+        if not self.follows or not self._membership.book.is_on_chain(beat.roster):
+            return actions
+        clock, beacon, catch_up = self._rules.clock, self._beacon, self.catch_up
+        for fragment, theirs in enumerate(beat.heads[: len(self._rules.num_spans)]):
+            mine = beacon.boundary_digest(fragment)
+            if mine is None or clock.closed_round(fragment, now) != theirs.round:
+                continue
+            if mine == theirs.digest:
+                catch_up.stands_level(fragment, sender)
+            if mine != theirs.digest:
+                self._look(now)
+                asked = {*catch_up.voices.askable, *self._ready_strangers(now)}
+                if self._is_donor(sender, beat, now) or sender in asked:
+                    actions += catch_up.ask_heads(fragment, sender, now)
+            elif self._may_give(sender):
+                catch_up.adopted(fragment)
+                # Who is not ready yet becomes so by the word of donors, not of whoever stands where it stands.
+                if self.serves_state and (self._membership.ready or self._is_donor(sender, beat, now)):
+                    actions += catch_up.ask_content(fragment, sender, now)
+        return actions
+
+    @property
+    def follows(self) -> bool:
+        """Tell whether this peer goes along with the logs: it trains, or belongs on the roster all the same."""
+        roster, me = self._membership.book.in_force, self._membership.me
+        is_listed = roster is not None and roster.member(me.peer) is not None
+        return me.trains or is_listed or self._membership.is_needed()
+
+    # -- fetching, and being ready
+
+    def pump(self, now: float) -> list[Action]:
+        """Ask for what is missing; become ready once nothing is and others hold the same bytes."""
+        if now - self._pumped_at > self._rules.silence_seconds:
+            self.not_alone(now)  # this process has slept: what was said meanwhile is still to come
+        self._pumped_at = now
+        if not self.follows or self._membership.book.in_force is None:
+            return []
+        if self._membership.ready and self.catch_up.is_complete() and not self.catch_up.is_parted:
+            self.serves_state, self._alone_since = True, now
+            return []  # the common case, at every tick and after every message
+        donors = self.donors(now)
+        if donors or self._alone_since is None:
+            self._alone_since = now
+        if self._is_left_alone(now):
+            self.catch_up.stop_waiting()
+        self.catch_up.want_everything()
+        self._look(now)
+        self._membership.signed_rosters = self.catch_up.far.rosters
+        actions = self._begin_anew(now)
+        actions += self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
+        holders = list(self._holders(now))
+        able = [*(donors or holders), *self._ready_strangers(now)]
+        actions += self.catch_up.pump(able, now, self.sources(now), holders) + self._say_waiting(now)
+        if self.catch_up.is_complete():
+            self.serves_state = True
+            if not self._membership.ready and not self._membership.leaving:
+                actions += self._become_ready(donors, now)
+        return actions
+
+    def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
+        roster = self._membership.book.in_force
+        assert roster is not None
+        if roster.peers() != {self._membership.me.peer}:  # else there is only the founder to compare with
+            donors = [donor for donor in donors if roster.member(donor) is not None]
+        namers = self.catch_up.namers
+        self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
+        compared = counted(min(len(donors), 2), "peer")
+        text = f"ready: state compared with {compared}" if donors else "ready: nobody else is here"
+        if not donors:
+            if roster.member(self._membership.me.peer) is None or not self._is_left_alone(now):
+                return []
+        elif not self.catch_up.scrub.is_verified(donors, namers):
+            self._unverified_since = min(self._unverified_since, now)
+            is_long = now - self._unverified_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
+            if not is_long or roster.voters != {self._membership.me.peer}:
+                return self._ask_witnesses(donors, now)
+            text = "ready: what others hold differs, and nobody but this peer votes"
+        self._unverified_since = math.inf
+        self._membership.ready = True
+        return [Report(topic="ready", text=text)]
+
+    def _say_waiting(self, now: float) -> list[Action]:
+        """Report after a while that what has come waits for a majority to name it, and who is heard.
+
+        Where enough are heard it takes longer: their answers agree only when they are about the same entry.
+        """
+        if self.catch_up.goes_by_few and now >= self._few_said_until:
+            self._few_said_until = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
+            return [Report(topic="majority", text=self.catch_up.namers.sentence_of_few())]
+        if not self.catch_up.is_waiting_for_a_majority:
+            self._waits_since = math.inf
+            return []
+        if math.isinf(self._waits_since):
+            self._waits_since = now
+        namers, patience_seconds = self.catch_up.namers, 2 * self._rules.silence_seconds
+        if len(namers.heard | namers.told) >= namers.needed:
+            patience_seconds += self._rules.stalled_cycles * self._rules.cycle_seconds
+        if now - self._waits_since < patience_seconds:
+            return []
+        self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
+        return [Report(topic="majority", text=namers.sentence())]
+
+    def set_back(self, now: float) -> None:
+        """Ask anew for what is fetched: the clock was far ahead, and all that was asked is of a time to come."""
+        self._alone_since = self._pumped_at = now
+        self._waits_since = self._served_since = self._listens_since = self._short_since = math.inf
+        self._carrier = Carrier(seconds=self._rules.silence_seconds)
+        self._witnesses_asked_until = -math.inf
+        self.catch_up.far.forget()
+        if not self._membership.ready:
+            before = self.catch_up
+            self.catch_up = self._new_catch_up(self._rules, self._membership, self._chains)
+            self._damaged = self.catch_up.damaged
+            self._damaged.update(before.damaged)
+            if before.is_adopting:
+                self.catch_up.adopt()
+
+    def not_alone(self, now: float) -> None:
+        """Note that somebody who can give something is here, or may be."""
+        self._alone_since = now
+
+    def _is_left_alone(self, now: float) -> bool:
+        """Tell whether nobody who could give anything has been here for a while."""
+        return self._alone_since is not None and now - self._alone_since > 2 * self._rules.silence_seconds
+
+    def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
+        """Ask for content digests a few times in each round, of other donors in the next.
+
+        A donor's fragment may have moved on since its last sign of life. Asked only after those, a peer whose donor
+        speaks once in a round, always at the same moment, would compare what differs for ever.
+        """
+        if now < self._witnesses_asked_until:
+            return []
+        self._witnesses_asked_until = now + self._rules.clock.round_seconds / ASKS_IN_A_ROUND
+        first = self._rules.clock.round_at(now) % len(donors)
+        witnesses = [*donors[first:], *donors[:first]][:WITNESSES]
+        fragments = range(len(self._rules.num_spans))
+        asks = [ask for f in fragments for donor in witnesses for ask in self.catch_up.ask_content(f, donor, now)]
+        return asks + self.catch_up.ask_far(fragments, now)
+
+    def content_compared(
+        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
+    ) -> list[Action]:
+        """Take the result of a `CompareContent`."""
+        self._look(now)
+        namers = self.catch_up.namers
+        rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, namers)
+        actions: list[Action] = []
+        for span in rebuild:
+            text = f"{span} differs from what {short_peer_id(peer)} holds; looking what it should be"
+            actions += [Report(topic="content", text=text), RebuildSpan(span=span)]
+        for span in overruled:
+            actions += self._overrule(span)
+        return actions + self.pump(now)
+
+    def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
+        """Take the result of a `RebuildSpan`.
+
+        Args:
+            head: at which the span was rebuilt; None when the disk does not lead there.
+            state: the bytes that it should have; None when they are those that it has.
+        """
+        scrub, mine = self.catch_up.scrub, self._chains.heads.get(span)
+        if span in self._damaged:
+            return self._damaged_rebuilt(span, head, state, now)
+        if head is not None and (mine is None or head.digest != mine.digest):
+            scrub.forget_rebuild(span)  # it has moved on; the next comparison asks again
+            return []
+        if not scrub.rebuilt(span):
+            return []
+        if head is not None and state is not None:
+            text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
+            return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
+        self._look(now)
+        if scrub.overrulers(span, self.catch_up.namers):
+            return [*self._overrule(span), *self.pump(now)]
+        if head is None:
+            return [*self._break_tie(span), *self.pump(now)]
+        text = f"{span} is as this disk says; whoever differs must be wrong"
+        return [Report(topic="content-sound", text=text), *self._ask_electorate(span.fragment, now)]
+
+    def _ask_electorate(self, fragment: int, now: float) -> list[Action]:
+        """Ask all voters at once what they hold of a fragment: where a bit flipped before the checkpoint, the own disk
+        is wrong too. Only answers about the same entry make a majority, and of a peer with few links most are far.
+        """
+        self.catch_up.scrub.ask_again(fragment)
+        heard = sorted(self.catch_up.namers.heard)
+        asks = [ask for voter in heard for ask in self.catch_up.ask_content(fragment, voter, now)]
+        return asks + self.catch_up.ask_far([fragment], now)
+
+    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
+        """Take the result of a `HashSpan`."""
+        self._look(now)
+        return self.catch_up.span_hashed(span, head, content, now) + self.pump(now)
+
+    def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
+        """Have a span rebuilt whose replica could not follow a valid entry, and stands still until it is replaced."""
+        self._damaged[span] = True
+        text = f"{span} could not follow an entry: {reason}; its memory is damaged, rebuilding it from this disk"
+        return [Report(topic="content", text=text), RebuildSpan(span=span)]
+
+    def _damaged_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
+        """Replace a damaged span where its log stands now; where this disk does not lead there, by others' bytes."""
+        mine = self._chains.heads.get(span)
+        if mine is not None and head is not None and head.digest != mine.digest:
+            return [RebuildSpan(span=span)]  # the log moved on meanwhile
+        if mine is None or head is None or state is None:
+            donors = self.donors(now)
+            self._damaged[span] = False  # until the next round, or until what is fetched is given up
+            if not donors:
+                text = f"{span} cannot be rebuilt from this disk, and nobody is here who could give it; it stands still"
+                return [Report(topic="content", text=text)]
+            self.catch_up.want_transfer(span, donors[0])
+            text = f"{span} cannot be rebuilt from this disk; fetching it again"
+            return [Report(topic="content", text=text), *self.pump(now)]
+        text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
+        return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
+
+    def parent_rebuilt(
+        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
+    ) -> list[Action]:
+        """Take the result of a `RebuildParent`."""
+        self._look(now)
+        return self.catch_up.parent_rebuilt(span, tip, parent, state, now) + self.pump(now)
+
+    def _overrule(self, span: SpanId) -> list[Action]:
+        text = f"{span} differs from what a majority holds; fetching it again"
+        self.catch_up.overrule(span, self.catch_up.scrub.overrulers(span, self.catch_up.namers))
+        return [Report(topic="content", text=text)]
+
+    def _break_tie(self, span: SpanId) -> list[Action]:
+        """Differ from the only other member and have nothing on disk that decides: one must move, so that both agree.
+
+        Whose key is greater moves at once. The other does when they still differ in the next scrub: then the first one
+        knows from its disk that it is right. Where there are more, a majority will decide.
+        """
+        namers, accusers = self.catch_up.namers, self.catch_up.scrub.accusers(span)
+        other = accusers[0]
+        if len(namers.near) != 1 or other not in namers.near:
+            text = f"{span} differs from what {short_peer_id(other)} holds, and this disk does not decide; keeping it"
+            return [Report(topic="content", text=f"{text} unless a majority says otherwise")]
+        moves = self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
+        what = "fetching it from there" if moves else "leaving it, for the other has to move"
+        text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here decides; {what}"
+        if moves:
+            self.catch_up.scrub.moved(span)
+            self.catch_up.yield_to(span, other)
+        return [Report(topic="content", text=text)]
+
+    # -- questions and answers
+
+    def take(self, sender: PeerId, message: Message, now: float) -> list[Action]:
+        """Answer a question, or take an answer; anything else is dropped."""
+        match message:
+            case HeadsRequest():
+                return self._answer_heads(sender, message.fragment, now)
+            case HeadsReply():
+                return self._take_heads(sender, message, now)
+            case EntryRequest():
+                self.followers.asked(sender, now)
+                return [self._answer_entry(sender, message, now)]
+            case EntryAbsent():
+                self.catch_up.heard(sender, now)
+                absent = self.catch_up.entry_absent(sender, message.span, message.parent, now)
+                return absent + self.pump(now)
+            case SpanRequest() if self.serves_state and message.span in self._chains.heads:
+                self.followers.asked(sender, now)
+                return [_serving(sender, message)]
+            case SpanReply() if message.span in self._rules.span_elements:
+                self.catch_up.heard(sender, now)
+                return self.catch_up.take_span(sender, message, now) + self.pump(now)
+            case ContentRequest() if self.serves_state and self._holds(message.fragment):
+                return [ServeContent(to=sender, fragment=message.fragment)]
+            case ContentReply():
+                self._look(now)
+                settled = self.catch_up.take_content(sender, message, now)
+                actions = [*settled, *self.pump(now)] if settled else []
+                return actions + (self._take_content(sender, message, now) if self._holds(message.fragment) else [])
+            case SignedContentRequest() if message.fragment < len(self._rules.num_spans):
+                return self._answer_or_carry(sender, message, now)
+            case SignedContent():
+                return self._take_signed(sender, message, now)
+            case _:
+                return []
+
+    def _answer_or_carry(self, sender: PeerId, question: SignedContentRequest, now: float) -> list[Action]:
+        if question.voter == self._membership.me.peer:
+            if self.catch_up.is_adopting:
+                return []  # soon it holds something else
+            if self.serves_state and self._holds(question.fragment):
+                return [ServeContent(to=sender, fragment=question.fragment, question=question)]
+            return [self._send(sender, self.sign_content(question, ()), now)]
+        to = self._carrier.carry(sender, question, self._ways(sender, question), now)
+        return [self._send(to, question, now)] if to is not None else []
+
+    def _ways(self, sender: PeerId, question: SignedContentRequest) -> list[PeerId]:
+        """Return who may bring a question to its voter: the voter, or for who asks for itself one near the voter."""
+        if sender != question.asker and not self._may_give(sender):
+            return []
+        if question.voter in self._linked:
+            return [question.voter]
+        book = self._membership.book
+        roster, grid = book.in_force, book.grid()
+        if sender != question.asker or roster is None or grid is None:
+            return []
+        parent = book.parent_of(roster)  # who asks may go by that one still
+        if question.voter not in roster.voters.union(parent.voters if parent is not None else ()):
+            return []
+        return sorted(self._linked & grid.neighbours(question.voter) - {sender})
+
+    def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
+        if answer.asker != self._membership.me.peer:
+            return [
+                self._send(to, answer, now) for to in self._carrier.bring(sender, answer, now) if to in self._linked
+            ]
+        if not self.catch_up.far.expects(answer) or not self._membership.book.is_on_chain(answer.roster):
+            return []
+        if not self._verify(answer.voter, answer.statement(self._rules.run), answer.signature):
+            return []  # of the voter or of who carries it, nobody knows
+        self.catch_up.take_signed(answer, now)
+        self._look(now)
+        settled = self.catch_up.settle_fragment(answer.fragment, now)
+        is_asked_for = not self._membership.ready or self.catch_up.scrub.is_contested(answer.fragment)
+        if answer.digests and is_asked_for and self._holds(answer.fragment):
+            settled.append(self.catch_up.scrub.compare_signed(answer, sender))
+        return settled + self.pump(now)
+
+    def _send(self, to: PeerId, message: Message, now: float) -> Send:
+        return Send(to=to, message=message, deadline=now + self._rules.silence_seconds)
+
+    def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
+        """Return what this peer holds, signed for who asked through another one; no digests: nothing."""
+        unsigned = SignedContent(
+            fragment=question.fragment,
+            voter=self._membership.me.peer,
+            asker=question.asker,
+            nonce=question.nonce,
+            roster=self._membership.book.in_force_digest or ZERO_DIGEST,
+            digests=digests,
+            signature=NO_SIGNATURE,
+        )
+        return replace(unsigned, signature=self._membership.me.sign(unsigned.statement(self._rules.run)))
+
+    def _holds(self, fragment: int) -> bool:
+        num_spans = self._rules.num_spans
+        return fragment < len(num_spans) and self._chains.fragment_heads(fragment, num_spans[fragment]) is not None
+
+    def _answer_heads(self, sender: PeerId, fragment: int, now: float) -> list[Action]:
+        if fragment >= len(self._rules.num_spans) or self.catch_up.is_adopting:
+            return []
+        heads = self._chains.fragment_heads(fragment, self._rules.num_spans[fragment])
+        if heads is None:
+            return []
+        deadline = now + self._rules.clock.round_seconds
+        return [Send(to=sender, message=HeadsReply(fragment=fragment, heads=heads), deadline=deadline)]
+
+    def _answer_entry(self, sender: PeerId, request: EntryRequest, now: float) -> Action:
+        deadline = now + self._rules.clock.round_seconds
+        entry = self._chains.entry_after(request.span, request.parent)
+        head = self._chains.heads.get(request.span)
+        if entry is None and head is not None and head.digest != request.parent:
+            return ServeEntry(to=sender, span=request.span, parent=request.parent)
+        absent = EntryAbsent(span=request.span, parent=request.parent)
+        return Send(to=sender, message=entry or absent, deadline=deadline)
+
+    def _take_heads(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
+        if not self.catch_up.take_heads(sender, reply):
+            return []
+        self._look(now)
+        actions = self.catch_up.note_differences(sender, reply, now) + self.pump(now)
+        heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
+        stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]
+        if self.serves_state and stands_level:
+            # Boundaries are as old as the round. Who caught up since would wait for the next one, and with a single
+            # fragment, whose boundary moves with every entry, for ever.
+            actions += self.catch_up.ask_content(reply.fragment, sender, now)
+        return actions
+
+    def _take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
+        """Have contents compared; ask a donor that turns out to have gone on where it stands.
+
+        Signs of life are compared where both clocks show the same closed boundary. Of a donor that speaks once in a
+        round, a moment before the turn, who is ahead of it by a little hears nothing that is younger than a cycle, and
+        with a single fragment nothing at all. It would ask for the contents of what the donor has left, for ever.
+        """
+        question = self.catch_up.scrub.take(sender, reply)
+        if question is None:
+            return []
+        if self._membership.ready or not self._has_gone_on(reply) or sender not in self.donors(now):
+            return [question]
+        return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]
+
+    def _has_gone_on(self, reply: ContentReply) -> bool:
+        """Tell whether a peer holds a span where we have not been; one that is where we were has nothing for us."""
+        for index, (digest, _) in enumerate(reply.digests[: self._rules.num_spans[reply.fragment]]):
+            span = SpanId(reply.fragment, index)
+            if digest != self._chains.heads[span].digest and self._chains.entry_after(span, digest) is None:
+                return True
+        return False
+
+
+def _serving(to: PeerId, request: SpanRequest) -> ServeSpan:
+    return ServeSpan(
+        to=to, span=request.span, version=request.version, offset=request.offset, most_bytes=request.most_bytes
+    )
+
+
+def _catch_up_rules(rules: RunRules) -> CatchUpRules:
+    return CatchUpRules(
+        num_spans=rules.num_spans,
+        span_bytes={span: BYTES_PER_ELEMENT_OF_STATE * n for span, n in rules.span_elements.items()},
+        answer_seconds=rules.silence_seconds,
+        entry_seconds=rules.clock.round_seconds / 4.0,
+        piece_seconds=rules.piece_seconds,
+        piece_target_seconds=min(rules.clock.round_seconds, rules.piece_seconds / 2.0),
+        pause_seconds=rules.clock.round_seconds,
+        patience_seconds=PATIENT_CYCLES * rules.clock.num_fragments * rules.clock.round_seconds,
+    )

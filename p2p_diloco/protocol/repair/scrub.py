@@ -1,0 +1,166 @@
+"""Are the bytes still those that they should be? Contents compared with others at equal chain digests, now and then.
+
+Memory can fail. Whoever differs from another peer first works out from its own checkpoint and entries what its bytes
+should be: that decides between two, and mends without anybody's help. Where the disk does not lead there, or says that
+memory is right (a bit may have flipped before the checkpoint), a majority that holds the same other bytes overrules it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.protocol.actions import CompareContent
+from p2p_diloco.protocol.repair.majority import Voices
+from p2p_diloco.protocol.wire.messages import ContentReply, SignedContent
+
+WITNESSES = 2
+
+_Said = tuple[Digest, Digest] | None
+"""Chain and content digest of a span, as a peer said them."""
+
+
+class Scrub:
+    """Who holds the same bytes as this peer, and who says something else. A state machine without I/O.
+
+    Args:
+        num_spans: spans of each fragment.
+        pause_seconds: after a comparison that differed, before the same peer is asked again.
+    """
+
+    def __init__(self, *, num_spans: Sequence[int], answer_seconds: float, pause_seconds: float) -> None:
+        self._num_spans = tuple(num_spans)
+        self._answer_seconds = answer_seconds
+        self._pause_seconds = pause_seconds
+        self._asked: dict[tuple[int, PeerId], float] = {}
+        self._paused: dict[tuple[int, PeerId], float] = {}
+        self._said: dict[tuple[int, PeerId], tuple[tuple[Digest, Digest], ...]] = {}
+        self._witnesses: dict[int, set[PeerId]] = {}
+        self._accusers: dict[SpanId, dict[PeerId, _Said]] = {}
+        self._rebuilding: set[SpanId] = set()
+        self._rebuilt: set[SpanId] = set()
+        self._unsettled: set[SpanId] = set()
+
+    def begin_again(self) -> None:
+        """Trust nothing verified so far; contents are compared anew. What differed stays noted as unsettled."""
+        self._unsettled = set(self._accusers)
+        for forgotten in (self._witnesses, self._accusers, self._paused, self._rebuilding, self._rebuilt):
+            forgotten.clear()
+
+    def moved(self, span: SpanId) -> None:
+        """Hear that a span's bytes were replaced: what was said about it is void."""
+        self._witnesses.pop(span.fragment, None)
+        self._accusers.pop(span, None)
+        self._rebuilding.discard(span)
+        self._rebuilt.discard(span)
+
+    def hear_only(self, peers: Collection[PeerId]) -> None:
+        """Forget what others than these have testified: they were asked when there was nobody better."""
+        for seen in self._witnesses.values():
+            seen.intersection_update(peers)
+
+    def is_verified(self, donors: Collection[PeerId], namers: Voices | None = None) -> bool:
+        """Tell whether others hold the same bytes of every fragment.
+
+        As many of `donors` as can be asked, up to two, or more than half of the electorate, whatever two donors say.
+        """
+        needed = min(WITNESSES, len(donors))
+        seen = [self._witnesses.get(fragment, set()) for fragment in range(len(self._num_spans))]
+        return all(
+            len(peers.intersection(donors)) >= needed
+            or (namers is not None and not namers.is_few and namers.are_enough(peers))
+            for peers in seen
+        )
+
+    def may_ask(self, fragment: int, donor: PeerId, now: float) -> bool:
+        """Tell whether to ask a peer that stands where we stand for its digests, and count on its being asked."""
+        seen, key = self._witnesses.get(fragment, ()), (fragment, donor)
+        if donor in seen or len(seen) >= WITNESSES:
+            return False
+        if max(self._asked.get(key, 0.0), self._paused.get(key, 0.0)) > now:
+            return False
+        self._asked[key] = now + self._answer_seconds
+        return True
+
+    def ask_again(self, fragment: int) -> None:
+        """Let peers that differed be asked at once."""
+        self._paused = {key: until for key, until in self._paused.items() if key[0] != fragment}
+
+    def is_contested(self, fragment: int) -> bool:
+        """Return whether somebody holds something else of a fragment."""
+        return any(span.fragment == fragment for span in self._accusers)
+
+    def take(self, sender: PeerId, reply: ContentReply) -> CompareContent | None:
+        """Have a peer's digests compared with ours, if it was asked for them."""
+        key = (reply.fragment, sender)
+        if self._asked.pop(key, None) is None:
+            return None
+        return self._compare(sender, sender, reply.fragment, reply.digests)
+
+    def compare_signed(self, answer: SignedContent, carrier: PeerId) -> CompareContent:
+        """Have the digests compared that a peer has signed, which is not linked."""
+        return self._compare(answer.voter, carrier, answer.fragment, answer.digests)
+
+    def _compare(
+        self, peer: PeerId, link: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...]
+    ) -> CompareContent:
+        self._said[fragment, peer] = digests
+        return CompareContent(peer=peer, link=link, fragment=fragment, digests=digests)
+
+    def compared(
+        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float, voices: Voices
+    ) -> tuple[list[SpanId], list[SpanId]]:
+        """Note a comparison at equal chain digests.
+
+        Returns:
+            The spans to rebuild from the own disk, and those that a majority of `voices` has overruled since.
+        """
+        differing = list(differing)
+        said = self._said.pop((fragment, peer), ())
+        if not differing and num_equal == self._num_spans[fragment]:
+            self._witnesses.setdefault(fragment, set()).add(peer)
+        if differing:
+            self._paused[fragment, peer] = now + self._pause_seconds
+        rebuild, overruled = [], []
+        for span in differing:
+            self.accuse(span, peer, said[span.index] if span.index < len(said) else None)
+            if span not in self._rebuilt:
+                if span not in self._rebuilding:
+                    self._rebuilding.add(span)
+                    rebuild.append(span)
+            elif self.overrulers(span, voices):
+                overruled.append(span)
+        return rebuild, overruled
+
+    def accuse(self, span: SpanId, peer: PeerId, said: _Said) -> None:
+        """Note that a peer holds something else at the same chain digest."""
+        self._accusers.setdefault(span, {})[peer] = said
+
+    def accusers(self, span: SpanId) -> list[PeerId]:
+        """Return who holds something else than this peer."""
+        return sorted(self._accusers.get(span, {}))
+
+    def overrulers(self, span: SpanId, voices: Voices) -> list[PeerId]:
+        """Return a majority that agrees with each other and not with us; nobody where there is none."""
+        said = self._accusers.get(span, {})
+        for what in said.values():
+            agreeing = [peer for peer in sorted(said) if said[peer] == what]
+            if what is not None and voices.are_enough(agreeing):
+                return agreeing
+        return []
+
+    def rebuilt(self, span: SpanId) -> bool:
+        """Hear that the own disk has answered about a span; False when it was not asked since the scrub began."""
+        if span not in self._rebuilding:
+            return False
+        self._rebuilding.discard(span)
+        self._rebuilt.add(span)
+        return True
+
+    def forget_rebuild(self, span: SpanId) -> None:
+        """Hear that the span moved on while the disk was asked: ask again when it differs again."""
+        self._rebuilding.discard(span)
+
+    def is_unsettled(self, span: SpanId) -> bool:
+        """Tell whether a span differed in the scrub before as well."""
+        return span in self._unsettled

@@ -1,0 +1,1 @@
+"""The rounds of a run: contributions, means, entries, and how they reach all peers."""

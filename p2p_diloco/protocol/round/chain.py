@@ -1,0 +1,321 @@
+"""The logs of all spans without their vectors: what is absorbed, what waits for a parent, what others may ask for.
+
+Strictly in parent order: an entry whose parent is missing waits while the parent is fetched, and is never applied. So
+does one of a round that has not come yet: a clock never refuses an entry. Of those that wait one per span is kept,
+signed by its owner under a roster that governs its round; of any other the engine notes who has it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
+from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, EntryRules, check_entry, is_signed_by_owner, next_head
+from p2p_diloco.protocol.wire.frames import to_bytes
+from p2p_diloco.protocol.wire.roster import Verify
+
+MOST_WAITING_BYTES = 64 << 20
+"""Of the payloads of all entries that wait."""
+MOST_EVIDENCE = 4
+
+
+class EntryFate(enum.Enum):
+    """What became of an entry."""
+
+    ABSORBED = "absorbed"
+    KNOWN = "known"
+    WAITS = "waits for its parent"
+    EARLY = "waits for its round, or for the end of this one"
+    LACKS_ROSTER = "names a roster that is not known here"
+    LACKS_CERTIFICATE = "is valid only if its roster was certified earlier than is known here"
+    OTHER_CHILD = "follows our tip's parent, and wins over the entry that led to our tip"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivocation:
+    """Two entries that one owner signed for one span and round, as statements with their signatures."""
+
+    owner: PeerId
+    span: SpanId
+    round: int
+    signed: tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
+
+    def sentence(self) -> str:
+        """Return what is reported about the owner."""
+        return (
+            f"{short_peer_id(self.owner)} signed two different entries for {self.span} in round {self.round}; peers "
+            "may differ on that span until it is repaired; both are kept as evidence, keep this peer off the list"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryVerdict:
+    """What became of an entry.
+
+    Attributes:
+        absorbed: all entries absorbed because of it, in order.
+        reason: of a refusal.
+        is_kept: whether it waits here with its payload.
+        evidence: that its owner signed another one, the first time that this is found of that owner.
+    """
+
+    fate: EntryFate
+    absorbed: tuple[Entry, ...] = ()
+    reason: str = ""
+    is_kept: bool = False
+    evidence: Equivocation | None = None
+
+
+class ChainBook:
+    """The heads of all spans and the entries kept for those who missed them. A state machine without I/O.
+
+    Args:
+        rules: what the manifest says about entries.
+        retained_cycles: how many cycles' entries are kept here for others; older ones lie on the shell's disk.
+    """
+
+    def __init__(self, *, rules: EntryRules, retained_cycles: int, verify: Verify) -> None:
+        self.heads: dict[SpanId, SpanHead] = {}
+        self._rules = rules
+        self._verify = verify
+        self.evidence: dict[PeerId, Equivocation] = {}
+        self._retained = retained_cycles
+        self._kept: dict[SpanId, dict[Digest, Entry]] = {}
+        self._waiting: dict[SpanId, tuple[Entry, float]] = {}
+        self._digests: dict[int, Digest] = {}
+        self._forks: dict[SpanId, tuple[SpanHead, bool]] = {}
+
+    def set_head(self, span: SpanId, head: SpanHead) -> None:
+        """Let a span stand where a transfer, a checkpoint or the founding puts it.
+
+        Entries kept for others are dropped: they may belong to a branch that was given up.
+        """
+        self.heads[span] = head
+        self._digests.pop(span.fragment, None)
+        self._kept.pop(span, None)
+        self._forks.pop(span, None)
+
+    def drop_head(self, span: SpanId) -> None:
+        """Hold a span no more: its log belongs to a branch that was given up."""
+        self.heads.pop(span, None)
+        self._digests.pop(span.fragment, None)
+        self._kept.pop(span, None)
+        self._waiting.pop(span, None)
+        self._forks.pop(span, None)
+
+    def fork_at(self, span: SpanId, parent: SpanHead, *, is_left: bool = False) -> None:
+        """Let another child of our tip's parent be told from an old entry, until the tip moves.
+
+        Args:
+            is_left: others have gone on from another child: any wins over our tip.
+        """
+        self._forks[span] = parent, is_left
+
+    def forget_forks(self) -> None:
+        """Tell no other child from an old entry any more: nobody asks for one."""
+        self._forks.clear()
+
+    def is_known(self, entry: Entry) -> bool:
+        """Tell, before its payload costs any work, whether an entry says nothing new."""
+        head = self.heads.get(entry.span)
+        if head is None or entry.height <= head.height:
+            return head is None or (self._twin_of(entry) is None and not self._is_other_child(entry))
+        held = self._waiting.get(entry.span)
+        return held is not None and held[0].signature == entry.signature and entry.parent != head.digest
+
+    def offer(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, *, is_late: bool = False
+    ) -> EntryVerdict:
+        """Judge an entry; absorb it and what waited for it when the predicate holds.
+
+        Args:
+            latest_round: the latest round of which an entry may be absorbed now.
+            is_late: it comes late on a parent that this peer has named in the round in progress: until that is over
+                the parent may get another child, which a majority helped to make.
+        """
+        if self.is_known(entry):
+            return EntryVerdict(fate=EntryFate.KNOWN)
+        evidence = self._find_evidence(entry, rosters)
+        verdict = self._judge(entry, payload_norm, rosters, latest_round, is_late)
+        return verdict if evidence is None else replace(verdict, evidence=evidence)
+
+    def absorb_due(self, rosters: RosterBook, latest_round: int) -> tuple[Entry, ...]:
+        """Absorb what waited and has become valid, because its round has come or its parent was transferred."""
+        return tuple(e for span in list(self._waiting) for e in self._absorb_waiting(span, rosters, latest_round))
+
+    def _judge(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, is_late: bool
+    ) -> EntryVerdict:
+        head = self.heads[entry.span]
+        is_other_child = self._is_other_child(entry)
+        if entry.height <= head.height and not is_other_child:
+            return EntryVerdict(fate=EntryFate.KNOWN)
+        governance = rosters.governance(entry.roster, entry.round)
+        if governance is Governance.UNKNOWN:
+            return EntryVerdict(fate=EntryFate.LACKS_ROSTER)
+        if governance is Governance.TOO_LATE_HERE:
+            return EntryVerdict(fate=EntryFate.LACKS_CERTIFICATE)
+        if governance is Governance.OTHER:
+            return EntryVerdict(fate=EntryFate.REFUSED, reason=_not_governing(entry, rosters))
+        if is_other_child:
+            return self._judge_other_child(entry, payload_norm, rosters, latest_round)
+        if entry.round > latest_round or (is_late and entry.parent == head.digest):
+            return self._wait(entry, payload_norm, rosters, latest_round, EntryFate.EARLY)
+        if entry.parent != head.digest:
+            return self._wait(entry, payload_norm, rosters, latest_round, EntryFate.WAITS)
+        try:
+            self._absorb(entry, payload_norm, rosters)
+        except PeerError as error:
+            return EntryVerdict(fate=EntryFate.REFUSED, reason=str(error))
+        waited = self._absorb_waiting(entry.span, rosters, latest_round)
+        return EntryVerdict(fate=EntryFate.ABSORBED, absorbed=(entry, *waited))
+
+    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
+        """Return the kept entry of `span` whose parent is `parent`, for a peer that missed it."""
+        return self._kept.get(span, {}).get(parent)
+
+    def fragment_heads(self, fragment: int, num_spans: int) -> tuple[SpanHead, ...] | None:
+        """Return the heads of a fragment in span order, or None while one is missing."""
+        heads = [self.heads.get(SpanId(fragment, index)) for index in range(num_spans)]
+        found = tuple(head for head in heads if head is not None)
+        return found if len(found) == num_spans else None
+
+    def fragment_digest(self, fragment: int, num_spans: int) -> Digest | None:
+        """Return a digest over a fragment's heads, or None while one is missing; computed once after each change."""
+        digest = self._digests.get(fragment)
+        if digest is None:
+            heads = self.fragment_heads(fragment, num_spans)
+            if heads is not None:
+                digest = self._digests[fragment] = heads_digest(heads)
+        return digest
+
+    def _is_other_child(self, entry: Entry) -> bool:
+        head, fork = self.heads.get(entry.span), self._forks.get(entry.span)
+        if head is None or fork is None or entry.parent != fork[0].digest:
+            return False
+        other = next_head(fork[0], entry)
+        return wins_tie(other, head) or (fork[1] and other.digest != head.digest)
+
+    def _judge_other_child(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int
+    ) -> EntryVerdict:
+        if entry.round > latest_round:
+            return EntryVerdict(fate=EntryFate.EARLY)
+        try:
+            roster, grid = rosters.folded(entry.roster, entry.round)
+            check_entry(entry, self._forks[entry.span][0], roster, grid, self._rules, payload_norm, self._verify)
+        except PeerError as error:
+            return EntryVerdict(fate=EntryFate.REFUSED, reason=str(error))
+        return EntryVerdict(fate=EntryFate.OTHER_CHILD)
+
+    def _wait(
+        self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, fate: EntryFate
+    ) -> EntryVerdict:
+        if not is_signed_by_owner(entry, rosters.folded(entry.roster, entry.round)[1], self._verify):
+            reason = f"the entry for {entry.span} in round {entry.round} is not signed by its owner"
+            return EntryVerdict(fate=EntryFate.REFUSED, reason=reason)
+        is_kept = self._finds_room(entry, rosters, latest_round)
+        if is_kept:
+            self._waiting[entry.span] = (entry, payload_norm)
+        return EntryVerdict(fate=fate, is_kept=is_kept)
+
+    def _finds_room(self, entry: Entry, rosters: RosterBook, latest_round: int) -> bool:
+        """Make room for an entry that waits, or tell that there is none.
+
+        In its span the one that can be absorbed sooner stays: of a round that is near, then of the lowest height. So
+        an entry of a far round, which may be never, keeps out nothing that can become valid before it.
+        """
+
+        def patience(waiting: Entry) -> tuple[bool, int]:
+            return waiting.round > latest_round, waiting.height
+
+        held = self._waiting.get(entry.span)
+        if held is not None:
+            is_sound = rosters.governance(held[0].roster, held[0].round) is Governance.GOVERNS
+            if is_sound and held[0].signature != entry.signature and patience(held[0]) <= patience(entry):
+                return False
+        others = {span: len(e.payload) for span, (e, _) in self._waiting.items() if span != entry.span}
+        room = MOST_WAITING_BYTES - len(entry.payload) - sum(others.values())
+        for span in [span for span in others if self._waiting[span][0].round > latest_round >= entry.round]:
+            if room < 0:
+                del self._waiting[span]
+                room += others[span]
+        return room >= 0
+
+    def _absorb(self, entry: Entry, payload_norm: float, rosters: RosterBook) -> None:
+        head = self.heads[entry.span]
+        roster, grid = rosters.folded(entry.roster, entry.round)
+        check_entry(entry, head, roster, grid, self._rules, payload_norm, self._verify)
+        self.heads[entry.span] = next_head(head, entry)
+        self._digests.pop(entry.span.fragment, None)
+        self._forks.pop(entry.span, None)
+        kept = self._kept.setdefault(entry.span, {})
+        kept[entry.parent] = entry
+        for parent in [p for p, old in kept.items() if old.height <= entry.height - self._retained]:
+            del kept[parent]
+
+    def _absorb_waiting(self, span: SpanId, rosters: RosterBook, latest_round: int) -> list[Entry]:
+        """Absorb the entry of a span that waits, if it is its turn; drop it when it can never be."""
+        head, held = self.heads.get(span), self._waiting.get(span)
+        if held is None or head is None:
+            return []
+        entry, payload_norm = held
+        is_over = entry.height <= head.height
+        if is_over or rosters.governance(entry.roster, entry.round) is not Governance.GOVERNS:
+            del self._waiting[span]
+            return []
+        if entry.parent != head.digest or entry.round > latest_round:
+            return []
+        del self._waiting[span]
+        try:
+            self._absorb(entry, payload_norm, rosters)
+        except PeerError:
+            return []
+        return [entry]
+
+    def _twin_of(self, entry: Entry) -> Entry | None:
+        """Return another entry of the same span, round and roster that is held here, absorbed or waiting."""
+        held = self._waiting.get(entry.span)
+        here = [*self._kept.get(entry.span, {}).values(), *((held[0],) if held is not None else ())]
+        same = (e for e in here if e.round == entry.round and e.roster == entry.roster)
+        return next((e for e in same if e.signature != entry.signature), None)
+
+    def _find_evidence(self, entry: Entry, rosters: RosterBook) -> Equivocation | None:
+        """Return that an entry and one held here were signed by one owner, unless its evidence is kept already."""
+        twin = self._twin_of(entry)
+        if twin is None or entry.roster not in rosters or len(self.evidence) >= MOST_EVIDENCE:
+            return None
+        grid = rosters.folded(entry.roster, entry.round)[1]
+        owner = grid.owner(entry.span)
+        if owner in self.evidence or not is_signed_by_owner(entry, grid, self._verify):
+            return None
+        signed = ((twin.statement(), twin.signature), (entry.statement(), entry.signature))
+        found = Equivocation(owner=owner, span=entry.span, round=entry.round, signed=signed)
+        self.evidence[owner] = found
+        return found
+
+
+def _not_governing(entry: Entry, rosters: RosterBook) -> str:
+    governing = rosters.governing(entry.round)
+    instead = f"roster {governing[0].k} governs that round" if governing is not None else "none governs that round"
+    named = rosters.roster(entry.roster).k
+    return f"the entry for {entry.span} in round {entry.round} names roster {named}, but {instead}"
+
+
+def wins_tie(one: SpanHead, other: SpanHead) -> bool:
+    """Tell which of two children of one tip all agree on where no majority names either: the later, then the smaller.
+
+    The later round, because its owner had the last word; any order will do as long as it is the same everywhere.
+    """
+    return (-one.round, one.digest) < (-other.round, other.digest)
+
+
+def heads_digest(heads: Sequence[SpanHead]) -> Digest:
+    """Return a digest over a fragment's heads, all fields: a donor may have lied about a height or a radius."""
+    return sha256(*(to_bytes(head, HEAD_LAYOUT) for head in heads))

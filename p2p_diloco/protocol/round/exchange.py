@@ -1,0 +1,498 @@
+"""The rounds at one peer: contributes when one begins, averages for its row, finishes what it owns, closes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.round.chain import ChainBook
+from p2p_diloco.protocol.round.demand import contribution_budget
+from p2p_diloco.protocol.round.finish import Finish, refuse_row_mean
+from p2p_diloco.protocol.round.round import (
+    Collection,
+    FragmentContribution,
+    Gathered,
+    ReductionRules,
+    contribution_messages,
+    gather_contributions,
+    has_trained,
+    is_sending,
+    newcomers_of,
+    refuse_opening,
+    row_members,
+    split_by_reducer,
+    still_expected,
+)
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.entry import Entry, pack_included
+from p2p_diloco.protocol.wire.grid import Grid
+from p2p_diloco.protocol.wire.inclusion import build_entry
+from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
+from p2p_diloco.protocol.wire.roster import Roster
+
+Piece = Opening | SpanVector | RowMean
+MOST_EARLY_SENDERS = 64
+"""Of those that are not on the roster in force."""
+ENTRY_HEADER_BYTES = 300
+"""Digests, signature, weights and so on: not nothing beside an entry of a small model."""
+
+
+class Ration:
+    """Chooses the spans that fit a capped upload, those first that waited longest. A state machine without I/O.
+
+    Spans are independent logs, so a peer need not send all of a contribution or nothing. What it reduces itself costs
+    nothing; what it must hand out as a reducer comes before its own contribution; it follows all entries.
+
+    Attributes:
+        bytes_per_second: the cap; None: none.
+        backlog_bytes: what is still to go out of what was sent before; kept by the shell.
+    """
+
+    def __init__(self, *, rules: RunRules, me: PeerId) -> None:
+        self.bytes_per_second: float | None = None
+        self.backlog_bytes = 0.0
+        self._rules = rules
+        self._me = me
+        self._offered: dict[SpanId, int] = {}
+        self._turns: Counter[SpanId] = Counter()
+
+    def choose(self, collection: Collection, left_out: frozenset[SpanId] = frozenset()) -> frozenset[SpanId] | None:
+        """Return the spans to contribute to the round of `collection`, perhaps none; None: all.
+
+        Peers under caps begin at different spans, so that no span lacks all of them at once.
+        """
+        rules, grid = self._rules, collection.grid
+        num_spans = rules.num_spans[collection.fragment]
+        first = int.from_bytes(self._me[:4], "little") % num_spans
+        spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
+        spans = [span for span in spans if span not in left_out]
+        if self.bytes_per_second is None:
+            return frozenset(spans) if len(spans) < num_spans else None
+        spans.sort(key=lambda span: (self._offered.get(span, -1), self._turns[span]))
+        budget = contribution_budget(
+            self.bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
+        )
+        budget -= self.backlog_bytes
+        chosen = set()
+        for span in spans:
+            cost = 0 if grid.reducer(span, collection.row) == self._me else rules.payload_bytes[span]
+            if cost <= max(budget, 0.0):
+                budget -= cost
+                chosen.add(span)
+        self._offered.update(dict.fromkeys(chosen, collection.round))
+        self._turns.update(chosen)
+        return frozenset(chosen)
+
+    def _handed_out(self, collection: Collection) -> float:
+        """Return how many bytes this peer sends in the round for what it reduces."""
+        rules, grid = self._rules, collection.grid
+        row = len(collection.members) - 1
+        total = 0
+        for span in collection.reduced:
+            entry_bytes = rules.entry_bytes[span] + ENTRY_HEADER_BYTES
+            if grid.owner(span) == self._me:
+                total += (row + len(grid.column(span)) - 1) * entry_bytes
+            else:
+                total += row * entry_bytes + rules.row_mean_bytes[span]
+        return total
+
+
+class Exchange:
+    """What this peer does in the round in progress. A state machine without I/O.
+
+    Contributions for the next round that come early, because clocks differ by a little, wait until it begins here.
+    """
+
+    def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook) -> None:
+        self._rules = rules
+        self._membership = membership
+        self._chains = chains
+        self._reduction = ReductionRules(weight_clip=rules.weight_clip, radius_limit=rules.contribution_limit)
+        self._gathered: dict[tuple[Stage, SpanId], Gathered] = {}
+        self._early: dict[int, dict[PeerId, list[Piece]]] = {}
+        self.collection: Collection | None = None
+        self.finish: Finish | None = None
+        self.ration = Ration(rules=rules, me=membership.me.peer)
+        self._is_awaited = False
+        """The island was asked for its contribution to the round in progress, and has not answered."""
+        self._left_out: frozenset[SpanId] = frozenset()
+        self._named: dict[SpanId, Digest] = {}
+        self._has_named = False
+        self._begun: int | None = None
+        """The round in which this peer was started, by the clock that it shares with the others."""
+        self.is_over = False
+        """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
+
+    def begin(self, round_index: int, contributes: bool, left_out: frozenset[SpanId] = frozenset()) -> list[Action]:
+        """Begin a round under the roster that governs it; ask the island for its contribution when it takes part.
+
+        Args:
+            left_out: spans to which it has nothing to say, because it fetches what came before.
+        """
+        self._gathered.clear()
+        self.collection = self.finish = None
+        self._is_awaited = False
+        self._left_out = left_out
+        self._named = {}
+        if not self._has_named:
+            # It may have named parents in this round before it was started; its clock may be set back before it does.
+            self._membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
+            self._begun = self._membership.named_round
+        governing = self._membership.book.governing(round_index)
+        early, self._early = self._early, {}
+        if governing is None or round_index < 0 or self.is_over:
+            return []
+        roster, grid = governing
+        me = self._membership.me
+        collection = self._open(round_index, roster, grid)
+        fragment = self._rules.clock.fragment(round_index)
+        actions: list[Action] = []
+        listed = roster.member(me.peer)
+        if contributes and listed is not None and listed.incarnation == me.incarnation:
+            if not self._membership.may_name_parents(collection.roster_digest, round_index):
+                actions += self._keep_silent(collection)
+            elif not me.trains:
+                self._note_named(round_index)
+                actions += self._come_empty_handed(collection, self._rules.clock.begin(round_index))
+            else:
+                deadline = self._rules.clock.contribute_by(round_index)
+                spans = self.ration.choose(collection, left_out)
+                actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
+                self._is_awaited = True
+                self._note_named(round_index)
+        for sender, messages in early.get(round_index, {}).items():
+            for message in messages:
+                actions += self.take(sender, message, self._rules.clock.begin(round_index))
+        return actions
+
+    def _note_named(self, round_index: int) -> None:
+        self._membership.named_round = max(self._membership.named_round, round_index)
+        self._has_named = True
+
+    def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
+        """Begin to collect under `roster`."""
+        book, me = self._membership.book, self._membership.me.peer
+        fragment = self._rules.clock.fragment(round_index)
+        num_spans = self._rules.num_spans[fragment]
+        row = grid.row_for(me)
+        self.collection = collection = Collection(
+            round=round_index,
+            fragment=fragment,
+            roster=roster,
+            roster_digest=roster.digest(),
+            grid=grid,
+            row=row,
+            members=row_members(roster, grid, row),
+            reduced=grid.reduced(me, fragment, num_spans),
+            newcomers=newcomers_of(roster, book.parent_of(roster), self._rules.clock.cycle(round_index)),
+        )
+        owned = () if collection.is_one_row else grid.owned(me, fragment, num_spans)
+        self.finish = Finish(collection=collection, owned=owned)
+        return collection
+
+    def contribute(self, contribution: FragmentContribution, now: float) -> list[Action]:
+        """Send the island's contribution to the reducers of its row, unless the time for it is over.
+
+        All openings go first: by them this peer counts as there, whatever becomes of its vectors.
+        """
+        collection = self.collection
+        deadline = self._rules.clock.contribute_by(contribution.round)
+        if not self._is_awaited or collection is None or collection.round != contribution.round or now > deadline:
+            return []
+        return self._announce_and_send(collection, contribution, now)
+
+    def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
+        """Say that this peer is there, when its island has reached no step border in all the time that it had."""
+        nothing = FragmentContribution(
+            round=collection.round, fragment=collection.fragment, tokens=0, steps=0, spans=()
+        )
+        return self._announce_and_send(collection, nothing, now)
+
+    def _keep_silent(self, collection: Collection) -> list[Action]:
+        """Name no parent, and say so to the reducers: they need not wait for this peer."""
+        fragment, now = collection.fragment, self._rules.clock.begin(collection.round)
+        self._left_out = frozenset(SpanId(fragment, index) for index in range(self._rules.num_spans[fragment]))
+        text = (
+            f"round {collection.round}: nothing is contributed under roster {collection.roster.k}, for this peer has "
+            "voted for the next one and waits for its certificate"
+        )
+        said = [] if self._membership.leaving else [Report(topic="roster", text=text)]
+        return [*said, *self._come_empty_handed(collection, now)]
+
+    def _announce_and_send(
+        self, collection: Collection, contribution: FragmentContribution, now: float
+    ) -> list[Action]:
+        self._is_awaited = False
+        me, clock = self._membership.me, self._rules.clock
+        openings: list[tuple[PeerId, Piece]] = []
+        pieces: list[tuple[PeerId, Piece]] = []
+        shares = split_by_reducer(contribution, collection.grid, collection.row)
+        held_back = self._held_back(collection, contribution)
+        self._named = {encoded.span: encoded.parent for encoded in contribution.spans}
+        self._named.update(pair for held in held_back.values() for pair in held.items())
+        for reducer in self._reducers(collection):
+            spans, held = shares.get(reducer, []), held_back.get(reducer, {})
+            # Who gets nothing of what it expects would wait for it until the deadline: an empty opening says so.
+            if spans or held or self._left_out or self.ration.bytes_per_second is not None:
+                opening, vectors = contribution_messages(
+                    contribution, spans, collection.roster_digest, me.incarnation, held
+                )
+                openings.append((reducer, opening))
+                pieces += [(reducer, vector) for vector in vectors]
+        actions: list[Action] = []
+        for reducer, piece in (*openings, *pieces):
+            if reducer == me.peer:
+                actions += self.take(me.peer, piece, now)
+            else:
+                actions.append(Send(to=reducer, message=piece, deadline=clock.reduce_by(collection.round)))
+        return actions
+
+    def _held_back(
+        self, collection: Collection, contribution: FragmentContribution
+    ) -> dict[PeerId, dict[SpanId, Digest]]:
+        """Return, by reducer, the spans of which nothing is sent, and where they stand: for those too we are there.
+
+        A span whose log has reached the round is not among them: there is nothing to agree on any more. Nor is one that
+        is left out: where it should stand is being asked.
+        """
+        held: dict[PeerId, dict[SpanId, Digest]] = {}
+        unsaid = {encoded.span for encoded in contribution.spans} | self._left_out
+        for index in range(self._rules.num_spans[collection.fragment]):
+            span = SpanId(collection.fragment, index)
+            head, reducer = self._chains.heads.get(span), collection.grid.reducer(span, collection.row)
+            if span not in unsaid and head is not None and head.round < collection.round:
+                held.setdefault(reducer, {})[span] = head.digest
+        return held
+
+    def has_named(self, span: SpanId, parent: Digest, before: int) -> bool:
+        """Tell whether this peer has named `parent` in the round in progress, which is later than `before`."""
+        collection = self.collection
+        return collection is not None and before < collection.round and self._named.get(span) == parent
+
+    def _reducers(self, collection: Collection) -> list[PeerId]:
+        """Return who reduces for the row of this peer, each once."""
+        return list(dict.fromkeys(column[collection.row] for column in collection.grid.columns))
+
+    def take(self, sender: PeerId, message: Piece, now: float) -> list[Action]:
+        """Collect a piece of a contribution or a row's mean; what does not fit is dropped and its sender told."""
+        collection = self.collection
+        current = self._rules.clock.round_at(now)
+        # The clock may have reached a round that has not begun here yet: a busy machine ticks late.
+        if message.round in (current, current + 1) and (collection is None or collection.round < message.round):
+            self._keep_early(sender, message)
+            return []
+        if collection is None or message.round != collection.round:
+            return [self._refusal(sender, message.round, "late or far too early", False, now)]
+        if isinstance(message, Opening):
+            return self._take_opening(collection, sender, message, now)
+        if isinstance(message, SpanVector):
+            return self._take_vector(collection, sender, message, now)
+        return self._take_row_mean(sender, message, now)
+
+    def _keep_early(self, sender: PeerId, message: Piece) -> None:
+        """Keep a message of the next round, as long as nobody can fill the memory with such."""
+        senders = self._early.setdefault(message.round, {})
+        if not self._is_member(sender):
+            # Newcomers of a roster that has not come yet: their vectors are too much to keep for whoever says so.
+            strangers = sum(not self._is_member(peer) for peer in senders)
+            if not isinstance(message, Opening) or (sender not in senders and strangers >= MOST_EARLY_SENDERS):
+                return
+        elif not isinstance(message, Opening) and len(message.payload) > (self._expected_bytes(message) or 0):
+            return
+        waiting = senders.setdefault(sender, [])
+        if len(waiting) <= max(self._rules.num_spans):
+            waiting.append(message)
+
+    def _is_member(self, peer: PeerId) -> bool:
+        roster = self._membership.book.in_force
+        return roster is not None and roster.member(peer) is not None
+
+    def _expected_bytes(self, message: SpanVector | RowMean) -> int | None:
+        sizes = self._rules.payload_bytes if isinstance(message, SpanVector) else self._rules.row_mean_bytes
+        return sizes.get(message.span)
+
+    def _take_opening(self, collection: Collection, sender: PeerId, opening: Opening, now: float) -> list[Action]:
+        reason = refuse_opening(opening, sender, collection)
+        if reason is None:
+            collection.openings[sender] = opening
+            unsent = [span for span in collection.reduced if not is_sending(opening, span)]
+            return [action for span in unsent for action in self._reduce_span(collection, span, now, at_deadline=False)]
+        collection.refused.add(sender)
+        newer = opening.roster != collection.roster_digest and opening.roster in self._membership.book
+        return [self._refusal(sender, opening.round, reason, newer, now)]
+
+    def _take_vector(self, collection: Collection, sender: PeerId, vector: SpanVector, now: float) -> list[Action]:
+        opening = collection.openings.get(sender)
+        if opening is None or not is_sending(opening, vector.span):
+            return []
+        expected = self._expected_bytes(vector)
+        if vector.span.fragment != collection.fragment or expected != len(vector.payload):
+            collection.refused.add(sender)
+            reason = f"{vector.span} came with {len(vector.payload)} bytes, {expected} expected"
+            return [self._refusal(sender, vector.round, reason, False, now)]
+        if vector.span not in collection.settled:
+            collection.payloads.setdefault((sender, vector.span), vector.payload)
+        return self._reduce_span(collection, vector.span, now, at_deadline=False)
+
+    def _take_row_mean(self, sender: PeerId, mean: RowMean, now: float) -> list[Action]:
+        finish = self.finish
+        assert finish is not None, "it is there whenever a collection is"
+        reason = refuse_row_mean(mean, sender, finish, self._expected_bytes(mean))
+        if reason is not None:
+            return [self._refusal(sender, mean.round, reason, False, now)]
+        finish.add(mean)
+        return self._finish_span(finish, mean.span, now, at_deadline=False)
+
+    def tick(self, now: float) -> list[Action]:
+        """Average at the deadlines what has not been averaged before."""
+        collection, finish = self.collection, self.finish
+        if collection is None or finish is None:
+            return []
+        actions: list[Action] = []
+        if self._is_awaited and now >= self._rules.clock.contribute_by(collection.round):
+            actions += self._come_empty_handed(collection, now)
+        if now < self._rules.clock.reduce_by(collection.round):
+            return actions
+        for span in collection.reduced:
+            actions += self._reduce_span(collection, span, now, at_deadline=True)
+        if now >= self._rules.clock.finish_by(collection.round):
+            for span in finish.owned:
+                actions += self._finish_span(finish, span, now, at_deadline=True)
+        return actions
+
+    def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
+        if span in collection.settled or span not in collection.reduced:
+            return []
+        gone = frozenset(
+            m.peer for m in collection.members.values() if self._membership.has_left(m.peer, m.incarnation)
+        )
+        if not at_deadline and still_expected(collection, span, gone):
+            return []
+        found = gather_contributions(collection, span, self._chains.heads.get(span), self._reduction)
+        actions = self._settle(collection.settled, found, span, now, at_deadline=at_deadline)
+        if span in collection.settled:
+            awaited = (peer for peer, opening in collection.openings.items() if is_sending(opening, span))
+            collection.overdue.update(peer for peer in awaited if (peer, span) not in collection.payloads)
+        for reduce in actions:
+            for part in reduce.parts if isinstance(reduce, ReduceSpan) else ():
+                collection.payloads.pop((part.peer, span), None)
+        return actions
+
+    def _finish_span(self, finish: Finish, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
+        if span in finish.settled or not (at_deadline or finish.is_complete(span)):
+            return []
+        found = finish.gather(span, self._chains.heads.get(span), self._reduction)
+        return self._settle(finish.settled, found, span, now, at_deadline=at_deadline)
+
+    def _settle(
+        self, settled: set[SpanId], found: Gathered | str, span: SpanId, now: float, *, at_deadline: bool
+    ) -> list[Action]:
+        """Order the mean, or say that the span is void; before the deadline what is lacking may still come."""
+        if isinstance(found, str) and not at_deadline:
+            return []  # the entry that this peer lacks may still come
+        settled.add(span)
+        if isinstance(found, str):
+            assert self.collection is not None
+            return [Report(topic="skipped", text=f"skipped {span} in round {self.collection.round}: {found}")]
+        if not found.reduce.parts:
+            assert self.collection is not None
+            return self.hand_up(self._row_mean(self.collection, found, frozenset(), b""), now)
+        self._gathered[found.reduce.stage, span] = found
+        return [found.reduce]
+
+    def hand_up(self, mean: RowMean, now: float) -> list[Action]:
+        """Send the mean of this row to the span's owner."""
+        assert self.collection is not None, "a mean belongs to the round in progress"
+        owner, me = self.collection.grid.owner(mean.span), self._membership.me.peer
+        if owner == me:
+            return self.take(me, mean, now)
+        return [Send(to=owner, message=mean, deadline=self._rules.clock.finish_by(mean.round))]
+
+    def span_reduced(
+        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview
+    ) -> Entry | RowMean | str:
+        """Return what the worker's mean becomes, the mean of a row or the signed entry, or why it is void.
+
+        Args:
+            sound: senders whose part is in the mean.
+        """
+        collection = self.collection
+        gathered = self._gathered.pop((order.stage, order.span), None)
+        if collection is None or collection.round != order.round or gathered is None:
+            return "the round was over before its mean was ready"
+        if order.stage is Stage.ROW:
+            return self._row_mean(collection, gathered, sound, payload)
+        head = self._chains.heads.get(order.span)
+        if head is None or head.digest != gathered.parent:
+            return "the span moved on while its mean was taken"
+        entry = build_entry(
+            collection.roster,
+            collection.roster_digest,
+            order.round,
+            order.span,
+            head,
+            gathered.inclusion_of(sound),
+            payload,
+        )
+        if isinstance(entry, str):
+            return entry
+        return replace(entry, signature=self._membership.me.sign(entry.statement()))
+
+    def _row_mean(
+        self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes | memoryview
+    ) -> RowMean:
+        """Return the mean of this row; one without a vector says who was there, where no contribution counts."""
+        inclusion = gathered.inclusion_of(sound)
+        if not sum(inclusion.weights) > 0:
+            inclusion, payload = inclusion.left_out(), b""
+        return RowMean(
+            round=collection.round,
+            span=gathered.reduce.span,
+            roster=collection.roster_digest,
+            parent=gathered.parent,
+            row=collection.row,
+            present=pack_included(set(inclusion.present), len(collection.roster.members)),
+            included=pack_included(set(inclusion.places), len(collection.roster.members)),
+            weights=inclusion.weights,
+            norms=inclusion.norms,
+            tokens=inclusion.tokens,
+            payload=payload,
+        )
+
+    def close(self) -> list[Action]:
+        """End the round: what is unsettled is void.
+
+        Whose vectors did not come is said too: it is there all the same, so no roster ever drops it for that.
+        """
+        collection, me = self.collection, self._membership.me.peer
+        if collection is None:
+            return []
+        if me not in collection.openings:
+            return []
+        missing = [
+            "this peer" if member.peer == me else short_peer_id(member.peer)
+            for member in collection.members.values()
+            if collection.reduced and member.trains and not has_trained(collection.openings.get(member.peer))
+        ]
+        late = [f"{num} from {short_peer_id(peer)}" for peer, num in sorted(collection.overdue.items())]
+        said = (
+            (missing, f"no contribution from {', '.join(missing)}"),
+            (
+                late,
+                f"of {len(collection.reduced)} spans that are averaged here, did not come in time: {', '.join(late)}",
+            ),
+        )
+        return [
+            Report(topic="missing", text=f"round {collection.round}: {text}; the mean is of the others")
+            for who, text in said
+            if who
+        ]
+
+    def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
+        if to == self._membership.me.peer:
+            return Report(topic="refused", text=f"round {round_index}: own contribution left out: {reason}")
+        message = Refusal(round=round_index, newer_roster=newer, reason=reason.encode()[:512])
+        return Send(to=to, message=message, deadline=now + self._rules.clock.round_seconds)

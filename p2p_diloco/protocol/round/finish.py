@@ -1,0 +1,150 @@
+"""The owner's part of a round in a grid: takes the means of all rows, averages them, and signs the entry.
+
+Each span is on its own, as everywhere. An owner waits for rows as a reducer waits for members: until all that can
+still come have come, or the deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import as_float32, balanced, weight_limit
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.round.round import Collection, Gathered, ReductionRules, rounding_seed
+from p2p_diloco.protocol.wire.entry import lies_within, places_in
+from p2p_diloco.protocol.wire.inclusion import Inclusion, too_few
+from p2p_diloco.protocol.wire.messages import RowMean
+
+ROW_MEAN_SLACK = 1.05
+"""A mean is no longer than the longest of its parts, but its rounding to 8 bits may lengthen it a little."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Finish:
+    """The means that an owner holds for one round.
+
+    Attributes:
+        owned: spans that this peer finishes; none in a run of one row, whose reducers finish what they reduce.
+        means: by span and row.
+    """
+
+    collection: Collection
+    owned: tuple[SpanId, ...]
+    means: dict[tuple[SpanId, int], tuple[RowMean, Inclusion]] = field(default_factory=dict)
+    settled: set[SpanId] = field(default_factory=set)
+
+    def add(self, mean: RowMean) -> None:
+        """Keep the first mean of a row, which `refuse_row_mean` has passed."""
+        inclusion = Inclusion(
+            present=places_in(mean.present),
+            places=places_in(mean.included),
+            weights=mean.weights,
+            norms=mean.norms,
+            tokens=mean.tokens,
+        )
+        if mean.span not in self.settled:
+            self.means.setdefault((mean.span, mean.row), (mean, inclusion))
+
+    def is_complete(self, span: SpanId) -> bool:
+        """Tell whether the means of all rows are here."""
+        return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
+
+    def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:
+        """Return what makes the span's entry, or why it is void this round.
+
+        The parent is the one that more than half of the electorate name, all rows together; the owner must stand there.
+        A row from which no contribution came says who was there, and is no part of the mean.
+        """
+        collection = self.collection
+        rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
+        named: dict[Digest, list[int]] = {}
+        for mean, inclusion in rows:
+            named.setdefault(mean.parent, []).extend(inclusion.present)
+        roster = collection.roster
+        parent = max(named, key=lambda p: (roster.num_voters(named[p]), len(named[p])), default=None)
+        if parent is None or not roster.has_majority(named[parent]):
+            there = named[parent] if parent is not None else []
+            return f"{too_few(roster, there)} on one parent, in {len(rows)} rows; more than half are needed"
+        if head is None or head.digest != parent:
+            return "the others build on another parent than this owner holds"
+        agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
+        inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
+        inclusions = _bound_weights(inclusions, head, rules.weight_clip)
+        parts = tuple(
+            Part(
+                peer=collection.grid.reducer(span, row),
+                payload=mean.payload,
+                weight=sum(inclusions[row].weights),
+                norm=0.0,
+            )
+            for row, (mean, inclusion) in agreeing.items()
+            if inclusion.places
+        )
+        if not parts:
+            return f"nobody's contribution came; {too_few(roster, named[parent])}"
+        return Gathered(
+            parent=parent,
+            reduce=ReduceSpan(
+                round=collection.round,
+                span=span,
+                stage=Stage.FINISH,
+                parts=parts,
+                norm_limit=ROW_MEAN_SLACK * rules.radius_limit * head.radius,
+                rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
+            ),
+            inclusions={collection.grid.reducer(span, row): inclusions[row] for row in agreeing},
+        )
+
+
+def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection) -> dict[int, Inclusion]:
+    """Give rows of newcomers only no weight, unless there are no others: a row cannot know that by itself."""
+
+    def is_new(inclusion: Inclusion) -> bool:
+        members = collection.roster.members
+        return all(members[place].peer in collection.newcomers for place in inclusion.places)
+
+    contributing = {row: inclusion for row, inclusion in inclusions.items() if inclusion.places}
+    new = {row for row, inclusion in contributing.items() if is_new(inclusion)}
+    if len(new) == len(contributing):
+        return dict(inclusions)
+    return {
+        row: inclusion if row not in new else replace(inclusion, weights=(0.0,) * len(inclusion.places))
+        for row, inclusion in inclusions.items()
+    }
+
+
+def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
+    """Hold rows to the weights that an entry may have, which their reducers have used unless they lie or are behind."""
+    limit = as_float32(weight_limit(head.median_weight, weight_clip))
+    return {
+        row: replace(each, weights=balanced([min(weight, limit) for weight in each.weights]))
+        for row, each in inclusions.items()
+    }
+
+
+def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:
+    """Return why a row's mean does not count, or None when it does."""
+    collection = finish.collection
+    grid = collection.grid
+    if mean.roster != collection.roster_digest:
+        return f"names another roster than {collection.roster.k}, which is in force here"
+    if mean.span not in finish.owned or mean.row >= len(grid.rows) or grid.reducer(mean.span, mean.row) != sender:
+        return f"{mean.span} of row {mean.row} is not what its sender reduces for this owner"
+    places = places_in(mean.included)
+    members = collection.roster.members
+    present = places_in(mean.present)
+    if not present or not lies_within(mean.included, mean.present):
+        return "says that nobody was there, or includes members that were not there"
+    if present[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in present):
+        return f"names members that are not in row {mean.row}"
+    if not len(places) == len(mean.weights) == len(mean.norms):
+        return f"has {len(mean.weights)} weights and {len(mean.norms)} norms for {len(places)} members"
+    if places and (min(mean.weights) < 0 or sum(mean.weights) <= 0 or min(mean.norms) < 0):
+        return "has a negative norm, or weights that do not sum to more than 0"
+    expected = expected_bytes if places else 0
+    if len(mean.payload) != expected:
+        return f"{mean.span} came with {len(mean.payload)} bytes, {expected} expected"
+    return None

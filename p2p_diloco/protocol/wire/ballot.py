@@ -1,0 +1,393 @@
+"""How one child of a roster is agreed on: single-decree Paxos among the electorate of the parent.
+
+A promise carries what its voter has seen (`View`), and a proposal follows from the promises that it shows, by a rule
+(`proposal.py`). So it is right or wrong by itself, for anybody and at any time: a leader can delay, not choose. A
+proposal that was voted for in an earlier ballot is proposed again with the promises from which it followed then.
+See docs/decisions/0002-rosters-by-paxos.md and 0030-membership-by-rule.md.
+
+What a member has promised and voted must be on disk before it is said: a restarted peer must not vote twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
+from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.wire.frames import (
+    DIGEST,
+    FLAG,
+    PEER,
+    SIGNATURE,
+    U64,
+    Layout,
+    blob,
+    many,
+    optional,
+    pair,
+    record,
+    to_bytes,
+)
+from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
+from p2p_diloco.protocol.wire.roster import (
+    MOST_MEMBERS,
+    ROSTER_LAYOUT,
+    CertifiedRoster,
+    Roster,
+    Verify,
+    vote_statement,
+)
+
+MOST_DECLARATIONS = 16
+MOST_DECLARATION_BYTES = 2304
+"""In one promise: 15 without proofs, 8 with the founder's, 6 with two. Of 2,048 members a proposal that shows its
+origin then takes 246 KiB, and a promise that shows that proposal 250; a frame holds 256."""
+MOST_PROMISES = 20
+"""In one proposal; more than half of an electorate are 17 at most."""
+
+
+def ballot_number(round_index: int, turn: int) -> int:
+    """Return the number of a ballot; later rounds and turns are greater, and each has one leader."""
+    return round_index * LEAD_TURNS + turn + 1
+
+
+def ballot_turn(ballot: int) -> tuple[int, int]:
+    """Return the round and the turn of a ballot."""
+    return divmod(ballot - 1, LEAD_TURNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What one voter has seen; bitmaps are over the places on the roster in force.
+
+    Attributes:
+        absent: members that it would drop.
+        heard: members that it hears.
+        counting: members whose contributions were in entries for long enough.
+        idle: members that have lost *reduces*, because their spans got no entries.
+        height: entries that all its spans have absorbed together.
+        declarations: the newest of each peer that are news.
+    """
+
+    absent: bytes
+    heard: bytes
+    counting: bytes
+    idle: bytes
+    height: int
+    declarations: tuple[Declaration, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """A voter's signed word to the leader of `ballot`: no vote in a lower one; its last vote so far; what it has seen.
+
+    Attributes:
+        voted: ballot and roster digest of that vote.
+    """
+
+    parent: Digest
+    degraded: bool
+    ballot: int
+    voted: tuple[int, Digest] | None
+    view: View
+    voter: PeerId
+    signature: bytes
+
+    def statement(self) -> bytes:
+        """Return the bytes that are signed."""
+        return b"promise" + to_bytes(self, PROMISE_LAYOUT[:-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A leader's request to vote for `roster` in `ballot`, and why it must be this one: nobody need sign that.
+
+    Attributes:
+        promises: made to the leader of this ballot.
+        origin: where one of these promises tells of a vote, the promises of the ballot in which that roster was
+            proposed first; empty where the roster follows from `promises`.
+    """
+
+    ballot: int
+    roster: Roster
+    promises: tuple[Promise, ...]
+    origin: tuple[Promise, ...]
+
+    @property
+    def reasons(self) -> tuple[Promise, ...]:
+        """Return the promises from which the roster follows."""
+        return self.origin or self.promises
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bond:
+    """What one member has bound itself to in one decision: the child of one parent, or its degraded child.
+
+    Attributes:
+        promised: no vote is given in a ballot below this one.
+        voted: the proposal that got the last vote, or None.
+    """
+
+    degraded: bool
+    promised: int
+    voted: Proposal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballots:
+    """All that one member is bound to about the children of one parent. Goes to disk as it is."""
+
+    parent: Digest
+    bonds: tuple[Bond, ...]
+
+    def bond(self, parent: Digest, *, degraded: bool) -> Bond:
+        """Return what binds this member in a decision; an unbound one for another parent or a new decision."""
+        if parent == self.parent:
+            for bond in self.bonds:
+                if bond.degraded == degraded:
+                    return bond
+        return Bond(degraded=degraded, promised=0, voted=None)
+
+    def with_bond(self, parent: Digest, bond: Bond) -> Ballots:
+        """Return the ballots with one decision's bond replaced; a new parent drops those of the old one."""
+        others = tuple(b for b in self.bonds if b.degraded != bond.degraded) if parent == self.parent else ()
+        return Ballots(parent=parent, bonds=(*others, bond))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """A leader's question: promise to me, although no vote is due now."""
+
+    parent: Digest
+    degraded: bool
+    ballot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promised:
+    """A promise on its way to the leader, and the proposal that it names, which the leader may have to show again."""
+
+    promise: Promise
+    voted: Proposal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """A member's signed vote, sent to the leader."""
+
+    parent: Digest
+    roster: Digest
+    ballot: int
+    signature: bytes
+
+
+_BITMAP = blob(MOST_MEMBERS // 8)
+_VIEW = record(
+    View,
+    (
+        ("absent", _BITMAP),
+        ("heard", _BITMAP),
+        ("counting", _BITMAP),
+        ("idle", _BITMAP),
+        ("height", U64),
+        ("declarations", many(record(Declaration, DECLARATION_LAYOUT), MOST_DECLARATIONS)),
+    ),
+)
+PROMISE_LAYOUT: Layout = (
+    ("parent", DIGEST),
+    ("degraded", FLAG),
+    ("ballot", U64),
+    ("voted", optional(pair(U64, DIGEST))),
+    ("view", _VIEW),
+    ("voter", PEER),
+    ("signature", SIGNATURE),
+)
+_PROMISES = many(record(Promise, PROMISE_LAYOUT), MOST_PROMISES)
+PROPOSAL_LAYOUT: Layout = (
+    ("ballot", U64),
+    ("roster", record(Roster, ROSTER_LAYOUT)),
+    ("promises", _PROMISES),
+    ("origin", _PROMISES),
+)
+_PROPOSAL = optional(record(Proposal, PROPOSAL_LAYOUT))
+_BOND_LAYOUT: Layout = (("degraded", FLAG), ("promised", U64), ("voted", _PROPOSAL))
+BALLOTS_LAYOUT: Layout = (("parent", DIGEST), ("bonds", many(record(Bond, _BOND_LAYOUT), 2)))
+PREPARE_LAYOUT: Layout = (("parent", DIGEST), ("degraded", FLAG), ("ballot", U64))
+PROMISED_LAYOUT: Layout = (("promise", record(Promise, PROMISE_LAYOUT)), ("voted", _PROPOSAL))
+VOTE_LAYOUT: Layout = (("parent", DIGEST), ("roster", DIGEST), ("ballot", U64), ("signature", SIGNATURE))
+
+NO_BALLOTS = Ballots(parent=ZERO_DIGEST, bonds=())
+
+Rule = Callable[[tuple[Promise, ...]], "Roster | None"]
+"""What follows from some promises, all for one ballot: the next roster, or None where nothing changes."""
+Quorum = Callable[[Collection[PeerId]], bool]
+"""Tells whether some members are enough to promise and to vote."""
+
+
+def promise(ballots: Ballots, parent: Digest, ballot: int, *, degraded: bool) -> Ballots | None:
+    """Return what a member is bound to once it has promised `ballot`, or None when it is bound to a higher one."""
+    bond = ballots.bond(parent, degraded=degraded)
+    return ballots.with_bond(parent, replace(bond, promised=ballot)) if ballot >= bond.promised else None
+
+
+def vote(ballots: Ballots, proposal: Proposal) -> Ballots | None:
+    """Return what a member is bound to once it has voted, or None when it must not vote.
+
+    It must not when it has promised a higher ballot, or has voted for something else in this very ballot.
+    """
+    roster, ballot = proposal.roster, proposal.ballot
+    bond = ballots.bond(roster.parent, degraded=roster.degraded)
+    if ballot < bond.promised:
+        return None
+    if bond.voted is not None and bond.voted.ballot == ballot and bond.voted.roster != roster:
+        return None
+    return ballots.with_bond(roster.parent, replace(bond, promised=ballot, voted=proposal))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidacy:
+    """A leader's attempt in one ballot: promises first, then one proposal, then votes, then a certificate."""
+
+    parent: Roster
+    degraded: bool
+    ballot: int
+    promises: Mapping[PeerId, Promised] = field(default_factory=dict)
+    proposal: Proposal | None = None
+    votes: Mapping[PeerId, bytes] = field(default_factory=dict)
+
+
+def add_promise(
+    candidacy: Candidacy,
+    sender: PeerId,
+    word: Promised,
+    rule: Rule,
+    quorum: Quorum,
+    verify: Verify,
+    checked: Collection[Proposal] = (),
+) -> Candidacy:
+    """Return the candidacy with one more promise.
+
+    Args:
+        checked: proposals that need no check any more.
+    Raises:
+        PeerError: an honest voter would not have made it.
+    """
+    promised = word.promise
+    if promised.voter != sender:
+        raise PeerError(f"{short_peer_id(sender)} handed in a promise of {short_peer_id(promised.voter)}")
+    check_promises((promised,), candidacy.parent, candidacy.ballot, verify, degraded=candidacy.degraded)
+    named = (word.voted.ballot, word.voted.roster.digest()) if word.voted is not None else None
+    if named != promised.voted:
+        raise PeerError(f"{short_peer_id(sender)} promised and did not show what it has voted for")
+    if word.voted is not None:
+        if word.voted.ballot > candidacy.ballot:
+            raise PeerError(f"{short_peer_id(sender)} says that it voted in a ballot that is still to come")
+        if word.voted not in checked:
+            check_proposal(word.voted, candidacy.parent, rule, quorum, verify)
+    return replace(candidacy, promises={**candidacy.promises, sender: word})
+
+
+def declarations_bytes(words: Iterable[Declaration]) -> int:
+    """Return how many bytes declarations take in a promise."""
+    return sum(word.num_bytes() for word in words)
+
+
+def check_promises(
+    promises: tuple[Promise, ...], parent: Roster, ballot: int, verify: Verify, *, degraded: bool
+) -> None:
+    """Check that promises are for one ballot on a child of `parent`, and what their voters show.
+
+    Raises:
+        PeerError: one of them is not.
+    """
+    digest, bitmap_bytes = parent.digest(), (len(parent.members) + 7) // 8
+    able = parent.peers() if degraded else parent.voters
+    checked: set[Declaration] = set()
+    if len({each.voter for each in promises}) != len(promises):
+        raise PeerError("one promise is shown twice")
+    for each in promises:
+        name = short_peer_id(each.voter)
+        if (each.parent, each.degraded, each.ballot) != (digest, degraded, ballot) or each.voter not in able:
+            raise PeerError(f"the promise of {name} is for another ballot than {ballot}, or {name} does not vote")
+        view = each.view
+        if any(len(bitmap) != bitmap_bytes for bitmap in (view.absent, view.heard, view.counting, view.idle)):
+            raise PeerError(f"the promise of {name} has a bitmap that does not fit {len(parent.members)} members")
+        if not verify(each.voter, each.statement(), each.signature):
+            raise PeerError(f"the promise of {name} is not signed by it")
+        if declarations_bytes(view.declarations) > MOST_DECLARATION_BYTES:
+            raise PeerError(f"the promise of {name} shows more than {MOST_DECLARATION_BYTES} bytes of declarations")
+        for one in {*view.declarations} - checked:
+            if one.run != parent.run or not one.is_signed(verify):
+                about = short_peer_id(one.peer)
+                raise PeerError(f"the promise of {name} shows a declaration that {about} or a prover did not sign")
+            checked.add(one)
+
+
+def check_proposal(proposal: Proposal, parent: Roster, rule: Rule, quorum: Quorum, verify: Verify) -> None:
+    """Check that a proposal is the one that its ballot allows, whoever made it.
+
+    Raises:
+        PeerError: it is not; the text says why.
+    """
+    roster, degraded = proposal.roster, proposal.roster.degraded
+    text = f"the proposal of roster {roster.k} in ballot {proposal.ballot}"
+    check_promises(proposal.promises, parent, proposal.ballot, verify, degraded=degraded)
+    if not quorum({each.voter for each in proposal.promises}):
+        raise PeerError(f"{text} shows {len(proposal.promises)} promises, which are not enough")
+    last = max((each.voted for each in proposal.promises if each.voted is not None), default=None)
+    if (last is None) != (not proposal.origin) or (last is not None and last[1] != roster.digest()):
+        raise PeerError(f"{text} is another one than was voted for last, as its promises tell")
+    if proposal.origin:
+        check_promises(proposal.origin, parent, proposal.origin[0].ballot, verify, degraded=degraded)
+        voters = {each.voter for each in proposal.origin}
+        if not quorum(voters) or any(each.voted for each in proposal.origin):
+            raise PeerError(f"{text} does not show the promises from which it followed")
+    if rule(proposal.reasons) != roster:
+        raise PeerError(f"{text} does not follow from the promises that it shows")
+
+
+def propose(candidacy: Candidacy, rule: Rule, quorum: Quorum) -> Candidacy:
+    """Return the candidacy with its proposal once enough have promised and something changes.
+
+    Where a promise tells of an earlier vote, the roster of the latest one is proposed again, because it may already
+    have been certified somewhere.
+    """
+    words = tuple(word for _, word in sorted(candidacy.promises.items()))
+    if candidacy.proposal is not None or not quorum(candidacy.promises.keys()):
+        return candidacy
+    last = max((word.voted for word in words if word.voted is not None), key=_vote_order, default=None)
+    voters = candidacy.parent.voters
+    shown = sorted(words, key=lambda word: (word.voted is None or word.voted != last, word.promise.voter not in voters))
+    promises = tuple(word.promise for word in shown[:MOST_PROMISES])
+    roster = last.roster if last is not None else rule(promises)
+    if roster is None:
+        return candidacy
+    origin = last.reasons if last is not None else ()
+    proposal = Proposal(ballot=candidacy.ballot, roster=roster, promises=promises, origin=origin)
+    return replace(candidacy, proposal=proposal)
+
+
+def _vote_order(voted: Proposal) -> tuple[int, Digest]:
+    return voted.ballot, voted.roster.digest()
+
+
+def add_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -> Candidacy:
+    """Return the candidacy with one more vote; anything that does not belong to it changes nothing."""
+    proposal = candidacy.proposal
+    if proposal is None or (word.roster, word.ballot) != (proposal.roster.digest(), candidacy.ballot):
+        return candidacy
+    able = candidacy.parent.peers() if candidacy.degraded else candidacy.parent.voters
+    if sender not in able or not verify(sender, vote_statement(word.roster, word.ballot), word.signature):
+        return candidacy
+    return replace(candidacy, votes={**candidacy.votes, sender: word.signature})
+
+
+def certificate(candidacy: Candidacy, quorum: Quorum) -> CertifiedRoster | None:
+    """Return the certified roster once enough members have voted, else None."""
+    proposal = candidacy.proposal
+    if proposal is None or not quorum(candidacy.votes.keys()):
+        return None
+    votes = tuple(sorted(candidacy.votes.items()))
+    return CertifiedRoster(roster=proposal.roster, ballot=candidacy.ballot, votes=votes)

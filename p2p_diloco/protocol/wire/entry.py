@@ -1,0 +1,251 @@
+"""The entry: an owner's signed update of one span, and the predicate that decides whether it may be applied."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from functools import cached_property
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
+from p2p_diloco.log.head import AbsorbedEntry, SpanHead, advance_head
+from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, rest_of_row, weight_limit, within_reach
+from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.wire.frames import (
+    DIGEST,
+    F32,
+    I64,
+    SIGNATURE,
+    SPAN,
+    U64,
+    Layout,
+    blob,
+    blob_view,
+    many,
+    to_bytes,
+)
+from p2p_diloco.protocol.wire.grid import Grid
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, Roster, Verify
+
+MOST_PAYLOAD_BYTES = 1 << 28
+
+_ROUNDING = 1.0 + 2.0**-20
+
+HEAD_LAYOUT: Layout = (
+    ("digest", DIGEST),
+    ("height", U64),
+    ("round", I64),
+    ("roster", DIGEST),
+    ("radius", F32),
+    ("median_weight", F32),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One link of a span's log.
+
+    Attributes:
+        parent: chain digest that the span must have before.
+        height: parent's height + 1; lets two peers see who is ahead without the entries between them.
+        present: bit i (little-endian bytes) says that member i of the roster was there: it named `parent` for this span
+            in this round, whether its contribution came or not. More than half of the electorate must have, so that no
+            two children of one parent come about in a round.
+        included: likewise, who of those present is part of the mean.
+        weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
+        tokens: sum of the included members' tokens of this cycle.
+        median_norm: the span's next radius: the last one, moved towards the median norm of the included contributions,
+            before clipping, as far as `within_reach` lets it. Norms of 0 do not count.
+        median_weight: likewise of the included members' weights that are not 0.
+        payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
+        signature: the owner's, over everything above (the payload by its hash).
+    """
+
+    run: Digest
+    round: int
+    span: SpanId
+    parent: Digest
+    height: int
+    roster: Digest
+    present: bytes
+    included: bytes
+    weights: tuple[float, ...]
+    tokens: int
+    median_norm: float
+    median_weight: float
+    payload: bytes | memoryview
+    signature: bytes
+
+    def statement(self) -> bytes:
+        """Return the bytes that the owner signs: all but the signature, the payload as its hash."""
+        return self._statement
+
+    # No slots: both are asked for more than once, and the payload they hash is long.
+    @cached_property
+    def _statement(self) -> bytes:
+        return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + blake3_of(self.payload)
+
+    def digest(self) -> Digest:
+        """Return the digest that chain digests absorb. The signature is not part of it."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> Digest:
+        return sha256(self._statement)
+
+    def absorbed(self) -> AbsorbedEntry:
+        """Return what the tip of a log takes from this entry."""
+        return AbsorbedEntry(
+            digest=self._digest,
+            round=self.round,
+            roster=self.roster,
+            radius=self.median_norm,
+            median_weight=self.median_weight,
+        )
+
+
+_SIGNED_LAYOUT: Layout = (
+    ("run", DIGEST),
+    ("round", I64),
+    ("span", SPAN),
+    ("parent", DIGEST),
+    ("height", U64),
+    ("roster", DIGEST),
+    ("present", blob(MOST_MEMBERS // 8)),
+    ("included", blob(MOST_MEMBERS // 8)),
+    ("weights", many(F32, MOST_MEMBERS)),
+    ("tokens", U64),
+    ("median_norm", F32),
+    ("median_weight", F32),
+)
+VECTOR = blob_view(MOST_PAYLOAD_BYTES)
+"""The vector of a message, its last field: it is put into a frame, and taken out of it, without another copy."""
+ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("signature", SIGNATURE), ("payload", VECTOR))
+
+
+def pack_included(places: set[int], num_members: int) -> bytes:
+    """Return the bitmap of `places` over `num_members` members."""
+    bits = bytearray((num_members + 7) // 8)
+    for place in places:
+        bits[place // 8] |= 1 << (place % 8)
+    return bytes(bits)
+
+
+@functools.lru_cache(maxsize=256)  # more than a round has; of the longest, from strangers, 40 MB
+def places_in(included: bytes) -> tuple[int, ...]:
+    """Return the places that a bitmap names, in order."""
+    number = int.from_bytes(included, "little")
+    return tuple(place for place in range(number.bit_length()) if number >> place & 1)
+
+
+def included_places(entry: Entry) -> tuple[int, ...]:
+    """Return the places on the roster of the members in the mean, in order."""
+    return places_in(entry.included)
+
+
+def lies_within(part: bytes, whole: bytes) -> bool:
+    """Tell whether a bitmap names nobody whom another one does not name."""
+    return not int.from_bytes(part, "little") & ~int.from_bytes(whole, "little")
+
+
+def next_head(head: SpanHead, entry: Entry) -> SpanHead:
+    """Return the tip of the span's log after `entry`."""
+    return advance_head(head, entry.absorbed())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRules:
+    """What the manifest says about entries.
+
+    Attributes:
+        radius_limit: largest norm of an entry, in last published median norms.
+        weight_clip: largest weight of a contribution, in last published median weights.
+    """
+
+    run: Digest
+    clock: RoundClock
+    radius_limit: float
+    weight_clip: float = 4.0
+
+
+def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
+    """Tell whether the owner of the entry's span, under the grid of the roster that the entry names, has signed it."""
+    return verify(grid.owner(entry.span), entry.statement(), entry.signature)
+
+
+def check_entry(
+    entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules, payload_norm: float, verify: Verify
+) -> None:
+    """Check that `entry` may be applied to a span that stands at `head`. Needs nothing else, so everyone agrees.
+
+    Args:
+        entry: the candidate; its parent must be the head's digest (anything else is not this function's question).
+        head: the span's own state.
+        roster: the certified roster that the entry names, and its `grid`.
+        payload_norm: exact norm of the decoded payload, found finite and of the right size by the codec.
+
+    Raises:
+        PeerError: it may not; the text names the owner and the reason.
+    """
+    present, places = places_in(entry.present), included_places(entry)
+    num_members, num_voters = len(roster.members), len(roster.voters)
+    bitmap_bytes = (num_members + 7) // 8
+    limit = rules.radius_limit * head.radius
+    problems = (
+        (entry.run != rules.run, "belongs to another run"),
+        (entry.roster != roster.digest(), "names another roster"),
+        (entry.parent != head.digest, "has another parent than the span's head"),
+        (entry.height != head.height + 1, f"says height {entry.height} on top of {head.height}"),
+        (entry.round <= head.round, f"is from round {entry.round}, not after round {head.round}"),
+        (rules.clock.fragment(entry.round) != entry.span.fragment, f"is for a fragment that round {entry.round} lacks"),
+        (len(entry.present) != bitmap_bytes, f"has a bitmap that does not fit {num_members} members"),
+        (len(entry.included) != bitmap_bytes, f"has a bitmap that does not fit {num_members} members"),
+        (bool(present) and present[-1] >= num_members, "names members that the roster lacks"),
+        (not lies_within(entry.included, entry.present), "includes members that were not there"),
+        (
+            not roster.has_majority(present),
+            f"says that {roster.num_voters(present)} of {num_voters} voters were there; more than half are needed",
+        ),
+        (len(entry.weights) != len(places), f"has {len(entry.weights)} weights for {len(places)} members"),
+        (min(entry.weights, default=0.0) < 0 or sum(entry.weights) <= 0, "has weights that do not sum to more than 0"),
+        (payload_norm > limit, f"has norm {payload_norm:.4g}, beyond the limit {limit:.4g}"),
+    )
+    text = next((text for is_wrong, text in problems if is_wrong), None)
+    text = text or _refuse_medians(entry, head) or _refuse_weights(entry, head, roster, grid, rules)
+    if text is not None:
+        raise PeerError(f"the entry for {entry.span} in round {entry.round} {text}")
+    if not is_signed_by_owner(entry, grid, verify):
+        name = short_peer_id(grid.owner(entry.span))
+        raise PeerError(f"the entry for {entry.span} in round {entry.round} is not signed by its owner {name}")
+
+
+def _refuse_medians(entry: Entry, head: SpanHead) -> str | None:
+    """Return why what an entry publishes cannot follow on what the one before did."""
+    for name, median, last, bounds in (
+        ("norm", entry.median_norm, head.radius, RADIUS_BOUNDS),
+        ("weight", entry.median_weight, head.median_weight, WEIGHT_BOUNDS),
+    ):
+        if median != within_reach(median, last, bounds):
+            least, most = (within_reach(extreme, last, bounds) for extreme in (0.0, float("inf")))
+            return f"publishes a median {name} of {median:.4g}, which is not from {least:.4g} to {most:.4g}"
+    return None
+
+
+def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules) -> str | None:
+    """Return why an entry's weights are not those that its owner must use.
+
+    That its payload is the mean with these weights, and that they follow from the tokens and steps that contributors
+    trained, cannot be told from an entry.
+    """
+    limit = weight_limit(head.median_weight, rules.weight_clip)
+    largest = max(entry.weights)
+    if largest > limit * _ROUNDING:
+        return f"has a weight of {largest:.4g}, beyond the limit {limit:.4g}"
+    rows: dict[int, list[float]] = {}
+    for place, weight in zip(included_places(entry), entry.weights, strict=True):
+        rows.setdefault(grid.row_of[roster.members[place].peer], []).append(weight)
+    for weights in rows.values():
+        rest = rest_of_row(weights)
+        if max(weights) > rest * _ROUNDING:
+            return f"has a weight of {max(weights):.4g}, more than the rest of its row together, which is {rest:.4g}"
+    return None

@@ -1,0 +1,105 @@
+"""A peer's signed sign of life: who it is, where its fragments stand, how its training goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.protocol.wire.frames import (
+    DIGEST,
+    F32,
+    FLAG,
+    I64,
+    PEER,
+    SIGNATURE,
+    U32,
+    U64,
+    Layout,
+    fixed,
+    many,
+    record,
+    to_bytes,
+)
+from p2p_diloco.protocol.wire.member import SHARE
+
+MOST_FRAGMENTS = 1 << 12
+SHORT_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentHead:
+    """Where a fragment stands at a closed boundary: its last closed round and a digest over its spans' heads."""
+
+    round: int
+    digest: Digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """A peer's signed sign of life.
+
+    Attributes:
+        sequence: grows by one; an older one that arrives late changes nothing.
+        roster: digest of the roster in force here, and its place in the chain.
+        heads: one per fragment at its closed boundary; empty for peers that hold no state.
+        ready: holds the agreed state.
+        share: of averaging that its line carries, as on a roster.
+        tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
+    """
+
+    run: Digest
+    peer: PeerId
+    incarnation: int
+    sequence: int
+    roster: Digest
+    roster_k: int
+    heads: tuple[FragmentHead, ...]
+    ready: bool
+    can_be_dialled: bool
+    share: int
+    trains: bool
+    tokens: int
+    steps: int
+    tokens_per_second: float
+    loss: float
+    signature: bytes
+
+    def statement(self) -> bytes:
+        """Return the bytes that are signed."""
+        return self._statement
+
+    # No slots: an object that passes through many hands in one process is put into bytes once.
+    @cached_property
+    def _statement(self) -> bytes:
+        return b"heartbeat" + to_bytes(self, _STATEMENT_LAYOUT)
+
+    def signed(self, sign: Callable[[bytes], bytes]) -> Heartbeat:
+        """Return this heartbeat with its peer's signature."""
+        word = copy(self)  # keeps the statement: it is put into bytes once, not again by whoever checks it here
+        object.__setattr__(word, "signature", sign(self.statement()))
+        return word
+
+
+_FRAGMENT_HEAD = record(FragmentHead, (("round", I64), ("digest", fixed(SHORT_DIGEST_BYTES))))
+HEARTBEAT_LAYOUT: Layout = (
+    ("run", DIGEST),
+    ("peer", PEER),
+    ("incarnation", U32),
+    ("sequence", U64),
+    ("roster", DIGEST),
+    ("roster_k", U64),
+    ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
+    ("ready", FLAG),
+    ("can_be_dialled", FLAG),
+    ("share", SHARE),
+    ("trains", FLAG),
+    ("tokens", U64),
+    ("steps", U64),
+    ("tokens_per_second", F32),
+    ("loss", F32),
+    ("signature", SIGNATURE),
+)
+_STATEMENT_LAYOUT = HEARTBEAT_LAYOUT[:-1]

@@ -1,0 +1,104 @@
+"""Who is in a mean and with what: the part of an entry that says what its vector is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, as_float32, lower_median, within_reach
+from p2p_diloco.protocol.wire.entry import Entry, pack_included
+from p2p_diloco.protocol.wire.frames import MOST_COUNTED
+from p2p_diloco.protocol.wire.roster import Roster
+
+NO_SIGNATURE = bytes(64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inclusion:
+    """The contributions in a mean, and who was there for it.
+
+    Attributes:
+        present: places on the roster of those who named the mean's parent, ascending; those in the mean among them.
+        places: of those in the mean, ascending.
+        weights, norms: one per place in the mean; norms before clipping.
+        tokens: sum over the places in the mean, of this cycle.
+    """
+
+    present: tuple[int, ...]
+    places: tuple[int, ...]
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
+    tokens: int
+
+    def left_out(self) -> Inclusion:
+        """Return what remains where the part is in no mean: its members were there all the same."""
+        return only_present(self.present)
+
+
+def only_present(places: tuple[int, ...]) -> Inclusion:
+    """Return that these were there, and nothing of theirs is in the mean."""
+    return Inclusion(present=places, places=(), weights=(), norms=(), tokens=0)
+
+
+def join_inclusions(parts: Iterable[Inclusion]) -> Inclusion:
+    """Return who is in the mean of several means that share nobody, and who was there, again in roster order."""
+    parts = tuple(parts)
+    together = sorted(
+        one for part in parts for one in zip(part.places, part.weights, part.norms, strict=True)
+    )  # places differ, so nothing else decides
+    return Inclusion(
+        present=tuple(sorted(place for part in parts for place in part.present)),
+        places=tuple(place for place, _, _ in together),
+        weights=tuple(weight for _, weight, _ in together),
+        norms=tuple(norm for _, _, norm in together),
+        tokens=min(sum(part.tokens for part in parts), MOST_COUNTED),
+    )
+
+
+def build_entry(
+    roster: Roster,
+    roster_digest: Digest,
+    round_index: int,
+    span: SpanId,
+    head: SpanHead,
+    inclusion: Inclusion,
+    payload: bytes | memoryview,
+) -> Entry | str:
+    """Return the unsigned entry of a span, or why the span is skipped this round.
+
+    Args:
+        head: where the span stands, on which the entry builds.
+        payload: the encoded mean.
+    """
+    num_members = len(roster.members)
+    if not roster.has_majority(inclusion.present):
+        return f"{too_few(roster, inclusion.present)}; more than half are needed"
+    positive = [weight for weight in inclusion.weights if weight > 0]
+    if not positive:
+        return "all contributions have weight 0" if inclusion.places else "no contribution was sound"
+    # Norms of 0, which a contribution may claim, say nothing of how long others are.
+    norms = [norm for norm in inclusion.norms if norm > 0]
+    median_norm = as_float32(lower_median(norms)) if norms else head.radius
+    return Entry(
+        run=roster.run,
+        round=round_index,
+        span=span,
+        parent=head.digest,
+        height=head.height + 1,
+        roster=roster_digest,
+        present=pack_included(set(inclusion.present), num_members),
+        included=pack_included(set(inclusion.places), num_members),
+        weights=inclusion.weights,
+        tokens=inclusion.tokens,
+        median_norm=within_reach(median_norm, head.radius, RADIUS_BOUNDS),
+        median_weight=within_reach(as_float32(lower_median(positive)), head.median_weight, WEIGHT_BOUNDS),
+        payload=payload,
+        signature=NO_SIGNATURE,
+    )
+
+
+def too_few(roster: Roster, places: Iterable[int]) -> str:
+    """Say how many of those who vote were there."""
+    return f"{roster.num_voters(places)} of {len(roster.voters)} voters were there"

@@ -1,0 +1,460 @@
+"""What peers say to each other, as frozen values with a bounded binary form.
+
+Small words travel on the control lane, vectors on the bulk lane; `is_bulk` tells which. Signed values carry their own
+signature; everything else is vouched for by the link, whose peer the transport has authenticated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from p2p_diloco.errors import FrameError
+from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.log.head import SpanHead
+from p2p_diloco.protocol.wire.ballot import (
+    PREPARE_LAYOUT,
+    PROMISED_LAYOUT,
+    PROPOSAL_LAYOUT,
+    VOTE_LAYOUT,
+    Prepare,
+    Promised,
+    Proposal,
+    Vote,
+)
+from p2p_diloco.protocol.wire.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, VECTOR, Entry
+from p2p_diloco.protocol.wire.frames import (
+    DIGEST,
+    F32,
+    F64,
+    FLAG,
+    I64,
+    PEER,
+    SIGNATURE,
+    SPAN,
+    U8,
+    U16,
+    U32,
+    U64,
+    FrameReader,
+    Layout,
+    blob,
+    blob_view,
+    many,
+    pair,
+    put_fields,
+    put_length,
+    record,
+    take_fields,
+    to_bytes,
+)
+from p2p_diloco.protocol.wire.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
+from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
+from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, CertifiedRoster
+
+PROTOCOL_VERSION = 7
+MOST_SPANS = 1 << 16
+MOST_PIECE_BYTES = 1 << 20
+"""Of a span, in one frame. A piece costs either end some fraction of a millisecond whatever its length; of a piece as
+long as this one that is next to nothing."""
+MOST_MANIFEST_BYTES = 1 << 16
+MOST_ROSTERS_IN_REPLY = 64
+MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
+MOST_PORTS, MOST_HOST_BYTES, MOST_REASON_BYTES = 3, 64, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Asks for the peer's clock; `nonce` comes back."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """The answer: the peer's clock in seconds when it answered.
+
+    Attributes:
+        is_settled: whether the peer has the swarm's time. One that has just been started has only an estimate.
+    """
+
+    nonce: int
+    clock_seconds: float
+    is_settled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterRequest:
+    """Asks for the rosters after the first of these digests that the peer knows; all when it knows none."""
+
+    known: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterReply:
+    """Certified rosters in chain order, parents first."""
+
+    rosters: tuple[CertifiedRoster, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsRequest:
+    """Asks where the spans of a fragment stand."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsReply:
+    """Where the spans of a fragment stand at the sender, in span order."""
+
+    fragment: int
+    heads: tuple[SpanHead, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRequest:
+    """Asks for the entry of `span` whose parent is `parent`."""
+
+    span: SpanId
+    parent: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryAbsent:
+    """The answer when the sender does not hold that entry: too old, or of another branch."""
+
+    span: SpanId
+    parent: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRequest:
+    """Asks for a piece of a span's bytes; `version` is the chain digest of the pieces so far, or zeros.
+
+    A donor sends no more than `most_bytes` of it, and may send less.
+    """
+
+    span: SpanId
+    version: Digest
+    offset: int
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanReply:
+    """A piece of a span's anchor and momentum (float32, little-endian, one after the other) at `head`.
+
+    Attributes:
+        piece: of a message that came, a view of its frame.
+    """
+
+    span: SpanId
+    head: SpanHead
+    total_bytes: int
+    offset: int
+    piece: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentRequest:
+    """Asks for the content digests of a fragment's spans."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentReply:
+    """Pairs of chain digest and content digest in span order; compared only where the chain digests are equal.
+
+    A content digest covers the bytes and the whole head.
+    """
+
+    fragment: int
+    digests: tuple[tuple[Digest, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedContentRequest:
+    """Asks `voter` for its content digests, signed, so that any peer can carry the answer to `asker`.
+
+    Attributes:
+        nonce: comes back, so that no older answer can be shown for this one.
+    """
+
+    fragment: int
+    voter: PeerId
+    asker: PeerId
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedContent:
+    """The answer: what `ContentReply` says, and under which roster; no digests where the voter holds nothing."""
+
+    fragment: int
+    voter: PeerId
+    asker: PeerId
+    nonce: int
+    roster: Digest
+    digests: tuple[tuple[Digest, Digest], ...]
+    signature: bytes
+
+    def statement(self, run: Digest) -> bytes:
+        """Return the bytes that are signed."""
+        return b"content" + run + to_bytes(self, _SIGNED_CONTENT_LAYOUT[:-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRequest:
+    """Asks for the signed manifest of the run that this link is about."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestReply:
+    """The signed manifest as its own bytes."""
+
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introductions:
+    """Signed records of peers that the sender knows, so that a newcomer needs nobody else to find the others."""
+
+    records: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachRequest:
+    """Asks the receiver to dial the sender afresh, at the host from which it sees it and these ports."""
+
+    nonce: int
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachReply:
+    """The answer: where the sender dialled, and why it did not get through; no reason when it did.
+
+    Attributes:
+        cycle, signature: of the sender's `ReachProof` where it got through; zeros else.
+    """
+
+    nonce: int
+    host: bytes
+    port: int
+    reason: bytes
+    cycle: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanOffer:
+    """One span of an opening: its index, and the parent at which the sender holds it.
+
+    Whoever names a parent is there for the round, and counts among those who agree on it, even where its vector is
+    late, cut or refused.
+
+    Attributes:
+        sends: whether a vector follows; a peer whose upload has a cap holds some back.
+        norm: of the contribution, before clipping; 0 where none follows.
+    """
+
+    index: int
+    parent: Digest
+    sends: bool
+    norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Begins a contribution: what is to come for the spans of one reducer.
+
+    Attributes:
+        roster: digest of the roster that the contributor goes by; another one than the reducer's does not count.
+        tokens, steps: trained for this fragment since its last snapshot.
+        commitment: zeros; for runs in which witnesses compute means again, a digest over the encoded spans that follow.
+            Nobody checks it as yet.
+    """
+
+    round: int
+    roster: Digest
+    incarnation: int
+    tokens: int
+    steps: int
+    commitment: Digest
+    spans: tuple[SpanOffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanVector:
+    """One encoded span of a contribution; `payload` is, of a message that came, a view of its frame."""
+
+    round: int
+    span: SpanId
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowMean:
+    """A row's mean of one span on its way to the span's owner; who was there, who is in it and with what weight."""
+
+    round: int
+    span: SpanId
+    roster: Digest
+    parent: Digest
+    row: int
+    present: bytes
+    included: bytes
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
+    tokens: int
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A reducer's word that a contribution does not count, and why; `newer_roster` says that the sender's is old."""
+
+    round: int
+    newer_roster: bool
+    reason: bytes
+
+
+_HEAD = record(SpanHead, HEAD_LAYOUT)
+_SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("sends", FLAG), ("norm", F32)))
+_CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
+_PIECE = blob_view(MOST_PIECE_BYTES)
+_LONG = {VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
+"""Fields that end a frame and are most of it."""
+
+_ROW_MEAN_LAYOUT: Layout = (
+    ("round", I64),
+    ("span", SPAN),
+    ("roster", DIGEST),
+    ("parent", DIGEST),
+    ("row", U16),
+    ("present", blob(MOST_MEMBERS // 8)),
+    ("included", blob(MOST_MEMBERS // 8)),
+    ("weights", many(F32, MOST_MEMBERS)),
+    ("norms", many(F32, MOST_MEMBERS)),
+    ("tokens", U64),
+    ("payload", VECTOR),
+)
+_DIGEST_PAIRS = many(pair(DIGEST, DIGEST), MOST_SPANS)
+_SIGNED_CONTENT_LAYOUT: Layout = (
+    ("fragment", U16),
+    ("voter", PEER),
+    ("asker", PEER),
+    ("nonce", U64),
+    ("roster", DIGEST),
+    ("digests", _DIGEST_PAIRS),
+    ("signature", SIGNATURE),
+)
+_OPENING_LAYOUT: Layout = (
+    ("round", I64),
+    ("roster", DIGEST),
+    ("incarnation", U32),
+    ("tokens", U64),
+    ("steps", U64),
+    ("commitment", DIGEST),
+    ("spans", many(_SPAN_OFFER, MOST_SPANS)),
+)
+
+_KINDS: dict[int, tuple[type[Any], Layout]] = {
+    1: (Heartbeat, HEARTBEAT_LAYOUT),
+    2: (Ping, (("nonce", U64),)),
+    3: (Pong, (("nonce", U64), ("clock_seconds", F64), ("is_settled", FLAG))),
+    4: (Declaration, DECLARATION_LAYOUT),
+    5: (RosterRequest, (("known", many(DIGEST, MOST_ROSTERS_IN_REPLY)),)),
+    6: (RosterReply, (("rosters", _CERTIFIED),)),
+    7: (Promised, PROMISED_LAYOUT),
+    8: (Proposal, PROPOSAL_LAYOUT),
+    9: (Vote, VOTE_LAYOUT),
+    10: (HeadsRequest, (("fragment", U16),)),
+    11: (HeadsReply, (("fragment", U16), ("heads", many(_HEAD, MOST_SPANS)))),
+    12: (EntryRequest, (("span", SPAN), ("parent", DIGEST))),
+    13: (EntryAbsent, (("span", SPAN), ("parent", DIGEST))),
+    14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64), ("most_bytes", U32))),
+    15: (ContentRequest, (("fragment", U16),)),
+    16: (ContentReply, (("fragment", U16), ("digests", _DIGEST_PAIRS))),
+    17: (ManifestRequest, (("nonce", U64),)),
+    18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
+    19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
+    20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
+    21: (Prepare, PREPARE_LAYOUT),
+    22: (SignedContentRequest, (("fragment", U16), ("voter", PEER), ("asker", PEER), ("nonce", U64))),
+    23: (SignedContent, _SIGNED_CONTENT_LAYOUT),
+    25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
+    26: (
+        ReachReply,
+        (
+            ("nonce", U64),
+            ("host", blob(MOST_HOST_BYTES)),
+            ("port", U16),
+            ("reason", blob(MOST_REASON_BYTES)),
+            ("cycle", U64),
+            ("signature", SIGNATURE),
+        ),
+    ),
+    32: (Opening, _OPENING_LAYOUT),
+    33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", VECTOR))),
+    34: (Entry, ENTRY_LAYOUT),
+    35: (RowMean, _ROW_MEAN_LAYOUT),
+    36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _PIECE))),
+}
+_FIRST_BULK_KIND = 32
+_KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
+
+Message = (
+    Heartbeat | Ping | Pong | Declaration | RosterRequest | RosterReply | Prepare | Promised | Proposal | Vote
+    | HeadsRequest | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
+    | SignedContentRequest | SignedContent | ManifestRequest | ManifestReply | Introductions | Refusal
+    | ReachRequest | ReachReply
+    | Opening | SpanVector | Entry | RowMean
+)  # fmt: skip
+
+
+def is_bulk(message: Message) -> bool:
+    """Tell whether a message travels on the bulk lane."""
+    return _KIND_OF[type(message)] >= _FIRST_BULK_KIND
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the frame of a message: version, kind, fields."""
+    return b"".join(message_parts(message))
+
+
+def message_parts(message: Message) -> tuple[bytearray, bytes | memoryview]:
+    """Return the frame of a message in two parts, for whoever need not join them: the second is its vector, if any."""
+    kind = _KIND_OF[type(message)]
+    out = bytearray((PROTOCOL_VERSION, kind))
+    layout = _KINDS[kind][1]
+    name, last = layout[-1]
+    if last not in _LONG:
+        put_fields(out, message, layout)
+        return out, b""
+    put_fields(out, message, layout[:-1])
+    vector = getattr(message, name)
+    put_length(out, len(vector), _LONG[last])
+    return out, vector
+
+
+def decode_message(frame: bytes | bytearray | memoryview) -> Message:
+    """Read a frame.
+
+    Raises:
+        FrameError: the frame is of another version or kind, too short, too long, or holds an impossible value.
+    """
+    reader = FrameReader(frame)
+    version, kind = U8.take(reader), U8.take(reader)
+    if version != PROTOCOL_VERSION:
+        raise FrameError(f"frame speaks protocol version {version}; this peer speaks {PROTOCOL_VERSION}; update one")
+    if kind not in _KINDS:
+        raise FrameError(f"frame is of kind {kind}, which this peer does not know")
+    message_class, layout = _KINDS[kind]
+    fields = take_fields(reader, layout)
+    reader.expect_end()
+    return cast(Message, message_class(**fields))

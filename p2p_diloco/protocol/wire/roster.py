@@ -1,0 +1,347 @@
+"""The certified list of members: what it says, who may vote for the next one, what makes it valid, who leads.
+
+A roster is one link of a chain. Its certificate is a set of votes of its *parent's electorate*, so a newcomer is never
+the truth, and a leader that dies leaves the old roster in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.frames import DIGEST, FLAG, PEER, SIGNATURE, U64, Layout, many, pair, record, to_bytes
+from p2p_diloco.protocol.wire.member import MEMBER_LAYOUT, Member
+
+MOST_MEMBERS = 2048
+"""A certified roster of so many must fit one control frame: 60 bytes a member."""
+MOST_VOTERS = 32
+MOST_LEADERS = 8
+"""All voters keep a link to them."""
+FEWEST_COUNTING = 3
+"""While fewer members count, others fill the electorate up to so many."""
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""`(signer, statement, signature) -> bool`; handed in, so that a simulator may use a cheap one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The members of a run from one certificate to the next; a new one is certified only when something changes.
+
+    Attributes:
+        run: digest of the manifest.
+        genesis: digest over the content digests of all spans at founding; the same along a chain.
+        parent: digest of the roster before; `ZERO_DIGEST` for the founding one.
+        k: position in the chain, 0 for the founding one.
+        cycle: cycle in which it was proposed.
+        degraded: certified by less than a majority, because the run was stalled.
+        members: in grid order, those that reduce first.
+        height: entries that all spans had absorbed together: the lower median of what those who promised say.
+    """
+
+    run: Digest
+    genesis: Digest
+    parent: Digest
+    k: int
+    cycle: int
+    degraded: bool
+    members: tuple[Member, ...]
+    height: int
+
+    def digest(self) -> Digest:
+        """Return the name under which entries and children refer to this roster."""
+        return self._digest_and_size[0]
+
+    def num_bytes(self) -> int:
+        """Return how many bytes it takes in a message, without its votes."""
+        return self._digest_and_size[1]
+
+    # No slots: digest and members are asked for with every message, and a roster never changes.
+    @cached_property
+    def _digest_and_size(self) -> tuple[Digest, int]:
+        encoded = to_bytes(self, ROSTER_LAYOUT)
+        return sha256(b"roster", encoded), len(encoded)
+
+    @cached_property
+    def _places(self) -> dict[PeerId, int]:
+        return {member.peer: place for place, member in reversed(list(enumerate(self.members)))}
+
+    def member(self, peer: PeerId) -> Member | None:
+        """Return the membership of `peer`, or None."""
+        place = self._places.get(peer)
+        return self.members[place] if place is not None else None
+
+    def position(self, peer: PeerId) -> int | None:
+        """Return the place of `peer` in grid order, or None."""
+        return self._places.get(peer)
+
+    def peers(self) -> frozenset[PeerId]:
+        """Return the peers of all members."""
+        return self._peers
+
+    @cached_property
+    def _peers(self) -> frozenset[PeerId]:
+        return frozenset(member.peer for member in self.members)
+
+    @property
+    def bootstrap(self) -> PeerId | None:
+        """Return the member that does not train, if there is one."""
+        return next((member.peer for member in self.members if not member.trains), None)
+
+    @cached_property
+    def voters(self) -> frozenset[PeerId]:
+        """Return the electorate: the members that have been listed for longest, of those that count.
+
+        While fewer than three count it is filled up to three: the bootstrap first, then those listed for longest, but
+        only as far as those who count and the bootstrap stay more than half. So a crowd of fresh identities has no
+        vote, and a run of two volunteers and a bootstrap survives the loss of any one of the three.
+        """
+        order = by_seniority(self.members, self.run)
+        chosen = [member.peer for member in order if member.counts][:MOST_VOTERS]
+        if len(chosen) >= FEWEST_COUNTING:
+            return frozenset(chosen)
+        if self.bootstrap is not None and self.bootstrap not in chosen:
+            chosen.append(self.bootstrap)
+        trusted = len(chosen)
+        others = [member.peer for member in order if member.peer not in chosen]
+        while others and len(chosen) < FEWEST_COUNTING and (not trusted or 2 * trusted > len(chosen) + 1):
+            chosen.append(others.pop(0))
+        return frozenset(chosen)
+
+    @cached_property
+    def voter_places(self) -> frozenset[int]:
+        """Return the places of the electorate in grid order."""
+        return frozenset(self._places[peer] for peer in self.voters)
+
+    @cached_property
+    def leaders(self) -> frozenset[PeerId]:
+        """Return who leads first: a few of those who reduce, and of these rather those who vote."""
+        able = frozenset(reducers(self))
+        order = (*_drawn(self.run, able & self.voters), *_drawn(self.run, able - self.voters))
+        return frozenset(order[:MOST_LEADERS])
+
+    def num_voters(self, places: Iterable[int]) -> int:
+        """Return how many of the members at these places vote."""
+        return len(self.voter_places.intersection(places))
+
+    def has_majority(self, places: Iterable[int]) -> bool:
+        """Tell whether the members at these places are more than half of the electorate."""
+        return 2 * self.num_voters(places) > len(self.voter_places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifiedRoster:
+    """A roster with the votes that make it valid, all for the same ballot."""
+
+    roster: Roster
+    ballot: int
+    votes: tuple[tuple[PeerId, bytes], ...]
+
+    def num_bytes(self) -> int:
+        """Return how many bytes it takes in a message."""
+        return self.roster.num_bytes() + len(to_bytes(self, CERTIFIED_LAYOUT[1:]))
+
+
+ROSTER_LAYOUT: Layout = (
+    ("run", DIGEST),
+    ("genesis", DIGEST),
+    ("parent", DIGEST),
+    ("k", U64),
+    ("cycle", U64),
+    ("degraded", FLAG),
+    ("members", many(record(Member, MEMBER_LAYOUT), MOST_MEMBERS)),
+    ("height", U64),
+)
+CERTIFIED_LAYOUT: Layout = (
+    ("roster", record(Roster, ROSTER_LAYOUT)),
+    ("ballot", U64),
+    ("votes", many(pair(PEER, SIGNATURE), MOST_MEMBERS)),
+)
+
+
+def by_seniority(members: Collection[Member], run: Digest) -> list[Member]:
+    """Return members, those listed for longest first; of the same cycle in an order that nobody chooses."""
+    return sorted(members, key=lambda member: (member.since, sha256(b"seniority", run, member.peer)))
+
+
+def vote_statement(roster_digest: Digest, ballot: int) -> bytes:
+    """Return the bytes that a member signs when it votes."""
+    return b"vote" + roster_digest + ballot.to_bytes(8, "little")
+
+
+def founding_roster(run: Digest, genesis: Digest, founder: Member, cycle: int = 0) -> Roster:
+    """Return roster 0: the founder alone, which certifies roster 1.
+
+    Args:
+        genesis: digest over the content digests of all spans at the start.
+        founder: counts from the founding if it trains, and reduces: joiners have nobody else.
+        cycle: cycle in which the run is founded; a run founded before its round 0 begins in cycle 0.
+    """
+    cycle = max(cycle, 0)
+    member = Member(
+        peer=founder.peer,
+        incarnation=founder.incarnation,
+        since=cycle,
+        counts=founder.trains,
+        reduces=True,
+        trains=founder.trains,
+        share=founder.share,
+    )
+    return Roster(
+        run=run,
+        genesis=genesis,
+        parent=ZERO_DIGEST,
+        k=0,
+        cycle=cycle,
+        degraded=False,
+        members=(member,),
+        height=0,
+    )
+
+
+def founding_statement(roster_digest: Digest) -> bytes:
+    """Return the bytes that the organiser signs to found a run."""
+    return b"found" + roster_digest
+
+
+def is_majority(parent: Roster, peers: Collection[PeerId]) -> bool:
+    """Tell whether `peers` are more than half of the electorate, and so can certify a child of `parent`."""
+    return 2 * len(parent.voters.intersection(peers)) > len(parent.voters)
+
+
+def is_quarter(parent: Roster, peers: Collection[PeerId]) -> bool:
+    """Tell whether `peers` can certify a degraded child of `parent` as soon as the run is stalled.
+
+    A quarter of the electorate, or, where none of it is left, a quarter of all members. At least one.
+    """
+    num = len(parent.voters.intersection(peers))
+    if num:
+        return 4 * num >= len(parent.voters)
+    num = len(parent.peers().intersection(peers))
+    return num > 0 and 4 * num >= len(parent.members)
+
+
+def check_certificate(child: CertifiedRoster, parent: Roster, verify: Verify, rules: RunRules) -> None:
+    """Check that `child` follows `parent` and that enough members of `parent` have voted for it.
+
+    Of a degraded one any vote will do here: whether it is enough depends on how long a peer has been without entries.
+
+    Raises:
+        PeerError: it does not; the text says why.
+    """
+    roster = child.roster
+    check_child(roster, parent, child.ballot, rules)
+    statement = vote_statement(roster.digest(), child.ballot)
+    voters = {peer for peer, _ in child.votes}
+    if len(voters) != len(child.votes) or not voters or not (roster.degraded or is_majority(parent, voters)):
+        num = len(voters & parent.voters)
+        raise PeerError(
+            f"roster {roster.k} has {num} votes of the {len(parent.voters)} that count; more than half are needed"
+        )
+    for peer, signature in child.votes:
+        if peer not in parent.peers() or not verify(peer, statement, signature):
+            raise PeerError(f"roster {roster.k} holds a vote that {short_peer_id(peer)} could not give or did not sign")
+
+
+def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) -> None:
+    """Check all of a child but its votes and that it follows from what was promised.
+
+    Raises:
+        PeerError: it cannot follow `parent`; the text says why.
+    """
+    peers, clock = roster.peers(), rules.clock
+    latest = max(parent.cycle, clock.cycle((ballot - 1) // LEAD_TURNS))
+    possible = parent.height + (roster.cycle - parent.cycle + 2) * rules.num_all_spans
+    idle = [member for member in roster.members if not member.trains]
+    before = {member.peer: member for member in parent.members}
+    problems = (
+        (roster.parent != parent.digest(), "names another parent"),
+        (roster.run != parent.run or roster.genesis != parent.genesis, "belongs to another run"),
+        (roster.k != parent.k + 1, f"does not follow roster {parent.k}"),
+        (roster.cycle < parent.cycle, f"is from cycle {roster.cycle}, before its parent's {parent.cycle}"),
+        (roster.cycle > latest, f"is from cycle {roster.cycle}, but its ballot from cycle {latest}"),
+        (roster.height < parent.height, "has absorbed fewer entries than its parent"),
+        (roster.height > possible, f"says {roster.height} entries, where at most {possible} can have been"),
+        (not roster.members, "has no members"),
+        (len(peers) != len(roster.members), "lists a peer twice"),
+        (
+            roster.degraded and roster.cycle < parent.cycle + rules.stalled_cycles,
+            f"is degraded {roster.cycle - parent.cycle} cycles after its parent; a stall takes {rules.stalled_cycles}",
+        ),
+        (
+            roster.degraded and any(m.peer not in before or m.counts > before[m.peer].counts for m in roster.members),
+            "is degraded, and lists members that its parent does not list so",
+        ),
+        (len(idle) > 1, "lists more than one member that does not train"),
+        (
+            any(rules.founder not in (None, m.peer) for m in idle),
+            "lists a member that does not train and did not found the run",
+        ),
+        (not all(map(rules.may_be_member, peers - before.keys())), "names a peer that the manifest does not list"),
+        (not _is_in_grid_order(roster), "lists members that do not reduce before some that do"),
+        (
+            any(m.since != (before[m.peer].since if m.peer in before else roster.cycle) for m in roster.members),
+            "says that a member was listed in another cycle than it was",
+        ),
+    )
+    for is_wrong, text in problems:
+        if is_wrong:
+            raise PeerError(f"roster {roster.k} {text}")
+
+
+def _is_in_grid_order(roster: Roster) -> bool:
+    """Tell whether those that reduce come first: dealing by order must give each row its share of them."""
+    reducing = [member.reduces for member in roster.members]
+    return reducing == sorted(reducing, reverse=True)
+
+
+def check_founding(
+    founding: CertifiedRoster, run: Digest, organiser: PeerId, verify: Verify, founder: PeerId | None = None
+) -> None:
+    """Check a founding roster: one member, the `founder` if one is named, no parent, signed with the organiser's key.
+
+    Raises:
+        PeerError: it is none; the text says why.
+    """
+    roster = founding.roster
+    if roster.run != run:
+        raise PeerError("the founding roster belongs to another run")
+    if len(roster.members) != 1 or roster != founding_roster(run, roster.genesis, roster.members[0], roster.cycle):
+        raise PeerError("the founding roster is not the first link of a chain with the founder as its only member")
+    if founder is not None and roster.members[0].peer != founder:
+        given = short_peer_id(roster.members[0].peer)
+        raise PeerError(f"the founding roster is of {given}; only {short_peer_id(founder)} may found this run")
+    statement = founding_statement(roster.digest())
+    if not any(peer == organiser and verify(peer, statement, signature) for peer, signature in founding.votes):
+        raise PeerError(f"the founding roster is not signed by the organiser {short_peer_id(organiser)}")
+
+
+def reducers(roster: Roster) -> tuple[PeerId, ...]:
+    """Return who reduces, in grid order. Somebody must: where nobody can be reached all do, by their own word."""
+    return tuple(member.peer for member in roster.members if member.reduces) or tuple(m.peer for m in roster.members)
+
+
+def lead_order(roster: Roster, round_index: int, founder: PeerId, *, degraded: bool = False) -> tuple[PeerId, ...]:
+    """Return who proposes the child of `roster` in a round: one peer for each turn.
+
+    Leaders need no trust and no vote. The first turns belong to a few of those who reduce, for the others can be sure
+    to reach only them; the draw depends on the round, so that dead ones do not stay first. A turn belongs to the
+    founder where it is no member: should nobody on the roster be reachable, it may still be. The last turn belongs to
+    anybody who votes. In a stalled run all turns but the founder's belong to anybody: those who reduce may all be dead.
+    """
+    seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
+    pool = _drawn(seed, roster.peers() if degraded else roster.leaders)
+    turns = [pool[turn % len(pool)] for turn in range(LEAD_TURNS - 1)]
+    if roster.member(founder) is None:
+        turns[-1] = founder
+    return (*turns, pool[-1] if degraded else _drawn(seed, roster.voters)[0])
+
+
+@lru_cache(maxsize=16)  # asked for with every promise and proposal of a voting round
+def _drawn(seed: bytes, peers: frozenset[PeerId]) -> tuple[PeerId, ...]:
+    return tuple(sorted(peers, key=lambda peer: sha256(seed, peer)))
