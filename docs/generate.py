@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pydantic_core import PydanticUndefined
+from pydantic.fields import FieldInfo
 
 from p2p_diloco.cli.app import make_app
 from p2p_diloco.cli.flags import Surroundings
@@ -82,7 +82,7 @@ def settings_page() -> str:
     """Return the settings of a machine."""
     rows = []
     for name, field in PeerSettings.model_fields.items():
-        is_told = field.default not in (None, False, (), PydanticUndefined)
+        is_told = not field.default_factory and field.default not in (None, False, ())
         default = f"`{field.default}`" if is_told else ""
         flag, variable = f"`--{name.replace('_', '-')}`", f"`{ENVIRONMENT_PREFIX}{name.upper()}`"
         rows.append((flag, variable, *_with_default(field.description, default)))
@@ -122,13 +122,13 @@ def _section(annotation: object) -> type[Section] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
-def _keys(fields: Mapping[str, object]) -> str:
+def _keys(fields: Mapping[str, FieldInfo]) -> str:
     rows = []
     for name, field in fields.items():
-        default = getattr(field, "default", None)
-        is_told = default not in (None, (), PydanticUndefined)
+        default = field.default
+        is_told = not field.is_required() and not field.default_factory and default not in (None, ())
         text = str(default).lower() if isinstance(default, bool) else str(default)
-        rows.append((f"`{name}`", getattr(field, "description", ""), f"`{text}`" if is_told else ""))
+        rows.append((f"`{name}`", field.description, f"`{text}`" if is_told else ""))
     return _table(("key", "meaning", "default"), rows)
 
 

@@ -56,6 +56,7 @@ def test_loops_work_and_more_can_be_compiled_when_the_compiler_was_let_go() -> N
 
     loops = choice.vector_kernels()
     assert loops is not None
+    assert njit(lambda x: x + 2)(40) == 42  # another test of this process may have let it go already
     before = resident_kib("libllvmlite")
     shed_compiler()
     assert resident_kib("libllvmlite") < before - 16 * 1024
