@@ -122,8 +122,8 @@ class PacedThread(TrainingThread):
         assert self._thread.ident is not None, "start it first"
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
-    def _may_step(self) -> bool:
-        return super()._may_step() and not self.rests
+    def may_step(self) -> bool:
+        return super().may_step() and not self.rests
 
 
 class OwnLoopThread(PacedThread):
@@ -148,8 +148,8 @@ class BlockingThread(PacedThread):
     A span that gets no entry is waited for until the round is over.
     """
 
-    def _may_step(self) -> bool:
-        return super()._may_step() and not (self.exchanges and self._awaits_entries())
+    def may_step(self) -> bool:
+        return super().may_step() and not (self.exchanges and self._awaits_entries())
 
     def _awaits_entries(self) -> bool:
         timings = self.timings

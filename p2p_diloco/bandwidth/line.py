@@ -41,7 +41,7 @@ class LineWatch:
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        self._counters = counters
+        self.counters = counters
         self._waiting_bytes = waiting_bytes
         self._seconds = seconds
         self._samples: deque[tuple[float, float, float]] = deque()
@@ -94,7 +94,7 @@ class LineWatch:
         Args:
             now: swarm seconds, about once a second.
         """
-        bulk, is_full = self._counters.bulk, self._is_full(engine)
+        bulk, is_full = self.counters.bulk, self._is_full(engine)
         round_index = engine.rules.clock.round_at(now)
         self._rate.look(
             self._seconds(), round_index, wire_bytes(bulk.bytes_read), bulk.last_read_at, is_waiting=is_full
@@ -187,7 +187,7 @@ class LineWatch:
             now: seconds of any clock; about one call a second.
         """
         up = down = 0.0
-        for lane in (self._counters.control, self._counters.bulk):
+        for lane in (self.counters.control, self.counters.bulk):
             up += wire_bytes(lane.bytes_sent, num_frames=lane.frames_sent)
             down += wire_bytes(lane.bytes_received, num_frames=lane.frames_received)
         self._samples.append((now, up, down))

@@ -129,9 +129,9 @@ class SwarmNode:
     ) -> None:
         self.engine = engine
         self.traffic = Traffic()
-        self._transport = transport
+        self.transport = transport
         self._replica = replica
-        self._codecs = codecs
+        self.codecs = codecs
         self._memory = memory
         self._clock = clock
         self._observer = observer
@@ -173,7 +173,7 @@ class SwarmNode:
         Raises:
             NetworkError: the transport itself died.
         """
-        for peer in sorted(self._transport.linked_peers()):
+        for peer in sorted(self.transport.linked_peers()):
             self.link_up(peer)
         rules = self.engine.rules
         self._clock.begin(
@@ -186,7 +186,7 @@ class SwarmNode:
             if self._lost is not None:
                 raise self._lost
             self.engine.progress = self._replica.progress()
-            self.engine.exchange.ration.backlog_bytes = self._transport.backlog_bytes()
+            self.engine.exchange.ration.backlog_bytes = self.transport.backlog_bytes()
             self._ask_for_the_time(self._clock.now())
             now = self._clock.now()  # asking may have set the clock, and let this peer take part by it
             self._play(self.engine.tick(now))
@@ -223,7 +223,7 @@ class SwarmNode:
             self._last_ping = moment
             rounds, heads = self.engine.rules.clock, self.engine.chains.heads.values()
             self._clock.poll(rounds.begin(max((head.round for head in heads), default=0) - 1))
-            for peer in sorted(self._transport.linked_peers()):
+            for peer in sorted(self.transport.linked_peers()):
                 if self._clock.counts(peer) and self._clock.is_due(peer, beat):
                     self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
         disagreement = self._clock.disagreement_seconds
@@ -283,7 +283,7 @@ class SwarmNode:
                 raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
         except FrameError as error:
             self._say("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; hanging up", peer)
-            self._transport.hang_up(peer)
+            self.transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
         if not self._budgets.admits(peer, message, self._loop.time()):
@@ -315,9 +315,9 @@ class SwarmNode:
             case SpanReply() if not is_sound_piece(message):
                 text = f"{short_peer_id(peer)} served numbers that no sound state holds; hanging up"
                 self._say("frame-refused", text, peer)
-                self._transport.hang_up(peer)
+                self.transport.hang_up(peer)
             case EntryRequest():
-                if self._transport.waiting_bytes(peer, Lane.BULK) < self._most_waiting:
+                if self.transport.waiting_bytes(peer, Lane.BULK) < self._most_waiting:
                     self._play(self.engine.receive(peer, message, now), on_request=True, caused_by=peer)
             case _:
                 if isinstance(message, RosterReply):
@@ -350,7 +350,7 @@ class SwarmNode:
     def _norm_of(self, entry: Entry, elements: int) -> float | str:
         """Return the norm of an entry's payload, or what is wrong with it; on the worker."""
         try:
-            return payload_norm(self._codecs.entry, entry.payload, elements)
+            return payload_norm(self.codecs.entry, entry.payload, elements)
         except PeerError as error:
             return str(error)
 
@@ -396,7 +396,7 @@ class SwarmNode:
             now = self._clock.now()
             self._play(self.engine.span_reduced(action, result.sound, result.payload, result.norm, now))
 
-        self._work(reduced, None, reduce_parts, action, self._codecs, self.engine.rules.span_elements[action.span])
+        self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
     # -- playing actions
 
@@ -512,7 +512,7 @@ class SwarmNode:
                 frames[id(message)] = frame
         lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
         at = self._loop.time() + max(deadline - self._clock.now(), 0.05)
-        if self._transport.post(to, frame, lane=lane, deadline=at):
+        if self.transport.post(to, frame, lane=lane, deadline=at):
             self.traffic.count_sent(purpose_of(message, on_request=on_request), len(frame))
 
 

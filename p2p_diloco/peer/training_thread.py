@@ -85,7 +85,7 @@ class TrainingThread:
                 is_last = self._stopping
                 self._woken.clear()
                 self.state.border()
-                if self._may_step():
+                if self.may_step():
                     assert self._step is not None
                     self._step()
                 elif not self.state.has_work and not self._stopping:
@@ -94,7 +94,7 @@ class TrainingThread:
             failure = error
             self._in_loop(lambda: self._died(failure))
 
-    def _may_step(self) -> bool:
+    def may_step(self) -> bool:
         """Return whether an inner step is due; otherwise the next entry is waited for."""
         may_train = self._training and not self._stopping and self._step is not None
         return self.state.begin() and may_train

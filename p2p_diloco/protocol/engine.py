@@ -107,7 +107,7 @@ class PeerEngine:
         self.exchange = Exchange(rules=rules, membership=self.membership, chains=self.chains)
         self._beacon = Beacon(rules=rules, membership=self.membership, chains=self.chains)
         self._turns = Turns(rules=rules, membership=self.membership, chains=self.chains, exchange=self.exchange)
-        self._repair = Repair(
+        self.repair = Repair(
             rules=rules,
             membership=self.membership,
             chains=self.chains,
@@ -119,7 +119,7 @@ class PeerEngine:
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
-        self._noted: dict[SpanId, _Noted] = {}
+        self.noted: dict[SpanId, _Noted] = {}
         self._recall(recalled)
 
     def _recall(self, recalled: Recalled) -> None:
@@ -136,15 +136,15 @@ class PeerEngine:
         """Begin from spans that this peer holds: founded, or from its checkpoint."""
         for span, head in heads.items():
             self.chains.set_head(span, head)
-        self._repair.serves_state = True
+        self.repair.serves_state = True
 
     def holds_needlessly(self, now: float) -> bool:
         """Tell whether a peer that does not train may drop what it holds: it is no member, and others can give it."""
-        return self._repair.is_needless(now)
+        return self.repair.is_needless(now)
 
     def drop_state(self) -> None:
         """Hold no vectors any more. Ask `holds_needlessly` first."""
-        self._repair.drop()
+        self.repair.drop()
         for span in self.rules.span_elements:
             self.chains.drop_head(span)
 
@@ -156,12 +156,12 @@ class PeerEngine:
     @property
     def serves_state(self) -> bool:
         """Tell whether this peer holds vectors that others may fetch."""
-        return self._repair.serves_state
+        return self.repair.serves_state
 
     @property
     def catch_up(self) -> CatchUp:
         """What this peer is fetching."""
-        return self._repair.catch_up
+        return self.repair.catch_up
 
     @property
     def ready(self) -> bool:
@@ -175,15 +175,15 @@ class PeerEngine:
 
     def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
         """Return the answer to a question that came through another peer."""
-        return self._repair.sign_content(question, digests)
+        return self.repair.sign_content(question, digests)
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         """Return where all fragments stand at their closed boundaries; empty while a span is missing."""
-        return self._repair.closed_heads(now)
+        return self.repair.closed_heads(now)
 
     def donors(self, now: float) -> list[PeerId]:
         """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state."""
-        return self._repair.donors(now)
+        return self.repair.donors(now)
 
     # -- time
 
@@ -199,7 +199,7 @@ class PeerEngine:
         clock = self.rules.clock
         current = clock.round_at(now)
         times = [self._beacon.next_at, *clock.moments(current)]
-        if self._repair.follows and not self.ready and self.catch_up.is_complete():
+        if self.repair.follows and not self.ready and self.catch_up.is_complete():
             # It asks others, who may not speak by themselves before it is too late.
             times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)
         return min(time for time in times if time > now)
@@ -209,7 +209,7 @@ class PeerEngine:
         actions: list[Action] = []
         if now < self._ticked_at - self.rules.silence_seconds:
             self.membership.set_back(now)
-            self._repair.set_back(now)
+            self.repair.set_back(now)
         self._ticked_at = now
         begun = None if self.only_listens and self.round is None else self._turns.tick(now)
         if begun is not None:
@@ -219,17 +219,17 @@ class PeerEngine:
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
-            waits, said = self._repair.followers.wait_for(now)
+            waits, said = self.repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
             contributes = self.serves_state and left_out is not None and not waits and not self.only_listens
             self._beacon.freeze(begun)
-            actions += self._repair.begin_round(begun)
+            actions += self.repair.begin_round(begun)
             actions += said + self._turns.turn(begun, contributes, now, left_out or frozenset())
             if waits:
                 self._turns.waited()
         actions += self.exchange.tick(now)
         actions += self.membership.tick(now) if not self.only_listens else []
-        actions += self._repair.pump(now)
+        actions += self.repair.pump(now)
         if self._beacon.is_due(now):
             actions += self._split_watch.tick(now)
             actions += self._sign_of_life(self.linked, now)
@@ -261,7 +261,7 @@ class PeerEngine:
         actions: list[Action] = []
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
             actions.append(self.membership.ask_rosters(sender, now))
-        return actions + self._repair.compare(sender, beat, now)
+        return actions + self.repair.compare(sender, beat, now)
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
         """Take a message from an authenticated peer. Entries come through `entry_checked`, after the codec saw them."""
@@ -288,14 +288,14 @@ class PeerEngine:
             case Refusal():
                 return self._take_refusal(sender, message, now)
             case _:
-                return self._repair.take(sender, message, now)
+                return self.repair.take(sender, message, now)
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
         actions = self.membership.take_rosters(reply.rosters, now)
         actions += self._routes.hand_on_rosters(before, sender, actions, now, self._soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
-            self._repair.adopt_branch()
+            self.repair.adopt_branch()
         beat = self.membership.heard.get(sender)
         learnt = any(isinstance(action, KeepRoster) for action in actions)
         if learnt and beat is not None and beat.heartbeat.roster not in self.book:
@@ -333,12 +333,12 @@ class PeerEngine:
             said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
             # Whoever was asked has nothing that follows our head: who differs there is found by comparing.
             said += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
-            return said + self._repair.pump(now)
-        if verdict.fate is EntryFate.KNOWN or not self._repair.follows:
+            return said + self.repair.pump(now)
+        if verdict.fate is EntryFate.KNOWN or not self.repair.follows:
             return said
-        if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self._repair.is_past_branch(sender, entry):
+        if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self.repair.is_past_branch(sender, entry):
             said += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
-            return said + self._repair.pump(now)
+            return said + self.repair.pump(now)
         return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
     def _wait_for(self, fate: EntryFate, sender: PeerId, entry: Entry, *, is_kept: bool, now: float) -> list[Action]:
@@ -356,39 +356,39 @@ class PeerEngine:
         if fate is EntryFate.EARLY or (sender != self.me.peer and self.is_stranger(sender)):
             return []
         if sender != self.me.peer:
-            self._repair.not_alone(now)
+            self.repair.not_alone(now)
         self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
-        return self._repair.pump(now)
+        return self.repair.pump(now)
 
     def _note(self, sender: PeerId, entry: Entry, now: float) -> None:
         """Note who has an entry; of a span one is noted, and nobody else displaces a member's, nor a far round a near.
 
         A note only says whom to ask, and only members are asked, so a flood of them costs nothing.
         """
-        old, latest = self._noted.get(entry.span), self.rules.clock.round_at(now) + 1
+        old, latest = self.noted.get(entry.span), self.rules.clock.round_at(now) + 1
         if old is not None:
             if self._is_member(old.sender) and not self._is_member(sender):
                 return
             if entry.round > latest >= old.round:
                 return
-        self._noted[entry.span] = _Noted(sender=sender, height=entry.height, round=entry.round, roster=entry.roster)
+        self.noted[entry.span] = _Noted(sender=sender, height=entry.height, round=entry.round, roster=entry.roster)
 
     def _ask_noted(self, now: float) -> list[Action]:
         """Fetch what follows our head where a member has had an entry that may be valid now."""
         latest, is_wanted = self.rules.clock.round_at(now) + 1, False
-        for span, noted in list(self._noted.items()):
+        for span, noted in list(self.noted.items()):
             head = self.chains.heads.get(span)
             if head is None or noted.height <= head.height:
-                del self._noted[span]
+                del self.noted[span]
             elif (
                 noted.round <= latest
                 and self._is_member(noted.sender)
                 and self.book.governance(noted.roster, noted.round) is Governance.GOVERNS
             ):
-                del self._noted[span]
+                del self.noted[span]
                 self.catch_up.want_entry(span, noted.sender)
                 is_wanted = True
-        return self._repair.pump(now) if is_wanted else []
+        return self.repair.pump(now) if is_wanted else []
 
     def is_stranger(self, peer: PeerId) -> bool:
         """Tell whether a peer is neither a member nor the founder; nobody is before a roster is known here."""
@@ -417,7 +417,7 @@ class PeerEngine:
             if own_included and (self.last_included is None or entry.round > self.last_included):
                 self.last_included = entry.round
             actions.append(ApplyEntry(entry=entry, own_included=own_included))
-        return actions + self._ask_noted(now) + self._repair.pump(now)
+        return actions + self._ask_noted(now) + self.repair.pump(now)
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview, payload_norm: float, now: float
@@ -443,25 +443,25 @@ class PeerEngine:
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
         """Take the result of a `CompareContent`."""
-        return self._repair.content_compared(peer, fragment, num_equal, differing, now)
+        return self.repair.content_compared(peer, fragment, num_equal, differing, now)
 
     def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
         """Take the result of a `RebuildSpan`: at which head it was rebuilt, and its bytes if they are not ours."""
-        return self._repair.span_rebuilt(span, head, state, now)
+        return self.repair.span_rebuilt(span, head, state, now)
 
     def parent_rebuilt(
         self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
     ) -> list[Action]:
         """Take the result of a `RebuildParent`: where the span stood before `tip`, and its bytes; or None twice."""
-        return self._repair.parent_rebuilt(span, tip, parent, state, now)
+        return self.repair.parent_rebuilt(span, tip, parent, state, now)
 
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
         """Take the result of a `HashSpan`: the content digest of what was transferred."""
-        return self._repair.span_hashed(span, head, content, now)
+        return self.repair.span_hashed(span, head, content, now)
 
     def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
         """Hear that a span could not follow a valid entry: its memory is damaged, while its log has moved on."""
-        return self._repair.span_damaged(span, reason, now)
+        return self.repair.span_damaged(span, reason, now)
 
     # -- links and leaving
 

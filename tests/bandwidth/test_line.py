@@ -99,7 +99,7 @@ def test_a_cap_below_the_need_is_said_with_it() -> None:
 
 def test_rates_are_those_of_the_last_seconds_as_the_wire_counts() -> None:
     line = watch()
-    counters = line._counters
+    counters = line.counters
     assert line.rates(100.0) == (0.0, 0.0)
     for second in range(1, 31):
         counters.bulk.bytes_sent += 1_000_000 if second <= 15 else 2_000_000
@@ -179,9 +179,9 @@ def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimi
     for _ in range(10):
         now[0] += 1.0
         found = line.share(state, PLAN.rules.clock.begin(0) + now[0])
-        line._counters.bulk.bytes_read += int(rate / wire_bytes(1))
+        line.counters.bulk.bytes_read += int(rate / wire_bytes(1))
         if rate > 0.0:
-            line._counters.bulk.last_read_at = now[0]
+            line.counters.bulk.last_read_at = now[0]
     return line, found
 
 

@@ -61,7 +61,7 @@ class LoopTraining(TrainingThread):
     def _reach_border(self) -> None:
         try:
             self.state.border()
-            if self._may_step():
+            if self.may_step():
                 assert self._step is not None
                 self._step()
         except Exception as error:

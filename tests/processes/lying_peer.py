@@ -75,7 +75,7 @@ def is_own(node: SwarmNode, message: Message) -> bool:
 
 def huge_payload(node: SwarmNode, entry: Entry) -> bytes:
     elements = node.engine.rules.span_elements[entry.span]
-    return node._codecs.entry.encode(np.full(elements, HUGE, dtype=np.float32), rounding_seed=None)
+    return node.codecs.entry.encode(np.full(elements, HUGE, dtype=np.float32), rounding_seed=None)
 
 
 def own_round(node: SwarmNode, entry: Entry, first: int) -> int:
@@ -117,7 +117,7 @@ def huge_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Mess
 def two_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
     """Sign two entries for one span and round, and send one half of the linked members the other one."""
     roster = node.engine.book.in_force
-    members = sorted(roster.peers() & node._transport.linked_peers()) if roster is not None else []
+    members = sorted(roster.peers() & node.transport.linked_peers()) if roster is not None else []
     if not is_own(node, message) or to in members[: len(members) // 2]:
         return (message,)
     assert isinstance(message, Entry)
@@ -272,7 +272,7 @@ def entries_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
                 tokens=1,
                 median_norm=head.radius,
                 median_weight=head.median_weight,
-                payload=node._codecs.entry.encode(
+                payload=node.codecs.entry.encode(
                     np.full(engine.rules.span_elements[span], 1e-6, dtype=np.float32), rounding_seed=None
                 ),
                 signature=bytes(64),
@@ -338,14 +338,14 @@ def install(lie: str, folder: Path) -> None:
             return
         sent = mutator(node, to, message)
         is_lie = mutator is not silent and (len(sent) != 1 or sent[0] is not message)
-        if is_lie and to in node._transport.linked_peers():
+        if is_lie and to in node.transport.linked_peers():
             record.tell(message, to)
         for changed in sent:
             honest(node, to, changed, deadline, **({} if changed is not message else more))
         if lie in FORGERS and isinstance(message, Heartbeat) and time.monotonic() > state["next"]:
             state["next"] = time.monotonic() + FORGED_EVERY_SECONDS
             for forged in FORGERS[lie](node):
-                for peer in sorted(node._transport.linked_peers()):
+                for peer in sorted(node.transport.linked_peers()):
                     honest(node, peer, forged, deadline)
                     record.tell(forged, peer)
 
@@ -355,7 +355,7 @@ def install(lie: str, folder: Path) -> None:
 
         def huge(node: SwarmNode, contribution: FragmentContribution | None) -> None:
             if contribution is not None and lies():
-                codec, sizes = node._codecs.contribution, node.engine.rules.span_elements
+                codec, sizes = node.codecs.contribution, node.engine.rules.span_elements
                 spans = tuple(
                     replace(span, payload=codec.encode(np.full(sizes[span.span], HUGE, dtype=np.float32)), norm=HUGE)
                     for span in contribution.spans
@@ -369,12 +369,12 @@ def install(lie: str, folder: Path) -> None:
         reduced = Exchange.span_reduced
 
         def longest(exchange: Exchange, order: ReduceSpan, *made: Any) -> Entry | RowMean | str:
-            head, entry = exchange._chains.heads.get(order.span), reduced(exchange, order, *made)
+            head, entry = exchange.chains.heads.get(order.span), reduced(exchange, order, *made)
             if not isinstance(entry, Entry) or head is None or not lies():
                 return entry
-            changed = longest_entry(entry, head, exchange._rules)
+            changed = longest_entry(entry, head, exchange.rules)
             record.tell(changed)
-            return replace(changed, signature=exchange._membership.me.sign(changed.statement()))
+            return replace(changed, signature=exchange.membership.me.sign(changed.statement()))
 
         Exchange.span_reduced = longest  # type: ignore[method-assign]
 

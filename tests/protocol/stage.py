@@ -231,7 +231,7 @@ class Stage:
             case ReplaceSpan():
                 if not action.is_mended:
                     machine.disk.entries.pop(action.span, None)
-                self._place(machine, action.span, action.head, bytes(action.state))
+                self.place(machine, action.span, action.head, bytes(action.state))
             case ServeSpan():
                 self._serve_span(machine, action)
             case ServeEntry():
@@ -331,9 +331,9 @@ class Stage:
         self.entries[entry.digest()] = entry
         self.last_entry[entry.roster] = max(entry.round, self.last_entry.get(entry.roster, entry.round))
         self._check_succession(entry.roster)
-        self._place(machine, entry.span, next_head(head, entry), absorbed_bytes(state, entry))
+        self.place(machine, entry.span, next_head(head, entry), absorbed_bytes(state, entry))
 
-    def _place(self, machine: Machine, span: SpanId, head: SpanHead, state: bytes) -> None:
+    def place(self, machine: Machine, span: SpanId, head: SpanHead, state: bytes) -> None:
         known = self.known_bytes.setdefault((span, head.digest), state)
         assert known == state or not self.check_bytes, f"{machine.name}: equal chain digests, different bytes (I1)"
         machine.vectors[span] = (head, state)

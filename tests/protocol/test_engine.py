@@ -287,7 +287,7 @@ def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_and_keeps_no
         roster, round_index = roster_1(1, height=place + 1).roster, 2 ** (place % 62)
         engine.entry_checked(peer_id("stranger"), entry_on(start, roster, ann, span=span, round=round_index), 1.0, 0.1)
         engine.entry_checked(ann, entry_on(start, roster, ann, span=span, round=2**60), 1.0, 0.1)
-    assert len(engine._noted) == 1
+    assert len(engine.noted) == 1
     engine.entry_checked(ann, entry_on(start, later.roster, ann, span=span), 1.0, 0.1)
     again = engine.receive(ann, RosterReply(rosters=(later,)), 0.2)
     assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
@@ -301,7 +301,7 @@ def test_strangers_are_not_asked_for_entries_that_they_say_they_have() -> None:
     assert asked_entries(engine.receive(peer_id("eve"), RosterReply(rosters=(later,)), 0.2)) == []
     roster = later.roster
     engine.entry_checked(peer_id("ann"), entry_on(start, roster, peer_id("ann"), span=span), 1.0, 0.3)
-    assert not engine._noted, "overtaken"
+    assert not engine.noted, "overtaken"
 
 
 def test_an_entry_that_needs_an_earlier_certificate_has_it_asked_for() -> None:
@@ -426,7 +426,7 @@ def test_only_an_entry_of_the_founder_or_another_member_shows_that_somebody_is_h
     engine, (entry, _) = engine_that_lost_entries()
     engine.tick(0.0)
     engine.entry_checked(peer_id(sender), entry, 1.0, 1.0)
-    assert engine._repair._alone_since == (1.0 if is_sign_of_life else 0.0)
+    assert engine.repair._alone_since == (1.0 if is_sign_of_life else 0.0)
 
 
 def test_entries_that_a_stranger_sends_again_and_again_make_nobody_wait_for_those_before_them() -> None:

@@ -262,7 +262,7 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
 def test_who_has_voted_for_the_next_roster_opens_without_a_word_on_any_span() -> None:
     """Reducers need not wait for it, and it is counted nowhere."""
     rounds, _ = exchange(2)
-    membership = rounds._membership
+    membership = rounds.membership
     rounds.begin(0, True)
     membership._voted_in = (roster_of(2).digest(), 1)
     assert any(isinstance(action, TakeSnapshot) for action in rounds.begin(1, True)), "the round of its vote"
@@ -276,7 +276,7 @@ def test_who_has_voted_for_the_next_roster_opens_without_a_word_on_any_span() ->
 
 def test_who_leaves_names_no_parent_any_more() -> None:
     rounds, _ = exchange(2)
-    rounds._membership.leaving = True
+    rounds.membership.leaving = True
     actions = rounds.begin(0, True)
     assert [opening.spans for opening in sent_openings(actions).values()] == [()]
     assert not [action for action in actions if isinstance(action, Report)]
@@ -288,13 +288,13 @@ def test_a_clock_that_steps_back_forgets_no_round_in_which_parents_were_named() 
     rounds.begin(0, True)
     rounds.begin(2, True)
     rounds.begin(1, True)
-    assert rounds._membership.named_round == 2
+    assert rounds.membership.named_round == 2
 
 
 def test_a_clock_that_was_ahead_at_the_start_keeps_nobody_from_voting_once_it_is_set_right() -> None:
     rounds, _ = exchange(2)
     for round_index in (5400, 3, 4):
         rounds.begin(round_index, False)
-    assert rounds._membership.named_round == 3
+    assert rounds.membership.named_round == 3
     rounds.begin(5, True)
-    assert rounds._membership.named_round == 5
+    assert rounds.membership.named_round == 5

@@ -73,7 +73,7 @@ def test_of_several_members_nobody_waits_and_who_is_alone_again_waits_again() ->
     page.asked(B, 0.0)
     while page.wait_for(0.0)[0]:
         pass
-    page._membership = membership_of(A, founding(), roster_1(2))
+    page.membership = membership_of(A, founding(), roster_1(2))
     assert page.wait_for(0.0) == (False, [])
-    page._membership = membership
+    page.membership = membership
     assert page.wait_for(0.0)[0]

@@ -266,7 +266,7 @@ def test_a_bootstrap_opens_empty_handed_as_soon_as_the_round_begins() -> None:
     assert {offer.index for opening in openings.values() for offer in opening.spans}.isdisjoint(
         span.index for span in owned(rounds)
     )
-    assert rounds._membership.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
+    assert rounds.membership.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
 
 
 def test_a_bootstrap_and_one_of_two_are_a_majority_of_the_three_that_vote() -> None:
@@ -320,7 +320,7 @@ def test_an_island_without_a_step_border_is_there_empty_handed() -> None:
     rounds, _ = exchange(3)
     third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
     rounds.begin(0, True)
-    half = rounds._rules.clock.contribute_by(0)
+    half = rounds.rules.clock.contribute_by(0)
     assert rounds.tick(half - 0.1) == []
     opened_by = sent_openings(rounds.tick(half))
     assert set(opened_by) == {BOB, third}
@@ -351,4 +351,4 @@ def test_who_says_that_vectors_come_has_trained() -> None:
 def test_who_is_not_asked_to_contribute_is_not_there() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
-    assert sent_openings(rounds.tick(rounds._rules.clock.contribute_by(0))) == {}
+    assert sent_openings(rounds.tick(rounds.rules.clock.contribute_by(0))) == {}

@@ -149,20 +149,20 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.donors(0.0) == [B]
     stranger = heartbeat(B, roster=sha256(b"other branch"), heads=(fragment_head(-2),), sequence=2)
     assert page.compare(B, stranger, 0.0) == []
-    page._membership.hear(stranger, 0.0)
+    page.membership.hear(stranger, 0.0)
     assert page.donors(0.0) == []
 
 
 def test_a_ready_peer_asks_one_that_is_not_ready_for_the_entries_that_ready_ones_lack() -> None:
     """Two of three voters, started again, stood an entry above all that were ready, and waited for these."""
     page = repair(num_members=3)
-    page._membership.ready = True
-    page._linked.add(C)
+    page.membership.ready = True
+    page.linked.add(C)
     roster = roster_1(3).roster.digest()
     level = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
     ahead = heartbeat(C, roster=roster, heads=(fragment_head(-2),), ready=False)
     for beat in (level, ahead):
-        page._membership.hear(beat, 0.0)
+        page.membership.hear(beat, 0.0)
     assert page.donors(0.0) == [B]
     (send,) = page.compare(C, ahead, 0.0)
     assert isinstance(send, Send)
@@ -181,10 +181,10 @@ def test_a_ready_peer_asks_one_that_is_not_ready_for_the_entries_that_ready_ones
 def test_a_founder_that_is_not_ready_is_asked_for_entries_where_no_member_is_linked() -> None:
     """Between members behind routers stands the founder alone; an entry proves itself, whoever gives it."""
     page, boot = repair(), peer_id("boot")
-    page._linked.clear()
-    page._linked.add(boot)
+    page.linked.clear()
+    page.linked.add(boot)
     ahead = heartbeat(boot, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
-    page._membership.hear(ahead, 0.0)
+    page.membership.hear(ahead, 0.0)
     page.compare(boot, ahead, 0.0)
     higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
     asked = [action for action in page.take(boot, higher, 0.1) if isinstance(action, Send)]
@@ -197,16 +197,16 @@ HIGHER = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of()
 def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, Heartbeat]:
     """Return the page of the only member, linked with the founder since then and with B, who stands higher."""
     page, boot, roster = repair(num_members=1), peer_id("boot"), roster_1(1).roster.digest()
-    page._membership.ready = is_ready
-    page._linked.add(boot)
-    page._membership.hear(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
+    page.membership.ready = is_ready
+    page.linked.add(boot)
+    page.membership.hear(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
     page._look(since)
     return page, heartbeat(B, roster=roster, heads=(fragment_head(-2),), sequence=2)
 
 
 def test_the_only_member_asks_who_is_ready_for_entries_that_it_lost_itself() -> None:
     page, ahead = lone_member()
-    page._membership.hear(ahead, 0.0)
+    page.membership.hear(ahead, 0.0)
     assert [action.message for action in page.compare(B, ahead, 0.0) if isinstance(action, Send)] == [
         HeadsRequest(fragment=0)
     ]
@@ -224,16 +224,16 @@ def test_the_only_member_asks_strangers_until_it_is_ready_and_no_longer_than_a_s
     page, ahead = lone_member(is_ready=is_ready, since=-heard_for)
     assert run_rules().stalled_cycles * run_rules().cycle_seconds == 48.0
     for beat in (heartbeat(peer_id("boot"), roster=ahead.roster, heads=(fragment_head(),), sequence=2), ahead):
-        assert page._membership.hear(beat, 0.0)
+        assert page.membership.hear(beat, 0.0)
     assert bool(page.compare(B, ahead, 0.0)) is asks
 
 
 def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_ready() -> None:
     page, ahead = lone_member(is_ready=True)
-    page._linked.add(C)
+    page.linked.add(C)
     for peer, now in ((B, 0.0), (C, 1.0)):
         beat = heartbeat(peer, roster=ahead.roster, heads=ahead.heads, sequence=2)
-        assert page._membership.hear(beat, now)
+        assert page.membership.hear(beat, now)
         page.compare(peer, beat, now)
         page.take(peer, HIGHER, now)
     assert page.catch_up.left_out() == frozenset()
@@ -245,28 +245,28 @@ def test_a_ready_peer_that_the_roster_left_out_begins_anew_where_no_entries_lead
     members = ids(4)[not is_listed :]
     listed = certify(child_of(founding().roster, [member(peer) for peer in members]), [peer_id("boot")])
     page = repair(listed=listed)
-    page._membership.ready = True
+    page.membership.ready = True
     roster, ahead = listed.roster.digest(), tuple(head_of(height=9, digest=b"%d" % index) for index in range(3))
     said = []
     for second in range(90):
         now = float(second)
         beat = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=second + 2)
-        page._membership.hear(beat, now)
+        page.membership.hear(beat, now)
         page.catch_up.ask_heads(0, B, now)
         actions = page.take(B, HeadsReply(fragment=0, heads=ahead), now)
         actions += page.take(B, EntryAbsent(span=SPAN, parent=head_of().digest), now)
         actions += page.pump(now)
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
-    assert page._membership.ready is is_listed
+    assert page.membership.ready is is_listed
     begun_anew = "roster 1 goes on without this peer, and nobody has the entries since; catching up as a newcomer"
     assert said == ([] if is_listed else [begun_anew])
 
 
 def test_where_others_are_members_strangers_are_asked_nothing() -> None:
     page = repair(num_members=2)
-    page._linked.add(C)
+    page.linked.add(C)
     ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),))
-    page._membership.hear(ahead, 0.0)
+    page.membership.hear(ahead, 0.0)
     assert page.compare(C, ahead, 0.0) == []
 
 
@@ -291,7 +291,7 @@ def test_the_only_voter_does_not_wait_for_ever_for_donors_that_hold_something_el
     said = []
     for second in range(90):
         beat = heartbeat(B, roster=roster.roster.digest(), heads=(fragment_head(-2),), sequence=second + 2)
-        page._membership.hear(beat, float(second))
+        page.membership.hear(beat, float(second))
         actions = page.pump(float(second))
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
     alone = "ready: what others hold differs, and nobody but this peer votes"
@@ -317,7 +317,7 @@ def test_time_that_a_process_slept_is_no_time_alone() -> None:
 
 def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
     page = repair()
-    page._linked.clear()
+    page.linked.clear()
     for now in (0.0, 5.0, 10.0, 15.0):
         assert page.pump(now) == []
     (report,) = page.pump(17.0)
@@ -327,11 +327,11 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
 
 def test_who_leaves_does_not_become_ready_again() -> None:
     page = repair()
-    page._linked.clear()
-    page._membership.leaving = True
+    page.linked.clear()
+    page.membership.leaving = True
     for now in (0.0, 5.0, 10.0, 15.0, 17.0):
         assert page.pump(now) == []
-    assert not page._membership.ready
+    assert not page.membership.ready
 
 
 def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repair:
@@ -340,10 +340,10 @@ def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repai
     Unless the roster says otherwise three members count and reduce, and the founder is needed no more.
     """
     page = repair()
-    page._membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False)
-    page.followers = Followers(rules=run_rules(), membership=page._membership)
+    page.membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False)
+    page.followers = Followers(rules=run_rules(), membership=page.membership)
     for beat in beats:
-        page._membership.hear(beat, 0.0)
+        page.membership.hear(beat, 0.0)
     return page
 
 
@@ -385,11 +385,11 @@ def test_a_founder_that_is_needed_on_the_roster_follows_the_logs(roster: Certifi
 def test_a_founder_that_is_needed_again_becomes_ready_like_a_joiner_and_keeps_what_it_holds() -> None:
     page = bystander(ready(A), ready(B), roster=roster_1(2))
     assert not is_needless(page)
-    assert not page._membership.ready
+    assert not page.membership.ready
     for fragment, num_spans in enumerate(run_rules().num_spans):
         for peer in (A, B):
             page.content_compared(peer, fragment, num_spans, [], 0.0)
-    assert page._membership.ready
+    assert page.membership.ready
 
 
 def is_needless(page: Repair) -> bool:
@@ -413,9 +413,9 @@ def test_a_founder_holds_the_start_until_one_with_room_to_spare_is_ready() -> No
 def test_a_founder_gives_who_is_ready_the_time_to_say_what_its_line_carries() -> None:
     page = bystander(ready(A))
     assert not page.is_needless(0.0)
-    page._membership.hear(ready(A, share=7, sequence=2), 1.0)
+    page.membership.hear(ready(A, share=7, sequence=2), 1.0)
     assert not page.is_needless(1.0)
-    page._membership.hear(ready(A, sequence=3), 2.0)
+    page.membership.hear(ready(A, sequence=3), 2.0)
     assert not page.is_needless(2.0)
     assert not page.is_needless(1.9 + SILENCE)
     assert page.is_needless(2.0 + SILENCE)
@@ -427,7 +427,7 @@ def test_three_thin_lines_are_enough_but_who_fetches_from_a_founder_ends_there()
     assert is_needless(page)
     page.take(joiner, SpanRequest(span=SPAN, version=sha256(b""), offset=0, most_bytes=1 << 16), 0.0)
     assert not is_needless(page)
-    page._membership.hear(ready(joiner, share=1, sequence=2), 0.0)
+    page.membership.hear(ready(joiner, share=1, sequence=2), 0.0)
     assert is_needless(page)
 
 
@@ -450,9 +450,9 @@ def test_what_is_dropped_is_fetched_no_more() -> None:
     page.catch_up.want_entry(SPAN, A)
     page.drop()
     for span in ALL_SPANS:
-        page._chains.drop_head(span)
-    page._membership = membership_of(A, founding(), roster_1(2))
-    page._membership.hear(ready(B), 0.0)
+        page.chains.drop_head(span)
+    page.membership = membership_of(A, founding(), roster_1(2))
+    page.membership.hear(ready(B), 0.0)
     asked = [action.message for action in page.pump(0.0) if isinstance(action, Send)]
     assert asked
     assert all(isinstance(message, SpanRequest) for message in asked)
@@ -460,18 +460,18 @@ def test_what_is_dropped_is_fetched_no_more() -> None:
 
 def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founder() -> None:
     page, boot = repair(), peer_id("boot")
-    page._linked |= {C, boot}
-    page._membership.hear(ready(B, share=7, sequence=2), 0.0)
+    page.linked |= {C, boot}
+    page.membership.hear(ready(B, share=7, sequence=2), 0.0)
     assert page.sources(0.0) == [B]
-    page._membership.hear(ready(boot, ready=False, trains=False), 0.0)
+    page.membership.hear(ready(boot, ready=False, trains=False), 0.0)
     assert page.sources(0.0) == [boot]
-    page._linked.remove(B)
+    page.linked.remove(B)
     assert page.donors(0.0) == [], "what a founder holds is old: nobody is ready by its word"
     assert page.sources(0.0) == [boot]
-    page._linked.add(B)
-    page._membership.hear(ready(C), 0.0)
+    page.linked.add(B)
+    page.membership.hear(ready(C), 0.0)
     assert page.sources(0.0) == [boot], "from strangers nothing is learnt"
-    page._membership.book.add(certify(child_of(ROSTER, [member(peer) for peer in (A, B, C)]), [A, B]))
+    page.membership.book.add(certify(child_of(ROSTER, [member(peer) for peer in (A, B, C)]), [A, B]))
     assert page.sources(0.0) == [C]
     assert page.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
 
@@ -479,10 +479,10 @@ def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founde
 def test_spans_are_fetched_from_a_founder_that_trains_and_is_not_ready_where_all_members_are_empty() -> None:
     """It left, and came back when all members had lost their disks: nobody else holds anything."""
     page, boot = repair(holds=False), peer_id("boot")
-    page._linked.add(boot)
+    page.linked.add(boot)
     empty = heartbeat(B, roster=ROSTER.digest(), ready=False, sequence=2)
     for beat in (empty, ready(boot, ready=False)):
-        page._membership.hear(beat, 0.0)
+        page.membership.hear(beat, 0.0)
     asked = [action for action in page.pump(0.0) if isinstance(action, Send)]
     assert {send.to for send in asked if isinstance(send.message, SpanRequest)} == {boot}
     assert page.donors(0.0) == [], "nobody is ready by its word"
@@ -524,11 +524,11 @@ def test_who_is_not_ready_takes_the_word_of_the_only_other_member_whatever_its_d
 def among_four(*, is_ready: bool = True) -> Repair:
     """Return the page of one of four members that hears all others, of which `D` has not said anything yet."""
     page = repair(num_members=4)
-    page._linked.update({C, D})
+    page.linked.update({C, D})
     roster = roster_1(4).roster.digest()
     for peer in (B, C, D):
-        page._membership.hear(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
-    page._membership.ready = is_ready
+        page.membership.hear(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
+    page.membership.ready = is_ready
     return page
 
 
@@ -546,7 +546,7 @@ def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwis
 def test_who_differs_and_has_a_sound_disk_asks_all_voters_those_without_a_link_too() -> None:
     """A bit that flipped before the checkpoint is wrong on the disk as well; a peer behind a router has one link."""
     page = among_four()
-    page._linked.intersection_update((B, C))
+    page.linked.intersection_update((B, C))
     differing(page)
     asked = [action for action in page.span_rebuilt(SPAN, HEAD, None, 0.1) if isinstance(action, Send)]
     assert {send.to for send in asked if isinstance(send.message, ContentRequest)} == {B, C}
@@ -580,8 +580,8 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
     mover, other = (A, B) if A > B else (B, A)
     for me, peer, expected in ((mover, other, "fetching it from there"), (other, mover, "the other has to move")):
         page = repair()
-        page._membership = membership_of(me, founding(), roster_1(2))
-        page._membership.ready = True
+        page.membership = membership_of(me, founding(), roster_1(2))
+        page.membership.ready = True
         differing(page, peer)
         said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
         assert expected in said, said
@@ -600,24 +600,24 @@ def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> l
 def test_a_donor_that_has_gone_on_is_asked_where_it_stands() -> None:
     """A peer that was a little ahead of the only donor compared its contents with what that had left, for ever."""
     page, elsewhere = repair(), sha256(b"elsewhere")
-    page._linked.add(C)
+    page.linked.add(C)
     assert answer(page, HEAD.digest, HEAD.digest, HEAD.digest) == [CompareContent]
     assert answer(page, HEAD.digest, elsewhere, HEAD.digest) == [CompareContent, HeadsRequest]
     assert answer(page, elsewhere, now=1.0) == [CompareContent], "it was asked a moment ago"
     assert answer(page, elsewhere, peer=C, now=3.0) == [CompareContent], "who is no donor cannot give it"
     assert answer(page, *[HEAD.digest] * 3, elsewhere, now=3.0) == [CompareContent], "there are three spans"
     assert answer(page, elsewhere, now=3.0) == [CompareContent, HeadsRequest]
-    page._membership.ready = True
+    page.membership.ready = True
     assert answer(page, elsewhere, now=6.0) == [CompareContent], "members get entries from their reducers"
 
 
 def test_a_donor_that_is_where_we_were_has_nothing_for_us() -> None:
     page = repair()
-    book = page._membership.book
+    book = page.membership.book
     owner = book.folded(ROSTER.digest(), 0)[1].owner(SPAN)
     assert owner is not None
-    page._chains.offer(entry_on(HEAD, ROSTER, owner), 1.0, book, 1000)
-    assert page._chains.heads[SPAN] != HEAD
+    page.chains.offer(entry_on(HEAD, ROSTER, owner), 1.0, book, 1000)
+    assert page.chains.heads[SPAN] != HEAD
     assert answer(page, HEAD.digest, HEAD.digest, HEAD.digest) == [CompareContent]
 
 
@@ -674,7 +674,7 @@ def test_a_damaged_span_that_the_disk_does_not_lead_to_is_fetched_again() -> Non
 
 def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> None:
     page = repair()
-    page._linked.clear()
+    page.linked.clear()
     page.span_damaged(SPAN, "a reason", 0.0)
     assert page.begin_round(1) == [], "the disk is being asked"
     for round_index in (2, 3):
@@ -690,7 +690,7 @@ def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> Non
 def test_a_wait_for_a_majority_is_said_after_a_while_and_not_all_the_time() -> None:
     page = among_four(is_ready=False)
     for span in ALL_SPANS:
-        page._chains.drop_head(span)
+        page.chains.drop_head(span)
     asked = [one for one in page.pump(0.0) if isinstance(one, Send) and isinstance(one.message, SpanRequest)]
     send = next(one for one in asked if one.message.span == SPAN)  # type: ignore[union-attr]
     whole = SpanReply(span=SPAN, head=head_of(), total_bytes=32, offset=0, piece=bytes(32))
@@ -718,7 +718,7 @@ def test_who_knows_no_roster_takes_nothing() -> None:
 
 
 def damaged_for_good(page: Repair) -> None:
-    page._membership.ready = True
+    page.membership.ready = True
     page.span_damaged(SPAN, "a reason", 0.0)
     page.span_rebuilt(SPAN, None, None, 0.1)
 

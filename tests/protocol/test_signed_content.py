@@ -386,7 +386,7 @@ def test_who_is_linked_with_both_carries_question_and_answer() -> None:
     assert sent(page.take(BOB, answer(question()), 0.1)) == [(JOINER, answer(question()))]
     assert sent(page.take(BOB, answer(question()), 0.1)) == []
     page.take(JOINER, question(), 0.0)
-    page._linked.discard(JOINER)
+    page.linked.discard(JOINER)
     assert sent(page.take(BOB, answer(question()), 0.1)) == []
 
 
@@ -397,11 +397,11 @@ def test_who_is_not_linked_with_the_voter_asks_one_that_should_be() -> None:
     assert sent(mate.take(ANN, question(), 0.0)) == [(BOB, question())]
     assert sent(mate.take(BOB, answer(question()), 0.1)) == [(ANN, answer(question()))]
     assert sent(page.take(CAT, answer(question()), 0.2)) == [(JOINER, answer(question()))]
-    mate._linked.discard(BOB)
+    mate.linked.discard(BOB)
     assert sent(mate.take(ANN, question(), 9.0)) == [], "two steps are enough"
     boot = peer_id("boot")
     assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [], "two steps, whoever asks"
-    page._linked.add(BOB)
+    page.linked.add(BOB)
     assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [(BOB, question())], "who founded need be no member"
     alone = page_of(ANN, holds=False, linked={CAT, JOINER}, rosters=())
     assert sent(alone.take(JOINER, question(), 0.0)) == []
@@ -419,7 +419,7 @@ def test_only_questions_to_voters_are_passed_to_others() -> None:
 def test_an_answer_that_its_voter_has_not_signed_or_of_another_line_counts_for_nothing() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
     ((_, asked),) = page.catch_up.far.ask([0], [BOB], [ANN], 0.0)
-    whole = (PAIR,) * page._rules.num_spans[0]
+    whole = (PAIR,) * page.rules.num_spans[0]
     forged = replace(answer(asked, digests=whole), digests=((PAIR[0], sha256(b"false")),) * len(whole))
     for useless in (
         forged,
@@ -436,14 +436,14 @@ def test_who_goes_by_few_says_so_once() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
     page.catch_up.want_everything()
     page.pump(0.0)
-    reply = piece(total=page.catch_up._rules.span_bytes[SPAN], body=b"x" * 8, head=head_of())
+    reply = piece(total=page.catch_up.rules.span_bytes[SPAN], body=b"x" * 8, head=head_of())
     page.take(ANN, reply, 0.0)
-    stall = page._rules.stalled_cycles * page._rules.cycle_seconds
+    stall = page.rules.stalled_cycles * page.rules.cycle_seconds
     said = []
     for sequence, now in enumerate((stall - 0.1, stall, stall + 0.1), 2):
         roster = roster_1(5).roster.digest()
         beat = heartbeat(ANN, roster=roster, heads=(fragment_head(), fragment_head()), sequence=sequence)
-        page._membership.hear(beat, now)
+        page.membership.hear(beat, now)
         reports = [action for action in page.pump(now) if isinstance(action, Report)]
         said.append([report.text for report in reports if "going by what" in report.text])
     assert [len(texts) for texts in said] == [0, 1, 0]
@@ -515,13 +515,13 @@ def test_who_is_not_ready_has_signed_contents_compared_with_its_own() -> None:
     page.catch_up.listen_to(voices(ANN), namers(roster_of(5), heard=(ANN,)))
     asked = {message for _, message in page.catch_up.far.ask([0, 1], [BOB, CAT], [ANN], 0.0)}
     for message in sorted(asked, key=lambda message: (message.voter, message.fragment)):
-        whole = (PAIR,) * page._rules.num_spans[message.fragment]
+        whole = (PAIR,) * page.rules.num_spans[message.fragment]
         actions = page.take(ANN, answer(message, digests=whole), 0.1)
         (order,) = [action for action in actions if isinstance(action, CompareContent)]
         assert (order.peer, order.link, order.digests) == (message.voter, ANN, whole)
         page.content_compared(order.peer, order.fragment, len(whole), [], 0.1)
     for fragment in (0, 1):
-        page.content_compared(ANN, fragment, page._rules.num_spans[fragment], [], 0.1)
+        page.content_compared(ANN, fragment, page.rules.num_spans[fragment], [], 0.1)
     scrub, electorate = page.catch_up.scrub, namers(roster_of(5), heard=(ANN,), told=(BOB, CAT))
     assert scrub.is_verified([DAN, EVE], electorate)
     assert not scrub.is_verified([DAN, EVE])

@@ -47,7 +47,7 @@ def split(swarm: Swarm, *, wins: bool) -> tuple[Machine, Machine]:
     entry = other_child(swarm, last, wins=wins)
     p1.disk.entries[SPAN][parent.digest] = entry
     p1.rules_engine.chains.set_head(SPAN, next_head(parent, entry))
-    swarm._place(p1, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
+    swarm.place(p1, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
     for machine in swarm.running():
         machine.reports.clear()
     return p0, p1
@@ -157,7 +157,7 @@ def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() 
     theirs = next(entry for entry in p1.disk.entries[SPAN].values() if bytes(entry.payload).startswith(b"other"))
     swarm.is_lost = lambda sender, target, message: isinstance(message, Entry)
     swarm.run_until(lambda: SPAN in p0.rules_engine.chains._forks, MINUTE, step=0.05)
-    p0.rules_engine._repair.adopt_branch()
+    p0.rules_engine.repair.adopt_branch()
     swarm.perform(p0, p0.rules_engine.entry_checked(p1.peer, theirs, 1.0, swarm.now))
     assert "has two children" not in said(p0), "what the span was before is fetched anew"
 
@@ -170,7 +170,7 @@ def test_two_against_two_are_no_majority_and_one_pair_goes_back_by_its_disk(wins
     entry = next(entry for entry in p1.disk.entries[SPAN].values() if bytes(entry.payload).startswith(b"other"))
     p3.disk.entries[SPAN][entry.parent] = entry
     p3.rules_engine.chains.set_head(SPAN, head)
-    swarm._place(p3, SPAN, head, state)
+    swarm.place(p3, SPAN, head, state)
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
     assert not any("a majority stands" in said(machine) for machine in swarm.running())
     grows(swarm)
@@ -205,7 +205,7 @@ def test_members_whose_disks_cannot_go_back_agree_again_however_they_are_spread_
         entry = replace(last, payload=tip.encode())
         entry = replace(entry, signature=sign_as(grid.owner(SPAN) or peer_id("nobody"), entry.statement()))
         machine.rules_engine.chains.set_head(SPAN, next_head(parent, entry))
-        swarm._place(machine, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
+        swarm.place(machine, SPAN, next_head(parent, entry), absorbed_bytes(state, entry))
         machine.disk.checkpoint[SPAN] = machine.vectors[SPAN]
         machine.disk.entries[SPAN].clear()
     swarm.run_until(lambda: is_one_tip(swarm), 12 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)

@@ -111,7 +111,7 @@ class CatchUp:
         self.scrub = Scrub(
             num_spans=rules.num_spans, answer_seconds=rules.answer_seconds, pause_seconds=rules.pause_seconds
         )
-        self._rules = rules
+        self.rules = rules
         self._chains = chains
         self._wanted: dict[SpanId, tuple[Want, PeerId | None]] = {}
         self._asked: dict[SpanId, Asked] = {}
@@ -155,7 +155,7 @@ class CatchUp:
 
     def want_everything(self) -> None:
         """Fetch every span that has no head here: a newcomer's first step."""
-        missing = self._rules.span_bytes.keys() - self._chains.heads.keys() - self._wanted.keys()
+        missing = self.rules.span_bytes.keys() - self._chains.heads.keys() - self._wanted.keys()
         for span in sorted(missing):
             self._wanted[span] = (Want.SPAN, None)
 
@@ -194,7 +194,7 @@ class CatchUp:
         """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
         self.forget()
         self.scrub.begin_again()
-        self._unadopted = set(range(len(self._rules.num_spans)))
+        self._unadopted = set(range(len(self.rules.num_spans)))
         self.is_adopting = True
 
     def adopted(self, fragment: int) -> None:
@@ -203,7 +203,7 @@ class CatchUp:
 
     def is_complete(self) -> bool:
         """Tell whether every span has a head here and none is being fetched."""
-        missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
+        missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
 
@@ -212,7 +212,7 @@ class CatchUp:
 
         That one peer alone says it stands higher keeps nobody from contributing.
         """
-        lacks_some = self._unadopted or len(self._chains.heads) < len(self._rules.span_bytes)
+        lacks_some = self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         if not self.is_complete() and (self.is_adopting or lacks_some):
             return None
         return frozenset(span for span in self._wanted if not self._is_one_word(span))
@@ -258,7 +258,7 @@ class CatchUp:
         is_replayed = any(span.fragment == fragment for span in replayed)
         if not self._heads_asked.may_ask(fragment, donor, now, is_replayed=is_replayed):
             return []
-        self._heads_asked.ask(fragment, donor, now + self._rules.entry_seconds)
+        self._heads_asked.ask(fragment, donor, now + self.rules.entry_seconds)
         return [self._send(donor, HeadsRequest(fragment=fragment), now)]
 
     def ask_content(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
@@ -388,13 +388,13 @@ class CatchUp:
         return self._send(donor, request, now)
 
     def _send(self, to: PeerId, message: Question, now: float) -> Send:
-        return Send(to=to, message=message, deadline=now + self._rules.answer_seconds)
+        return Send(to=to, message=message, deadline=now + self.rules.answer_seconds)
 
     # -- answers
 
     def take_heads(self, sender: PeerId, reply: HeadsReply) -> bool:
         """Tell whether a reply answers what was asked and fits the run."""
-        fits = reply.fragment < len(self._rules.num_spans) and len(reply.heads) == self._rules.num_spans[reply.fragment]
+        fits = reply.fragment < len(self.rules.num_spans) and len(reply.heads) == self.rules.num_spans[reply.fragment]
         return fits and self._heads_asked.take(reply.fragment, sender)
 
     def note_differences(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
@@ -466,7 +466,7 @@ class CatchUp:
         if named.height < mine.height and span.fragment not in self._unadopted:
             if self._chains.entry_after(span, named.digest) is not None:
                 return []
-            if now - self._above_since.setdefault(span, now) < self._rules.patience_seconds:
+            if now - self._above_since.setdefault(span, now) < self.rules.patience_seconds:
                 return []
         self._goes_back.add(span)
         self.want_transfer(span, min(self._voters(span)[named]))
@@ -583,7 +583,7 @@ class CatchUp:
         if best == mine:
             self._undecided_since.pop(span, None)
             return []
-        if now - self._undecided_since.setdefault(span, now) < self._rules.patience_seconds:
+        if now - self._undecided_since.setdefault(span, now) < self.rules.patience_seconds:
             return []
         text = (
             f"{span} stands at {len(num_there)} tips and a majority at none, here at height {mine.height}, round "
@@ -648,7 +648,7 @@ class CatchUp:
         self._doubted = {key: until for key, until in self._doubted.items() if until > now}
         is_reported = any(peer == target for peer, _ in self._doubted)
         # Who says that it has no entries is doubted for long; an answer that did not come may have been lost.
-        self._doubted[target, span] = now + (SHUN_SECONDS if sender == target else self._rules.pause_seconds)
+        self._doubted[target, span] = now + (SHUN_SECONDS if sender == target else self.rules.pause_seconds)
         if is_reported:
             return []
         text = (
@@ -676,7 +676,7 @@ class CatchUp:
         is_new = transfer is None or transfer.head != reply.head
         if is_new and (reply.offset or not is_asked):
             return []  # of a version that was given up
-        expected = self._rules.span_bytes[span]
+        expected = self.rules.span_bytes[span]
         if self._would_go_back(span, reply.head):
             return []
         received = 0 if transfer is None or is_new else transfer.received_bytes
@@ -735,7 +735,7 @@ class CatchUp:
 
     def signed(self, now: float, *, holds: bool) -> list[PeerId]:
         """Return voters that have signed of late that they hold the state, or that they do not."""
-        return self.far.signed(now - self._rules.patience_seconds, holds=holds)
+        return self.far.signed(now - self.rules.patience_seconds, holds=holds)
 
     def ask_far(self, fragments: Iterable[int], now: float) -> list[Action]:
         """Ask voters that are not linked what they hold, through others."""
@@ -814,7 +814,7 @@ class CatchUp:
         said = self._contents.of(span, since=transfer.began)
         may_have_start = self.namers.founder_holds and self.namers.founder not in said  # a hub goes on from there
         waits_for_founder = is_start(transfer.head) and may_have_start
-        if waits_for_founder or now - transfer.began < 2 * self._rules.entry_seconds:
+        if waits_for_founder or now - transfer.began < 2 * self.rules.entry_seconds:
             return []
         groups: dict[Digest, list[PeerId]] = {}
         for voice, (chain, _) in sorted(said.items()):
@@ -870,7 +870,7 @@ class CatchUp:
         """Forget what was heard of beyond the heads that are here: whoever had it is gone."""
         for span in [span for span in self._wanted if span in self._chains.heads]:
             self._drop(span)
-        if len(self._chains.heads) == len(self._rules.span_bytes):
+        if len(self._chains.heads) == len(self.rules.span_bytes):
             self._unadopted.clear()
 
     def lose(self, donor: PeerId) -> None:

@@ -63,8 +63,8 @@ class Followers:
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership) -> None:
-        self._rules = rules
-        self._membership = membership
+        self.rules = rules
+        self.membership = membership
         self._asked_at: dict[PeerId, float] = {}
         self._rounds_left = self._most_rounds()
 
@@ -74,9 +74,9 @@ class Followers:
 
     def are_fetching(self, now: float) -> bool:
         """Tell whether somebody that trains and is not ready yet has asked for something a moment ago."""
-        since = now - QUIET_SILENCES * self._rules.silence_seconds
+        since = now - QUIET_SILENCES * self.rules.silence_seconds
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
-        alive = self._membership.alive(now)
+        alive = self.membership.alive(now)
         return any(peer in alive and alive[peer].trains and not alive[peer].ready for peer in self._asked_at)
 
     def wait_for(self, now: float) -> tuple[bool, list[Action]]:
@@ -86,7 +86,7 @@ class Followers:
         have enough.
         """
         fetching = self.are_fetching(now)
-        roster, me = self._membership.book.in_force, self._membership.me
+        roster, me = self.membership.book.in_force, self.membership.me
         if roster is None or roster.peers() != {me.peer} or not me.trains:
             self._rounds_left = self._most_rounds()
             return False, []
@@ -98,7 +98,7 @@ class Followers:
         return True, [Report(topic="waiting", text=text)] if is_first else []
 
     def _most_rounds(self) -> int:
-        return TIMES_RETAINED * self._rules.retained_cycles * self._rules.clock.num_fragments
+        return TIMES_RETAINED * self.rules.retained_cycles * self.rules.clock.num_fragments
 
 
 class Repair:
@@ -122,11 +122,11 @@ class Repair:
         self._carrier = Carrier(seconds=rules.silence_seconds)
         self.catch_up = self._new_catch_up(rules, membership, chains)
         self.serves_state = False
-        self._rules = rules
-        self._membership = membership
-        self._chains = chains
+        self.rules = rules
+        self.membership = membership
+        self.chains = chains
         self._beacon = beacon
-        self._linked = linked
+        self.linked = linked
         self._alone_since: float | None = None
         self._pumped_at = float("-inf")
         self._scrub: int | None = None
@@ -166,7 +166,7 @@ class Repair:
         Only members and the founder, and only those that go by the chain of rosters in force here: others hold what may
         have to be given up. From strangers nothing is learnt.
         """
-        roster = self._membership.book.in_force
+        roster = self.membership.book.in_force
         if roster is None:
             return []
         holders = self._holders(now)
@@ -194,24 +194,24 @@ class Repair:
         costs time, so this ends after as long as a stall takes, and a member that is ready asks no stranger: it
         contributes to no span that it fetches entries of.
         """
-        book, patience = self._membership.book, self._rules.stalled_cycles * self._rules.cycle_seconds
+        book, patience = self.membership.book, self.rules.stalled_cycles * self.rules.cycle_seconds
         roster = book.in_force
-        if roster is None or roster.peers() != {self._membership.me.peer}:
+        if roster is None or roster.peers() != {self.membership.me.peer}:
             return []
-        if self._membership.ready or now - self._listens_since >= patience:
+        if self.membership.ready or now - self._listens_since >= patience:
             return []
         return [
             peer
-            for peer, beat in sorted(self._membership.alive(now).items())
-            if beat.heads and beat.ready and peer in self._linked and book.is_on_chain(beat.roster)
+            for peer, beat in sorted(self.membership.alive(now).items())
+            if beat.heads and beat.ready and peer in self.linked and book.is_on_chain(beat.roster)
         ]
 
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
         """Tell whether a peer on our chain that has just sent this is one of the donors."""
         if not self._may_give(sender):
             return False
-        if beat.ready and not self._membership.has_left(sender, beat.incarnation):
-            return bool(beat.heads) and sender in self._linked
+        if beat.ready and not self.membership.has_left(sender, beat.incarnation):
+            return bool(beat.heads) and sender in self.linked
         return sender in self.donors(now)
 
     def is_past_branch(self, sender: PeerId, entry: Entry) -> bool:
@@ -220,29 +220,29 @@ class Repair:
         A peer that goes by our very roster may hold entries of a branch of rosters that was given up since: its log
         went on where nobody else had one. It cannot show that they are valid; the span itself it can give.
         """
-        heard = self._membership.heard.get(sender)
-        return heard is not None and heard.heartbeat.roster == self._membership.book.in_force_digest
+        heard = self.membership.heard.get(sender)
+        return heard is not None and heard.heartbeat.roster == self.membership.book.in_force_digest
 
     def _holders(self, now: float) -> dict[PeerId, Heartbeat]:
-        book = self._membership.book
+        book = self.membership.book
         return {
             peer: beat
-            for peer, beat in sorted(self._membership.alive(now).items())
-            if beat.heads and peer in self._linked and self._may_give(peer) and book.is_on_chain(beat.roster)
+            for peer, beat in sorted(self.membership.alive(now).items())
+            if beat.heads and peer in self.linked and self._may_give(peer) and book.is_on_chain(beat.roster)
         }
 
     def _may_give(self, peer: PeerId) -> bool:
         """Tell whether a peer is a member of the roster in force, or the founder; strangers teach nothing."""
-        roster = self._membership.book.in_force
+        roster = self.membership.book.in_force
         return roster is not None and (roster.member(peer) is not None or peer == self._founder())
 
     def _founder(self) -> PeerId:
         """Return the one member of roster 0, which the organiser has signed."""
-        return self._membership.book.founder
+        return self.membership.book.founder
 
     def _look(self, now: float) -> None:
         """Work out whose word counts now."""
-        membership, book = self._membership, self._membership.book
+        membership, book = self.membership, self.membership.book
         roster, grid = book.in_force, book.grid()
         if roster is None or grid is None:
             return
@@ -250,7 +250,7 @@ class Repair:
         holders = self._holders(now)
         self._listens_since = min(self._listens_since, now) if holders else math.inf
         alive = membership.alive(now)
-        empty = [peer for peer, beat in alive.items() if peer in self._linked and not beat.heads]
+        empty = [peer for peer, beat in alive.items() if peer in self.linked and not beat.heads]
         gone = frozenset(
             m.peer for m in roster.members if membership.has_left(m.peer, m.incarnation) and m.peer not in holders
         )
@@ -258,7 +258,7 @@ class Repair:
             me=membership.me.peer,
             can_be_dialled=membership.can_be_dialled,
             is_ready=membership.ready,
-            has_listened=now - self._listens_since >= self._rules.silence_seconds,
+            has_listened=now - self._listens_since >= self.rules.silence_seconds,
             roster=roster,
             grid=grid,
             founder=self._founder(),
@@ -274,7 +274,7 @@ class Repair:
             roster=roster,
             is_grid=len(grid.rows) > 1,
             gone=gone,
-            linked=[peer for peer in alive if peer in self._linked and self._may_give(peer)],
+            linked=[peer for peer in alive if peer in self.linked and self._may_give(peer)],
             holders=holders,
             ready=[peer for peer, beat in holders.items() if beat.ready],
             empty=empty,
@@ -285,7 +285,7 @@ class Repair:
 
     def _has_waited(self, now: float) -> bool:
         """Return whether names are lacking for as long as a stall takes, and everybody was asked."""
-        is_long = now - self._short_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
+        is_long = now - self._short_since >= self.rules.stalled_cycles * self.rules.cycle_seconds
         return is_long and self.catch_up.far.have_all_been_asked(self.catch_up.namers.far, now)
 
     def _begin_anew(self, now: float) -> list[Action]:
@@ -293,10 +293,10 @@ class Repair:
 
         A ready peer follows nobody but more than half of the electorate, which answers too late about a tip that moves.
         """
-        roster, me = self._membership.book.in_force, self._membership.me.peer
-        if not self._membership.ready or roster is None or roster.member(me) is not None or not self._has_waited(now):
+        roster, me = self.membership.book.in_force, self.membership.me.peer
+        if not self.membership.ready or roster is None or roster.member(me) is not None or not self._has_waited(now):
             return []
-        self._membership.ready = False
+        self.membership.ready = False
         text = (
             f"roster {roster.k} goes on without this peer, and nobody has the entries since; catching up as a newcomer"
         )
@@ -308,11 +308,11 @@ class Repair:
         They must have been able to for a while: who has just become ready has not said yet what its line carries.
         """
         self._served_since = min(self._served_since, now) if self._others_serve(now) else math.inf
-        return now - self._served_since >= self._rules.silence_seconds
+        return now - self._served_since >= self.rules.silence_seconds
 
     def _others_serve(self, now: float) -> bool:
         """Return whether a ready member that reduces has room to spare, or several are ready and none fetches here."""
-        roster, alive = self._membership.book.in_force, self._membership.alive(now)
+        roster, alive = self.membership.book.in_force, self.membership.alive(now)
         if not self.serves_state or roster is None or roster.k == 0 or self.follows:
             return False
         beats = [(member, alive[member.peer]) for member in roster.members if member.peer in alive]
@@ -323,7 +323,7 @@ class Repair:
 
     def drop(self) -> None:
         """Hold no vectors any more, and fetch none."""
-        self.serves_state = self._membership.ready = False
+        self.serves_state = self.membership.ready = False
         self.catch_up.forget()
 
     # -- finding out
@@ -334,7 +334,7 @@ class Repair:
         A fragment may have stood where the others do when this round began, and absorbed an entry of the old branch
         since. So peers compare where it stands now, not where the round began.
         """
-        self._membership.ready = False
+        self.membership.ready = False
         self._beacon.thaw()
         self.catch_up.adopt()
 
@@ -343,7 +343,7 @@ class Repair:
 
         Returns what is asked of the disk about damaged spans that nothing could replace so far.
         """
-        scrub = self._rules.clock.cycle(round_index) // self._rules.scrub_cycles
+        scrub = self.rules.clock.cycle(round_index) // self.rules.scrub_cycles
         if scrub != self._scrub:
             self._scrub = scrub
             self.catch_up.scrub.begin_again()
@@ -355,10 +355,10 @@ class Repair:
     def compare(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         """Compare a peer's fragments with ours, and ask where they differ."""
         actions: list[Action] = []
-        if not self.follows or not self._membership.book.is_on_chain(beat.roster):
+        if not self.follows or not self.membership.book.is_on_chain(beat.roster):
             return actions
-        clock, beacon, catch_up = self._rules.clock, self._beacon, self.catch_up
-        for fragment, theirs in enumerate(beat.heads[: len(self._rules.num_spans)]):
+        clock, beacon, catch_up = self.rules.clock, self._beacon, self.catch_up
+        for fragment, theirs in enumerate(beat.heads[: len(self.rules.num_spans)]):
             mine = beacon.boundary_digest(fragment)
             if mine is None or clock.closed_round(fragment, now) != theirs.round:
                 continue
@@ -372,27 +372,27 @@ class Repair:
             elif self._may_give(sender):
                 catch_up.adopted(fragment)
                 # Who is not ready yet becomes so by the word of donors, not of whoever stands where it stands.
-                if self.serves_state and (self._membership.ready or self._is_donor(sender, beat, now)):
+                if self.serves_state and (self.membership.ready or self._is_donor(sender, beat, now)):
                     actions += catch_up.ask_content(fragment, sender, now)
         return actions
 
     @property
     def follows(self) -> bool:
         """Tell whether this peer goes along with the logs: it trains, or belongs on the roster all the same."""
-        roster, me = self._membership.book.in_force, self._membership.me
+        roster, me = self.membership.book.in_force, self.membership.me
         is_listed = roster is not None and roster.member(me.peer) is not None
-        return me.trains or is_listed or self._membership.is_needed()
+        return me.trains or is_listed or self.membership.is_needed()
 
     # -- fetching, and being ready
 
     def pump(self, now: float) -> list[Action]:
         """Ask for what is missing; become ready once nothing is and others hold the same bytes."""
-        if now - self._pumped_at > self._rules.silence_seconds:
+        if now - self._pumped_at > self.rules.silence_seconds:
             self.not_alone(now)  # this process has slept: what was said meanwhile is still to come
         self._pumped_at = now
-        if not self.follows or self._membership.book.in_force is None:
+        if not self.follows or self.membership.book.in_force is None:
             return []
-        if self._membership.ready and self.catch_up.is_complete() and not self.catch_up.is_parted:
+        if self.membership.ready and self.catch_up.is_complete() and not self.catch_up.is_parted:
             self.serves_state, self._alone_since = True, now
             return []  # the common case, at every tick and after every message
         donors = self.donors(now)
@@ -402,38 +402,38 @@ class Repair:
             self.catch_up.stop_waiting()
         self.catch_up.want_everything()
         self._look(now)
-        self._membership.signed_rosters = self.catch_up.far.rosters
+        self.membership.signed_rosters = self.catch_up.far.rosters
         actions = self._begin_anew(now)
-        actions += self.catch_up.ask_far([0], now) if self._membership.doubts and not self._membership.ready else []
+        actions += self.catch_up.ask_far([0], now) if self.membership.doubts and not self.membership.ready else []
         holders = list(self._holders(now))
         able = [*(donors or holders), *self._ready_strangers(now)]
         actions += self.catch_up.pump(able, now, self.sources(now), holders) + self._say_waiting(now)
         if self.catch_up.is_complete():
             self.serves_state = True
-            if not self._membership.ready and not self._membership.leaving:
+            if not self.membership.ready and not self.membership.leaving:
                 actions += self._become_ready(donors, now)
         return actions
 
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
-        roster = self._membership.book.in_force
+        roster = self.membership.book.in_force
         assert roster is not None
-        if roster.peers() != {self._membership.me.peer}:  # else there is only the founder to compare with
+        if roster.peers() != {self.membership.me.peer}:  # else there is only the founder to compare with
             donors = [donor for donor in donors if roster.member(donor) is not None]
         namers = self.catch_up.namers
         self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
         compared = counted(min(len(donors), 2), "peer")
         text = f"ready: state compared with {compared}" if donors else "ready: nobody else is here"
         if not donors:
-            if roster.member(self._membership.me.peer) is None or not self._is_left_alone(now):
+            if roster.member(self.membership.me.peer) is None or not self._is_left_alone(now):
                 return []
         elif not self.catch_up.scrub.is_verified(donors, namers):
             self._unverified_since = min(self._unverified_since, now)
-            is_long = now - self._unverified_since >= self._rules.stalled_cycles * self._rules.cycle_seconds
-            if not is_long or roster.voters != {self._membership.me.peer}:
+            is_long = now - self._unverified_since >= self.rules.stalled_cycles * self.rules.cycle_seconds
+            if not is_long or roster.voters != {self.membership.me.peer}:
                 return self._ask_witnesses(donors, now)
             text = "ready: what others hold differs, and nobody but this peer votes"
         self._unverified_since = math.inf
-        self._membership.ready = True
+        self.membership.ready = True
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:
@@ -442,31 +442,31 @@ class Repair:
         Where enough are heard it takes longer: their answers agree only when they are about the same entry.
         """
         if self.catch_up.goes_by_few and now >= self._few_said_until:
-            self._few_said_until = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
+            self._few_said_until = now + SAID_AGAIN_SILENCES * self.rules.silence_seconds
             return [Report(topic="majority", text=self.catch_up.namers.sentence_of_few())]
         if not self.catch_up.is_waiting_for_a_majority:
             self._waits_since = math.inf
             return []
         if math.isinf(self._waits_since):
             self._waits_since = now
-        namers, patience_seconds = self.catch_up.namers, 2 * self._rules.silence_seconds
+        namers, patience_seconds = self.catch_up.namers, 2 * self.rules.silence_seconds
         if len(namers.heard | namers.told) >= namers.needed:
-            patience_seconds += self._rules.stalled_cycles * self._rules.cycle_seconds
+            patience_seconds += self.rules.stalled_cycles * self.rules.cycle_seconds
         if now - self._waits_since < patience_seconds:
             return []
-        self._waits_since = now + SAID_AGAIN_SILENCES * self._rules.silence_seconds
+        self._waits_since = now + SAID_AGAIN_SILENCES * self.rules.silence_seconds
         return [Report(topic="majority", text=namers.sentence())]
 
     def set_back(self, now: float) -> None:
         """Ask anew for what is fetched: the clock was far ahead, and all that was asked is of a time to come."""
         self._alone_since = self._pumped_at = now
         self._waits_since = self._served_since = self._listens_since = self._short_since = math.inf
-        self._carrier = Carrier(seconds=self._rules.silence_seconds)
+        self._carrier = Carrier(seconds=self.rules.silence_seconds)
         self._witnesses_asked_until = -math.inf
         self.catch_up.far.forget()
-        if not self._membership.ready:
+        if not self.membership.ready:
             before = self.catch_up
-            self.catch_up = self._new_catch_up(self._rules, self._membership, self._chains)
+            self.catch_up = self._new_catch_up(self.rules, self.membership, self.chains)
             self._damaged = self.catch_up.damaged
             self._damaged.update(before.damaged)
             if before.is_adopting:
@@ -478,7 +478,7 @@ class Repair:
 
     def _is_left_alone(self, now: float) -> bool:
         """Tell whether nobody who could give anything has been here for a while."""
-        return self._alone_since is not None and now - self._alone_since > 2 * self._rules.silence_seconds
+        return self._alone_since is not None and now - self._alone_since > 2 * self.rules.silence_seconds
 
     def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
         """Ask for content digests a few times in each round, of other donors in the next.
@@ -488,10 +488,10 @@ class Repair:
         """
         if now < self._witnesses_asked_until:
             return []
-        self._witnesses_asked_until = now + self._rules.clock.round_seconds / ASKS_IN_A_ROUND
-        first = self._rules.clock.round_at(now) % len(donors)
+        self._witnesses_asked_until = now + self.rules.clock.round_seconds / ASKS_IN_A_ROUND
+        first = self.rules.clock.round_at(now) % len(donors)
         witnesses = [*donors[first:], *donors[:first]][:WITNESSES]
-        fragments = range(len(self._rules.num_spans))
+        fragments = range(len(self.rules.num_spans))
         asks = [ask for f in fragments for donor in witnesses for ask in self.catch_up.ask_content(f, donor, now)]
         return asks + self.catch_up.ask_far(fragments, now)
 
@@ -517,7 +517,7 @@ class Repair:
             head: at which the span was rebuilt; None when the disk does not lead there.
             state: the bytes that it should have; None when they are those that it has.
         """
-        scrub, mine = self.catch_up.scrub, self._chains.heads.get(span)
+        scrub, mine = self.catch_up.scrub, self.chains.heads.get(span)
         if span in self._damaged:
             return self._damaged_rebuilt(span, head, state, now)
         if head is not None and (mine is None or head.digest != mine.digest):
@@ -558,7 +558,7 @@ class Repair:
 
     def _damaged_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
         """Replace a damaged span where its log stands now; where this disk does not lead there, by others' bytes."""
-        mine = self._chains.heads.get(span)
+        mine = self.chains.heads.get(span)
         if mine is not None and head is not None and head.digest != mine.digest:
             return [RebuildSpan(span=span)]  # the log moved on meanwhile
         if mine is None or head is None or state is None:
@@ -596,7 +596,7 @@ class Repair:
         if len(namers.near) != 1 or other not in namers.near:
             text = f"{span} differs from what {short_peer_id(other)} holds, and this disk does not decide; keeping it"
             return [Report(topic="content", text=f"{text} unless a majority says otherwise")]
-        moves = self._membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
+        moves = self.membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
         what = "fetching it from there" if moves else "leaving it, for the other has to move"
         text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here decides; {what}"
         if moves:
@@ -620,10 +620,10 @@ class Repair:
                 self.catch_up.heard(sender, now)
                 absent = self.catch_up.entry_absent(sender, message.span, message.parent, now)
                 return absent + self.pump(now)
-            case SpanRequest() if self.serves_state and message.span in self._chains.heads:
+            case SpanRequest() if self.serves_state and message.span in self.chains.heads:
                 self.followers.asked(sender, now)
                 return [_serving(sender, message)]
-            case SpanReply() if message.span in self._rules.span_elements:
+            case SpanReply() if message.span in self.rules.span_elements:
                 self.catch_up.heard(sender, now)
                 return self.catch_up.take_span(sender, message, now) + self.pump(now)
             case ContentRequest() if self.serves_state and self._holds(message.fragment):
@@ -633,7 +633,7 @@ class Repair:
                 settled = self.catch_up.take_content(sender, message, now)
                 actions = [*settled, *self.pump(now)] if settled else []
                 return actions + (self._take_content(sender, message, now) if self._holds(message.fragment) else [])
-            case SignedContentRequest() if message.fragment < len(self._rules.num_spans):
+            case SignedContentRequest() if message.fragment < len(self.rules.num_spans):
                 return self._answer_or_carry(sender, message, now)
             case SignedContent():
                 return self._take_signed(sender, message, now)
@@ -641,7 +641,7 @@ class Repair:
                 return []
 
     def _answer_or_carry(self, sender: PeerId, question: SignedContentRequest, now: float) -> list[Action]:
-        if question.voter == self._membership.me.peer:
+        if question.voter == self.membership.me.peer:
             if self.catch_up.is_adopting:
                 return []  # soon it holds something else
             if self.serves_state and self._holds(question.fragment):
@@ -654,67 +654,65 @@ class Repair:
         """Return who may bring a question to its voter: the voter, or for who asks for itself one near the voter."""
         if sender != question.asker and not self._may_give(sender):
             return []
-        if question.voter in self._linked:
+        if question.voter in self.linked:
             return [question.voter]
-        book = self._membership.book
+        book = self.membership.book
         roster, grid = book.in_force, book.grid()
         if sender != question.asker or roster is None or grid is None:
             return []
         parent = book.parent_of(roster)  # who asks may go by that one still
         if question.voter not in roster.voters.union(parent.voters if parent is not None else ()):
             return []
-        return sorted(self._linked & grid.neighbours(question.voter) - {sender})
+        return sorted(self.linked & grid.neighbours(question.voter) - {sender})
 
     def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
-        if answer.asker != self._membership.me.peer:
-            return [
-                self._send(to, answer, now) for to in self._carrier.bring(sender, answer, now) if to in self._linked
-            ]
-        if not self.catch_up.far.expects(answer) or not self._membership.book.is_on_chain(answer.roster):
+        if answer.asker != self.membership.me.peer:
+            return [self._send(to, answer, now) for to in self._carrier.bring(sender, answer, now) if to in self.linked]
+        if not self.catch_up.far.expects(answer) or not self.membership.book.is_on_chain(answer.roster):
             return []
-        if not self._verify(answer.voter, answer.statement(self._rules.run), answer.signature):
+        if not self._verify(answer.voter, answer.statement(self.rules.run), answer.signature):
             return []  # of the voter or of who carries it, nobody knows
         self.catch_up.take_signed(answer, now)
         self._look(now)
         settled = self.catch_up.settle_fragment(answer.fragment, now)
-        is_asked_for = not self._membership.ready or self.catch_up.scrub.is_contested(answer.fragment)
+        is_asked_for = not self.membership.ready or self.catch_up.scrub.is_contested(answer.fragment)
         if answer.digests and is_asked_for and self._holds(answer.fragment):
             settled.append(self.catch_up.scrub.compare_signed(answer, sender))
         return settled + self.pump(now)
 
     def _send(self, to: PeerId, message: Message, now: float) -> Send:
-        return Send(to=to, message=message, deadline=now + self._rules.silence_seconds)
+        return Send(to=to, message=message, deadline=now + self.rules.silence_seconds)
 
     def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
         """Return what this peer holds, signed for who asked through another one; no digests: nothing."""
         unsigned = SignedContent(
             fragment=question.fragment,
-            voter=self._membership.me.peer,
+            voter=self.membership.me.peer,
             asker=question.asker,
             nonce=question.nonce,
-            roster=self._membership.book.in_force_digest or ZERO_DIGEST,
+            roster=self.membership.book.in_force_digest or ZERO_DIGEST,
             digests=digests,
             signature=NO_SIGNATURE,
         )
-        return replace(unsigned, signature=self._membership.me.sign(unsigned.statement(self._rules.run)))
+        return replace(unsigned, signature=self.membership.me.sign(unsigned.statement(self.rules.run)))
 
     def _holds(self, fragment: int) -> bool:
-        num_spans = self._rules.num_spans
-        return fragment < len(num_spans) and self._chains.fragment_heads(fragment, num_spans[fragment]) is not None
+        num_spans = self.rules.num_spans
+        return fragment < len(num_spans) and self.chains.fragment_heads(fragment, num_spans[fragment]) is not None
 
     def _answer_heads(self, sender: PeerId, fragment: int, now: float) -> list[Action]:
-        if fragment >= len(self._rules.num_spans) or self.catch_up.is_adopting:
+        if fragment >= len(self.rules.num_spans) or self.catch_up.is_adopting:
             return []
-        heads = self._chains.fragment_heads(fragment, self._rules.num_spans[fragment])
+        heads = self.chains.fragment_heads(fragment, self.rules.num_spans[fragment])
         if heads is None:
             return []
-        deadline = now + self._rules.clock.round_seconds
+        deadline = now + self.rules.clock.round_seconds
         return [Send(to=sender, message=HeadsReply(fragment=fragment, heads=heads), deadline=deadline)]
 
     def _answer_entry(self, sender: PeerId, request: EntryRequest, now: float) -> Action:
-        deadline = now + self._rules.clock.round_seconds
-        entry = self._chains.entry_after(request.span, request.parent)
-        head = self._chains.heads.get(request.span)
+        deadline = now + self.rules.clock.round_seconds
+        entry = self.chains.entry_after(request.span, request.parent)
+        head = self.chains.heads.get(request.span)
         if entry is None and head is not None and head.digest != request.parent:
             return ServeEntry(to=sender, span=request.span, parent=request.parent)
         absent = EntryAbsent(span=request.span, parent=request.parent)
@@ -725,7 +723,7 @@ class Repair:
             return []
         self._look(now)
         actions = self.catch_up.note_differences(sender, reply, now) + self.pump(now)
-        heads = self._chains.fragment_heads(reply.fragment, self._rules.num_spans[reply.fragment])
+        heads = self.chains.fragment_heads(reply.fragment, self.rules.num_spans[reply.fragment])
         stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]
         if self.serves_state and stands_level:
             # Boundaries are as old as the round. Who caught up since would wait for the next one, and with a single
@@ -743,15 +741,15 @@ class Repair:
         question = self.catch_up.scrub.take(sender, reply)
         if question is None:
             return []
-        if self._membership.ready or not self._has_gone_on(reply) or sender not in self.donors(now):
+        if self.membership.ready or not self._has_gone_on(reply) or sender not in self.donors(now):
             return [question]
         return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]
 
     def _has_gone_on(self, reply: ContentReply) -> bool:
         """Tell whether a peer holds a span where we have not been; one that is where we were has nothing for us."""
-        for index, (digest, _) in enumerate(reply.digests[: self._rules.num_spans[reply.fragment]]):
+        for index, (digest, _) in enumerate(reply.digests[: self.rules.num_spans[reply.fragment]]):
             span = SpanId(reply.fragment, index)
-            if digest != self._chains.heads[span].digest and self._chains.entry_after(span, digest) is None:
+            if digest != self.chains.heads[span].digest and self.chains.entry_after(span, digest) is None:
                 return True
         return False
 

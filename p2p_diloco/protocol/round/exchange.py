@@ -54,7 +54,7 @@ class Ration:
     def __init__(self, *, rules: RunRules, me: PeerId) -> None:
         self.bytes_per_second: float | None = None
         self.backlog_bytes = 0.0
-        self._rules = rules
+        self.rules = rules
         self._me = me
         self._offered: dict[SpanId, int] = {}
         self._turns: Counter[SpanId] = Counter()
@@ -64,7 +64,7 @@ class Ration:
 
         Peers under caps begin at different spans, so that no span lacks all of them at once.
         """
-        rules, grid = self._rules, collection.grid
+        rules, grid = self.rules, collection.grid
         num_spans = rules.num_spans[collection.fragment]
         first = int.from_bytes(self._me[:4], "little") % num_spans
         spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
@@ -88,7 +88,7 @@ class Ration:
 
     def _handed_out(self, collection: Collection) -> float:
         """Return how many bytes this peer sends in the round for what it reduces."""
-        rules, grid = self._rules, collection.grid
+        rules, grid = self.rules, collection.grid
         row = len(collection.members) - 1
         total = 0
         for span in collection.reduced:
@@ -107,9 +107,9 @@ class Exchange:
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook) -> None:
-        self._rules = rules
-        self._membership = membership
-        self._chains = chains
+        self.rules = rules
+        self.membership = membership
+        self.chains = chains
         self._reduction = ReductionRules(weight_clip=rules.weight_clip, radius_limit=rules.contribution_limit)
         self._gathered: dict[tuple[Stage, SpanId], Gathered] = {}
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
@@ -139,44 +139,44 @@ class Exchange:
         self._named = {}
         if not self._has_named:
             # It may have named parents in this round before it was started; its clock may be set back before it does.
-            self._membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
-            self._begun = self._membership.named_round
-        governing = self._membership.book.governing(round_index)
+            self.membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
+            self._begun = self.membership.named_round
+        governing = self.membership.book.governing(round_index)
         early, self._early = self._early, {}
         if governing is None or round_index < 0 or self.is_over:
             return []
         roster, grid = governing
-        me = self._membership.me
+        me = self.membership.me
         collection = self._open(round_index, roster, grid)
-        fragment = self._rules.clock.fragment(round_index)
+        fragment = self.rules.clock.fragment(round_index)
         actions: list[Action] = []
         listed = roster.member(me.peer)
         if contributes and listed is not None and listed.incarnation == me.incarnation:
-            if not self._membership.may_name_parents(collection.roster_digest, round_index):
+            if not self.membership.may_name_parents(collection.roster_digest, round_index):
                 actions += self._keep_silent(collection)
             elif not me.trains:
                 self._note_named(round_index)
-                actions += self._come_empty_handed(collection, self._rules.clock.begin(round_index))
+                actions += self._come_empty_handed(collection, self.rules.clock.begin(round_index))
             else:
-                deadline = self._rules.clock.contribute_by(round_index)
+                deadline = self.rules.clock.contribute_by(round_index)
                 spans = self.ration.choose(collection, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited = True
                 self._note_named(round_index)
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
-                actions += self.take(sender, message, self._rules.clock.begin(round_index))
+                actions += self.take(sender, message, self.rules.clock.begin(round_index))
         return actions
 
     def _note_named(self, round_index: int) -> None:
-        self._membership.named_round = max(self._membership.named_round, round_index)
+        self.membership.named_round = max(self.membership.named_round, round_index)
         self._has_named = True
 
     def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
         """Begin to collect under `roster`."""
-        book, me = self._membership.book, self._membership.me.peer
-        fragment = self._rules.clock.fragment(round_index)
-        num_spans = self._rules.num_spans[fragment]
+        book, me = self.membership.book, self.membership.me.peer
+        fragment = self.rules.clock.fragment(round_index)
+        num_spans = self.rules.num_spans[fragment]
         row = grid.row_for(me)
         self.collection = collection = Collection(
             round=round_index,
@@ -187,7 +187,7 @@ class Exchange:
             row=row,
             members=row_members(roster, grid, row),
             reduced=grid.reduced(me, fragment, num_spans),
-            newcomers=newcomers_of(roster, book.parent_of(roster), self._rules.clock.cycle(round_index)),
+            newcomers=newcomers_of(roster, book.parent_of(roster), self.rules.clock.cycle(round_index)),
         )
         owned = () if collection.is_one_row else grid.owned(me, fragment, num_spans)
         self.finish = Finish(collection=collection, owned=owned)
@@ -199,7 +199,7 @@ class Exchange:
         All openings go first: by them this peer counts as there, whatever becomes of its vectors.
         """
         collection = self.collection
-        deadline = self._rules.clock.contribute_by(contribution.round)
+        deadline = self.rules.clock.contribute_by(contribution.round)
         if not self._is_awaited or collection is None or collection.round != contribution.round or now > deadline:
             return []
         return self._announce_and_send(collection, contribution, now)
@@ -213,20 +213,20 @@ class Exchange:
 
     def _keep_silent(self, collection: Collection) -> list[Action]:
         """Name no parent, and say so to the reducers: they need not wait for this peer."""
-        fragment, now = collection.fragment, self._rules.clock.begin(collection.round)
-        self._left_out = frozenset(SpanId(fragment, index) for index in range(self._rules.num_spans[fragment]))
+        fragment, now = collection.fragment, self.rules.clock.begin(collection.round)
+        self._left_out = frozenset(SpanId(fragment, index) for index in range(self.rules.num_spans[fragment]))
         text = (
             f"round {collection.round}: nothing is contributed under roster {collection.roster.k}, for this peer has "
             "voted for the next one and waits for its certificate"
         )
-        said = [] if self._membership.leaving else [Report(topic="roster", text=text)]
+        said = [] if self.membership.leaving else [Report(topic="roster", text=text)]
         return [*said, *self._come_empty_handed(collection, now)]
 
     def _announce_and_send(
         self, collection: Collection, contribution: FragmentContribution, now: float
     ) -> list[Action]:
         self._is_awaited = False
-        me, clock = self._membership.me, self._rules.clock
+        me, clock = self.membership.me, self.rules.clock
         openings: list[tuple[PeerId, Piece]] = []
         pieces: list[tuple[PeerId, Piece]] = []
         shares = split_by_reducer(contribution, collection.grid, collection.row)
@@ -260,9 +260,9 @@ class Exchange:
         """
         held: dict[PeerId, dict[SpanId, Digest]] = {}
         unsaid = {encoded.span for encoded in contribution.spans} | self._left_out
-        for index in range(self._rules.num_spans[collection.fragment]):
+        for index in range(self.rules.num_spans[collection.fragment]):
             span = SpanId(collection.fragment, index)
-            head, reducer = self._chains.heads.get(span), collection.grid.reducer(span, collection.row)
+            head, reducer = self.chains.heads.get(span), collection.grid.reducer(span, collection.row)
             if span not in unsaid and head is not None and head.round < collection.round:
                 held.setdefault(reducer, {})[span] = head.digest
         return held
@@ -279,7 +279,7 @@ class Exchange:
     def take(self, sender: PeerId, message: Piece, now: float) -> list[Action]:
         """Collect a piece of a contribution or a row's mean; what does not fit is dropped and its sender told."""
         collection = self.collection
-        current = self._rules.clock.round_at(now)
+        current = self.rules.clock.round_at(now)
         # The clock may have reached a round that has not begun here yet: a busy machine ticks late.
         if message.round in (current, current + 1) and (collection is None or collection.round < message.round):
             self._keep_early(sender, message)
@@ -303,15 +303,15 @@ class Exchange:
         elif not isinstance(message, Opening) and len(message.payload) > (self._expected_bytes(message) or 0):
             return
         waiting = senders.setdefault(sender, [])
-        if len(waiting) <= max(self._rules.num_spans):
+        if len(waiting) <= max(self.rules.num_spans):
             waiting.append(message)
 
     def _is_member(self, peer: PeerId) -> bool:
-        roster = self._membership.book.in_force
+        roster = self.membership.book.in_force
         return roster is not None and roster.member(peer) is not None
 
     def _expected_bytes(self, message: SpanVector | RowMean) -> int | None:
-        sizes = self._rules.payload_bytes if isinstance(message, SpanVector) else self._rules.row_mean_bytes
+        sizes = self.rules.payload_bytes if isinstance(message, SpanVector) else self.rules.row_mean_bytes
         return sizes.get(message.span)
 
     def _take_opening(self, collection: Collection, sender: PeerId, opening: Opening, now: float) -> list[Action]:
@@ -321,7 +321,7 @@ class Exchange:
             unsent = [span for span in collection.reduced if not is_sending(opening, span)]
             return [action for span in unsent for action in self._reduce_span(collection, span, now, at_deadline=False)]
         collection.refused.add(sender)
-        newer = opening.roster != collection.roster_digest and opening.roster in self._membership.book
+        newer = opening.roster != collection.roster_digest and opening.roster in self.membership.book
         return [self._refusal(sender, opening.round, reason, newer, now)]
 
     def _take_vector(self, collection: Collection, sender: PeerId, vector: SpanVector, now: float) -> list[Action]:
@@ -352,13 +352,13 @@ class Exchange:
         if collection is None or finish is None:
             return []
         actions: list[Action] = []
-        if self._is_awaited and now >= self._rules.clock.contribute_by(collection.round):
+        if self._is_awaited and now >= self.rules.clock.contribute_by(collection.round):
             actions += self._come_empty_handed(collection, now)
-        if now < self._rules.clock.reduce_by(collection.round):
+        if now < self.rules.clock.reduce_by(collection.round):
             return actions
         for span in collection.reduced:
             actions += self._reduce_span(collection, span, now, at_deadline=True)
-        if now >= self._rules.clock.finish_by(collection.round):
+        if now >= self.rules.clock.finish_by(collection.round):
             for span in finish.owned:
                 actions += self._finish_span(finish, span, now, at_deadline=True)
         return actions
@@ -366,12 +366,10 @@ class Exchange:
     def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in collection.settled or span not in collection.reduced:
             return []
-        gone = frozenset(
-            m.peer for m in collection.members.values() if self._membership.has_left(m.peer, m.incarnation)
-        )
+        gone = frozenset(m.peer for m in collection.members.values() if self.membership.has_left(m.peer, m.incarnation))
         if not at_deadline and still_expected(collection, span, gone):
             return []
-        found = gather_contributions(collection, span, self._chains.heads.get(span), self._reduction)
+        found = gather_contributions(collection, span, self.chains.heads.get(span), self._reduction)
         actions = self._settle(collection.settled, found, span, now, at_deadline=at_deadline)
         if span in collection.settled:
             awaited = (peer for peer, opening in collection.openings.items() if is_sending(opening, span))
@@ -384,7 +382,7 @@ class Exchange:
     def _finish_span(self, finish: Finish, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in finish.settled or not (at_deadline or finish.is_complete(span)):
             return []
-        found = finish.gather(span, self._chains.heads.get(span), self._reduction)
+        found = finish.gather(span, self.chains.heads.get(span), self._reduction)
         return self._settle(finish.settled, found, span, now, at_deadline=at_deadline)
 
     def _settle(
@@ -406,10 +404,10 @@ class Exchange:
     def hand_up(self, mean: RowMean, now: float) -> list[Action]:
         """Send the mean of this row to the span's owner."""
         assert self.collection is not None, "a mean belongs to the round in progress"
-        owner, me = self.collection.grid.owner(mean.span), self._membership.me.peer
+        owner, me = self.collection.grid.owner(mean.span), self.membership.me.peer
         if owner == me:
             return self.take(me, mean, now)
-        return [Send(to=owner, message=mean, deadline=self._rules.clock.finish_by(mean.round))]
+        return [Send(to=owner, message=mean, deadline=self.rules.clock.finish_by(mean.round))]
 
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview
@@ -425,7 +423,7 @@ class Exchange:
             return "the round was over before its mean was ready"
         if order.stage is Stage.ROW:
             return self._row_mean(collection, gathered, sound, payload)
-        head = self._chains.heads.get(order.span)
+        head = self.chains.heads.get(order.span)
         if head is None or head.digest != gathered.parent:
             return "the span moved on while its mean was taken"
         entry = build_entry(
@@ -439,7 +437,7 @@ class Exchange:
         )
         if isinstance(entry, str):
             return entry
-        return replace(entry, signature=self._membership.me.sign(entry.statement()))
+        return replace(entry, signature=self.membership.me.sign(entry.statement()))
 
     def _row_mean(
         self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes | memoryview
@@ -467,7 +465,7 @@ class Exchange:
 
         Whose vectors did not come is said too: it is there all the same, so no roster ever drops it for that.
         """
-        collection, me = self.collection, self._membership.me.peer
+        collection, me = self.collection, self.membership.me.peer
         if collection is None:
             return []
         if me not in collection.openings:
@@ -492,7 +490,7 @@ class Exchange:
         ]
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
-        if to == self._membership.me.peer:
+        if to == self.membership.me.peer:
             return Report(topic="refused", text=f"round {round_index}: own contribution left out: {reason}")
         message = Refusal(round=round_index, newer_roster=newer, reason=reason.encode()[:512])
-        return Send(to=to, message=message, deadline=now + self._rules.clock.round_seconds)
+        return Send(to=to, message=message, deadline=now + self.rules.clock.round_seconds)

@@ -101,9 +101,9 @@ def test_what_happens_to_an_island_is_noted(corpus: Corpus) -> None:
 @pytest.mark.parametrize("thread_class", [PacedThread, BlockingThread])
 def test_an_island_that_rests_makes_no_step(thread_class: type[PacedThread], corpus: Corpus) -> None:
     thread = Stage(thread_class, corpus).thread
-    assert thread._may_step()
+    assert thread.may_step()
     thread.rests = True
-    assert not thread._may_step()
+    assert not thread.may_step()
 
 
 def contributed(thread_class: type[PacedThread], corpus: Corpus) -> Stage:
@@ -115,31 +115,31 @@ def contributed(thread_class: type[PacedThread], corpus: Corpus) -> Stage:
 
 
 def test_one_that_does_not_block_trains_on(corpus: Corpus) -> None:
-    assert contributed(PacedThread, corpus).thread._may_step()
+    assert contributed(PacedThread, corpus).thread.may_step()
 
 
 def test_a_blocking_one_waits_until_all_entries_of_its_round_are_followed(corpus: Corpus) -> None:
     stage = contributed(BlockingThread, corpus)
-    assert not stage.thread._may_step()
+    assert not stage.thread.may_step()
     stage.follow(0)
-    assert not stage.thread._may_step()
+    assert not stage.thread.may_step()
     stage.follow(1)
-    assert stage.thread._may_step()
+    assert stage.thread.may_step()
 
 
 def test_an_entry_of_another_round_is_not_what_it_waits_for(corpus: Corpus) -> None:
     stage = contributed(BlockingThread, corpus)
     stage.follow(0, round_index=2)
     stage.follow(1)
-    assert not stage.thread._may_step()
+    assert not stage.thread.may_step()
 
 
 def test_a_blocking_one_waits_no_longer_than_its_round_lasts_or_the_exchange(corpus: Corpus) -> None:
     stage = contributed(BlockingThread, corpus)
     stage.now = CLOCK.begin(1) - 0.001
-    assert not stage.thread._may_step()
+    assert not stage.thread.may_step()
     stage.now = CLOCK.begin(1)
-    assert stage.thread._may_step()
+    assert stage.thread.may_step()
     stage.now = CLOCK.begin(0)
     stage.thread.exchanges = False
-    assert stage.thread._may_step()
+    assert stage.thread.may_step()
