@@ -1,6 +1,6 @@
-"""`p2p-diloco`: reads the command line and runs one command.
+"""`p2p-diloco`: read the command line and run one command.
 
-Nothing heavy is imported here: help and `status` answer at once, without torch and hivemind.
+Nothing heavy is imported here, so that help and `status` start fast: without torch and hivemind.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PROGRAM = "p2p-diloco"
 _HELP = (
     "Train one language model on many machines that never wait for each other.\n\n"
     "Settings of this machine come from flags, from the environment (P2P_DILOCO_PORT=31337) or from a file "
-    "(@peer.toml); the first of these wins. All that peers must agree on is in run.toml. `new` and `bootstrap` take it "
-    "as flags too, such as --outer.momentum 0.7; `new --help` lists them."
+    "(@peer.toml); the first of these wins. Everything that peers must agree on is in run.toml. `new` and `bootstrap` "
+    "also take its keys as flags, such as --outer.momentum 0.7; `new --help` lists them."
 )
 _RUN_COMMANDS = ("new", "bootstrap", "join")
-"""Commands that read a manifest, and the names that others have for what is in it."""
+"""Commands that take manifest keys as flags, also under the names that other programs use for them."""
 _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 
 _PEER_DEFAULTS = PeerFlags()
@@ -47,14 +47,14 @@ KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (this process's own if none is given) and return its exit code."""
+    """Run one command line (by default `sys.argv`) and return its exit code."""
     if arguments is None:
         return end_despite_last_step(exit_code_of(PROGRAM, lambda: run_command(sys.argv[1:])))
     return exit_code_of(PROGRAM, lambda: run_command(arguments))
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line; errors come as exceptions.
+    """Run one command line; errors are raised.
 
     Raises:
         P2PDilocoError: what is wrong and what to do.
@@ -75,7 +75,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def make_app(around: Surroundings) -> App:
-    """Return all commands, for a command line with these surroundings."""
+    """Return the app with all commands, for the surroundings of one command line."""
     app = App(name=PROGRAM, help=_HELP, version=_version, help_format="plaintext", config=Refusals(around))
     app.version_flags = ("--version", "-v")
 
@@ -291,7 +291,7 @@ def make_app(around: Surroundings) -> App:
         group_size: int = 16,
         json: FiguresFlag = None,
     ) -> int:
-        """Estimate what a run would need: bytes, length of a cycle, share of the speed that is kept.
+        """Estimate what a run would need: traffic, length of a cycle, speed relative to training alone.
 
         Parameters
         ----------
@@ -339,7 +339,7 @@ def make_app(around: Surroundings) -> App:
 
 
 def _invite_first(words: Sequence[str]) -> list[str]:
-    """Put an invite right behind its command, lest a flag with many values swallow it."""
+    """Move an invite right after its command, so that a flag with many values cannot consume it."""
     invites = [word for word in words[1:] if word.strip().lower().startswith(f"{SCHEME}://")]
     return [*words[:1], *invites, *(word for word in words[1:] if word not in invites)]
 

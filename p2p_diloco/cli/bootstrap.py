@@ -17,7 +17,7 @@ BOOTSTRAP_FOLDER = "bootstrap"
 
 
 def run_to_found(path: Path, key_path: Path | None, around: Surroundings, start: Path | None = None) -> Founding:
-    """Read the run at `path` and sign it with its organiser's key, which lies beside it unless named.
+    """Read the run at `path` and sign it with its organiser's key: `key_path`, or the key file next to the run.
 
     Raises:
         ConfigError: the file or the key is missing or wrong.
@@ -36,19 +36,17 @@ def request_bootstrap(
     flags: PeerFlags,
     around: Surroundings,
 ) -> PeerPlan:
-    """Read all that a bootstrap peer needs; `run` is a run file, or the invite of a run that has a founder.
+    """Read all that a bootstrap peer needs; `run` is a run file, or the invite of an existing run.
 
     Args:
-        start: a file of tensors to found the run from.
+        start: file with the initial tensors of the run.
 
     Raises:
-        ConfigError: something does not fit.
+        ConfigError: an option is invalid.
     """
     if run.lower().startswith(f"{SCHEME}://"):
         if start is not None:
-            raise ConfigError(
-                "--start is what a run is founded from, and an invite is of a run that exists; leave it out"
-            )
+            raise ConfigError("--start only applies to a new run, and an invite is for an existing one; leave it out")
         own = _with_own_folder(settings_of(settings, around))
         return PeerPlan(settings=own, source=parse_invite(run), until_round=flags.until_round)
     own = _with_own_folder(settings_of(settings, around.without_overrides()))
@@ -57,7 +55,7 @@ def request_bootstrap(
 
 
 def _with_own_folder(settings: PeerSettings) -> PeerSettings:
-    """Give a bootstrap peer a folder of its own, unless one was named: its machine may also train, as another peer."""
+    """Give a bootstrap peer its own folder unless one was named: the machine may also run a trainer."""
     if "state_directory" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"state_directory": settings.state_directory / BOOTSTRAP_FOLDER})

@@ -1,4 +1,4 @@
-"""Processes that never outlive us: peers of the demo, each in a session and a folder of its own."""
+"""Child processes that never outlive this one: peers of the demo, each with its own session and folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Children(Protocol):
     """Processes by name, each with a folder; real ones here, simulated ones in tests."""
 
     def folder(self, name: str) -> Path:
-        """Return the folder of `name`; it exists."""
+        """Return the folder of `name`, which exists."""
         ...
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
@@ -37,18 +37,18 @@ class Children(Protocol):
         ...
 
     def kill(self, name: str) -> None:
-        """End it without a chance to say anything, as `kill -9` does."""
+        """Kill it without a chance to clean up, as `kill -9` does."""
         ...
 
     def exit_code(self, name: str) -> int | None:
-        """Return how it ended; None while it runs."""
+        """Return its exit code; None while it runs."""
         ...
 
 
 class ChildProcesses:
-    """Real children. Leaving ends every one of them and removes every file, whatever happened.
+    """Real child processes. Leaving the block always kills all of them and removes all files.
 
-    Should this process itself be killed, the children notice (see `parent.py`).
+    If this process itself is killed, the children notice and exit (see `parent.py`).
     """
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "p2p_diloco")) -> None:
@@ -59,11 +59,11 @@ class ChildProcesses:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            # Whoever said nohup means it. An interrupt counts even where a shell's "&" had it ignored.
+            # SIGHUP stays ignored under nohup. SIGINT is taken even if a shell's "&" set it to ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._handlers[number] = signal.signal(number, _interrupt)
         try:
-            # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
+            # The name is short because the daemons' sockets are inside, and a socket path has at most 107 characters.
             self._root = Path(tempfile.mkdtemp(prefix="p2pd-demo-"))
         except OSError as error:
             raise StateError(f"cannot make a temporary folder: {error.strerror}; is the disk full?") from None
@@ -72,26 +72,26 @@ class ChildProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An impatient second Ctrl-C must not leave half of them behind.
+        # A second Ctrl-C must not leave some of them running.
         for number in self._handlers:
             signal.signal(number, signal.SIG_IGN)
         try:
             self._end_all()
         finally:
             for number, handler in self._handlers.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave
+                signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal returned it
 
     def folder(self, name: str) -> Path:
-        """Return the folder of `name`; it is made when first asked for."""
+        """Return the folder of `name`; create it at the first call."""
         assert self._root is not None, "enter first"
         folder = self._root / name
         folder.mkdir(exist_ok=True)
         return folder
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Start a child; what it prints goes to `output.log` in its folder."""
+        """Start a child; its output goes to `output.log` in its folder."""
         assert self._root is not None, "enter first"
-        # Settings of this shell are not meant for these peers.
+        # The settings in this shell's environment are not for these peers.
         environment = {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
         environment |= {"TMPDIR": str(self._root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with (self.folder(name) / OUTPUT_FILE).open("ab") as output:
@@ -105,7 +105,7 @@ class ChildProcesses:
             )
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to that process alone; what it started must notice by itself."""
+        """Send SIGKILL to this process alone; its own children must notice by themselves."""
         self._processes[name].kill()
         self._processes[name].wait()
 
@@ -131,7 +131,7 @@ class ChildProcesses:
     def _remove_files(self) -> None:
         root, self._root = self._root, None
         deadline = time.monotonic() + _END_SECONDS
-        # Daemons' janitors tidy up at the same moment; what vanishes under our hands is no error.
+        # The daemons' janitors clean up at the same time; a file that is already gone is not an error.
         while root is not None and root.exists():
             shutil.rmtree(root, ignore_errors=True)
             if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Say whether a process still runs; one that is dead but that nobody has collected does not."""
+    """Return whether a process still runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

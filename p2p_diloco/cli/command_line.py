@@ -1,4 +1,4 @@
-"""A command line: its words are given to a command, and every error becomes one sentence and an exit code."""
+"""Parse a command line, call the command, and turn every error into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
 
 Nearest: TypeAlias = Callable[[str, str], str | None]
-"""From a command and an unknown option to the option that may have been meant, beside those that it lists."""
+"""Maps a command and an unknown option to the option probably meant, among those that its help does not list."""
 
 
 def exit_code_of(program: str, run: Callable[[], int]) -> int:
@@ -31,11 +31,11 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:
-        return 0  # whoever read our output has read enough
+        return 0  # the reader closed the pipe because it has read enough
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        return 0  # the same: rich answers a broken pipe with an exit code of 1
+        return 0  # the same: rich turns a broken pipe into exit code 1
     except Exception as error:
         return _report(program, error)
     finally:
@@ -43,19 +43,19 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
 
 
 def _run_and_flush(run: Callable[[], int]) -> int:
-    """Run a command line, and write all of its output while it can still be said that this fails."""
+    """Run a command line and flush its output, so that a failed write can still be reported."""
     code = run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        pass  # keep the exit code: a reader that closed the pipe may still look at it
+        pass  # keep the exit code: the reader that closed the pipe may still use it
     except OSError as error:
-        raise StateError(f"cannot write the output: {error.strerror}; free some space or send it elsewhere") from None
+        raise StateError(f"cannot write the output: {error.strerror}; free some space or redirect it") from None
     return code
 
 
 def call_command(app: App, words: Sequence[str], nearest: Nearest = lambda command, word: None) -> int:
-    """Call the command that the words name; errors come as exceptions.
+    """Parse `words` and call the command; errors are raised.
 
     Raises:
         P2PDilocoError: what is wrong and what to do.
@@ -69,7 +69,7 @@ def call_command(app: App, words: Sequence[str], nearest: Nearest = lambda comma
 
 
 def _joined_dash(words: Sequence[str]) -> list[str]:
-    """Tie a lone dash to its flag: `--json -` means standard output, and the parser would take it for a flag."""
+    """Join a lone dash to its flag: in `--json -` it means standard output, but the parser would read it as a flag."""
     joined: list[str] = []
     for word in words:
         if word == "-" and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
@@ -80,7 +80,7 @@ def _joined_dash(words: Sequence[str]) -> list[str]:
 
 
 def _sentence(error: CycloptsError, app: App, nearest: Nearest) -> str:
-    """Put a parser's complaint the way that ours read, with the nearest name where something is misspelt."""
+    """Reword a parser's error in our style, with the nearest name if something is misspelt."""
     chain = " ".join(error.command_chain or ())
     see = f"see {' '.join(filter(None, (app.name[0], chain)))} --help"
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
@@ -102,7 +102,7 @@ def _sentence(error: CycloptsError, app: App, nearest: Nearest) -> str:
         )
         return f"{needed}{purpose}; {see}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"{chain} has no use for {error.unused_tokens[0]!r}; leave it out, or {see}"
+        return f"{chain} does not take {error.unused_tokens[0]!r}; leave it out, or {see}"
     line = " ".join(str(error).split()).rstrip(".")
     return f"{line[:1].lower()}{line[1:]}; {see}"
 
@@ -122,7 +122,7 @@ def _report(program: str, error: Exception) -> int:
 
 
 def _known_error(error: BaseException) -> P2PDilocoError | None:
-    """Return the first error that says who must act, also from within a group."""
+    """Return the first `P2PDilocoError`, also from within an exception group."""
     if isinstance(error, P2PDilocoError):
         return error
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
@@ -130,11 +130,11 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
             f"cannot write {error.filename or 'to the disk'}: {error.strerror}; free some space, or choose another "
             "place with --state-directory"
         )
-    # Without a name it is no file: a bug of ours, perhaps, that needs its traceback.
+    # Without a file name it may be our own bug, which needs its traceback.
     if isinstance(error, OSError) and error.errno in _PERMISSION_ERRORS and error.filename is not None:
         return ConfigError(
-            f"permission denied: {os.fsdecode(error.filename)}; let this user read and write there, or name another "
-            "file or folder"
+            f"permission denied: {os.fsdecode(error.filename)}; give this user read and write access, or name "
+            "another file or folder"
         )
     if isinstance(error, BaseExceptionGroup):
         return next((known for inner in error.exceptions if (known := _known_error(inner)) is not None), None)
@@ -142,5 +142,5 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
 
 
 def _print_error(program: str, text: str) -> None:
-    """Print one sentence; what other peers sent may be part of it."""
+    """Print one sentence, cleaned because it may contain text from other peers."""
     print_to_stderr(f"{program}: error: {clean_text(text)}")

@@ -1,4 +1,4 @@
-"""`p2p-diloco demo`: a swarm on this machine that loses a volunteer and its bootstrap, gains one late, and goes on."""
+"""`p2p-diloco demo`: a local swarm that survives the loss of a volunteer and the bootstrap, and a late join."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ SAMPLE_TEMPERATURE = 0.8
 
 
 def run_demo(options: DemoOptions, around: Surroundings) -> int:
-    """Run the demo; return 0 only when it kept all promises.
+    """Run the demo; return 0 only if every check passed.
 
     Raises:
-        ConfigError: an option does not fit, or the text is too short.
+        ConfigError: an option is invalid, or the text is too short.
         StateError: the report, the figures or a temporary file cannot be written.
-        P2PDilocoError: a process ended that should not have.
+        P2PDilocoError: a process exited too early.
     """
     if around.files or around.overrides:
         given = str(around.files[0]) if around.files else f"--{next(iter(around.overrides))}"
-        raise ConfigError(f"the demo makes its own run and takes no {given}; try: p2p-diloco new")
+        raise ConfigError(f"the demo makes its own run and does not take {given}; try: p2p-diloco new")
     plan_demo(options, now_seconds=time.time())
     _check_outputs(options)
-    # With figures on standard output, people read the other one.
+    # If standard output carries the JSON, text for people goes to standard error.
     stream = sys.stderr if options.json == STANDARD_OUTPUT else sys.stdout
     say = partial(print, file=stream, flush=True)
     say("measuring the text")
     text = measure_text(options)
-    warm_up()  # once here, instead of once in each of so many processes
+    warm_up()  # once here instead of once in every process
     with ChildProcesses() as children:
         plan = plan_demo(options, now_seconds=time.time())
         try:
@@ -93,14 +93,14 @@ def print_result(
     console.print(figures)
     console.print()
     if result.sample is not None:
-        console.print(f"what the model writes after {SAMPLE_PROMPT!r}:", style="dim")
+        console.print(f"text generated after {SAMPLE_PROMPT!r}:", style="dim")
         console.print(result.sample, soft_wrap=True)
         console.print()
     console.print(verdict_line(result), style="red" if result.failures else "green", soft_wrap=True)
 
 
 def measure_text(options: DemoOptions) -> TextLosses:
-    """Return what is known of the text before any training.
+    """Measure the losses on the text before any training.
 
     Raises:
         ConfigError: the text is missing or too short.
@@ -116,7 +116,7 @@ def measure_text(options: DemoOptions) -> TextLosses:
 
 
 def sample_of(folder: Path) -> str:
-    """Return what the model in a peer's state directory writes after `SAMPLE_PROMPT`; always the same of one model.
+    """Return the text that the model in a peer's state directory generates after `SAMPLE_PROMPT`; deterministic.
 
     Raises:
         P2PDilocoError: there is no checkpoint that can be read, or the run has diverged.
@@ -159,7 +159,7 @@ def _traces(folder: Path, started: float) -> Traces:
 
 
 def _check_outputs(options: DemoOptions) -> None:
-    """See that report and figures can be written before minutes are spent."""
+    """Check up front that the report and the figures can be written: the demo takes minutes."""
     try:
         options.report.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -170,7 +170,7 @@ def _check_outputs(options: DemoOptions) -> None:
 
 
 def _keep_outputs(report: Path, children: ChildProcesses, plan: DemoPlan) -> None:
-    """Keep what the processes left behind, for whoever wants to know why."""
+    """Copy the logs and status files of the processes into the report folder, to explain a failure."""
     for name in (BOOTSTRAP, *plan.peers, LONE):
         for path in (children.folder(name) / file for file in (OUTPUT_FILE, EVENTS_FILE, STATUS_FILE)):
             if path.exists():

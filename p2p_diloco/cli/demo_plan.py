@@ -1,4 +1,4 @@
-"""What the demo does and when; all of it known before the first process starts."""
+"""The demo's timeline, fixed before the first process starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_PEERS, MAX_PEERS = 3, 64
 MIN_SECONDS = 40.0
 FRAGMENTS = 2
 GROUP_SIZE = 3
-"""Members of a row: so few that a handful of peers already fold into a grid."""
+"""Members of a row: small enough that a handful of peers already form a grid."""
 
 _ROUND_SECONDS = {"tiny": 2.0, "small": 10.0}
 _PEERS_AT_THAT_PACE = 4
@@ -25,16 +25,16 @@ _LATE_SHARE, _KILL_SHARE, _BOOTSTRAP_SHARE = 0.25, 0.45, 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """As typed.
+    """Options as typed.
 
     Attributes:
-        peers: volunteers, the late one among them; the bootstrap comes on top.
-        seconds: of training, from the first round to the last.
+        peers: number of volunteers, including the late one but not the bootstrap.
+        seconds: duration of training, from the first round to the last.
         model: built-in size.
         data: text to train on; None for the standard library's source.
         json: file for the figures, "-" for standard output.
         report: folder for the report.
-        with_lone: train one island alone beside the swarm.
+        with_lone: also train one island alone, for comparison.
     """
 
     peers: int = 6
@@ -51,16 +51,16 @@ class DemoPlan:
     """The demo's timeline; times in seconds since round 0 begins.
 
     Attributes:
-        options: what it follows from.
-        clock_start: when round 0 begins, Unix seconds.
+        options: the options it was made from.
+        clock_start: start of round 0, Unix seconds.
         round_seconds: length of a round.
-        num_rounds: rounds of the whole demo, whole cycles.
-        early: names of the peers that are there from the start.
-        late: name of the one that comes later.
-        victim: name of the one that is killed.
+        num_rounds: rounds of the whole demo; a multiple of a cycle.
+        early: names of the peers that start first.
+        late: name of the peer that starts later.
+        victim: name of the peer that is killed.
         late_at: when `late` starts.
         kill_at: when `victim` is killed.
-        bootstrap_kill_at: when the bootstrap is.
+        bootstrap_kill_at: when the bootstrap is killed.
     """
 
     options: DemoOptions
@@ -76,7 +76,7 @@ class DemoPlan:
 
     @property
     def last_round(self) -> int:
-        """Round after which all stop."""
+        """Round after which all peers stop."""
         return self.num_rounds - 1
 
     @property
@@ -86,7 +86,7 @@ class DemoPlan:
 
     @property
     def evaluate_seconds(self) -> float:
-        """Between two measurements: enough for a curve, without eating the training."""
+        """Seconds between two measurements: enough for a curve without slowing the training much."""
         return min(max(self.end_at / 12, 4.0), 15.0)
 
     @property
@@ -95,7 +95,7 @@ class DemoPlan:
         return (*self.early, self.late)
 
     def manifest_values(self) -> dict[str, Any]:
-        """Return what the demo's run says differently from the defaults, by dotted key."""
+        """Return the manifest values that differ from the defaults, by dotted key."""
         values: dict[str, Any] = {
             "model.size": self.options.model,
             "rounds.clock_start": self.clock_start,
@@ -107,9 +107,9 @@ class DemoPlan:
         return values
 
     def lone_values(self) -> dict[str, Any]:
-        """Return the same for the island that trains alone: with these, outer steps leave its own path as it is.
+        """Return the same for the island that trains alone, where outer steps must not change its trajectory.
 
-        A step of 1 without momentum, over vectors that lose nothing, moves the anchor to where the island was.
+        An outer step of size 1 without momentum, over lossless vectors, moves the anchor exactly to the island.
         """
         whole = {"codec.contribution": "float32", "codec.entry": "float32"}
         alone = {"outer.learning_rate": 1.0, "outer.momentum": 0.0, **whole}
@@ -117,10 +117,10 @@ class DemoPlan:
 
 
 def plan_demo(options: DemoOptions, *, now_seconds: float) -> DemoPlan:
-    """Lay out the demo that begins now.
+    """Plan a demo that begins now.
 
     Raises:
-        ConfigError: too few or too many peers, too little time, or no such model.
+        ConfigError: too few or too many peers, too little time, or an unknown model.
     """
     if not MIN_PEERS <= options.peers <= MAX_PEERS:
         raise ConfigError(
@@ -129,13 +129,13 @@ def plan_demo(options: DemoOptions, *, now_seconds: float) -> DemoPlan:
     if not (math.isfinite(options.seconds) and options.seconds >= MIN_SECONDS):
         raise ConfigError(f"--seconds is {options.seconds:g}; expected at least {MIN_SECONDS:g}")
     if options.model not in _ROUND_SECONDS:
-        raise ConfigError(f"--model is {options.model!r}; the demo knows {' and '.join(_ROUND_SECONDS)}")
+        raise ConfigError(f"--model is {options.model!r}; expected {' or '.join(_ROUND_SECONDS)}")
     round_seconds = _round_seconds(options)
     cycles = max(1, int(options.seconds / (round_seconds * FRAGMENTS)))
     names = tuple(f"peer-{number}" for number in range(1, options.peers + 1))
     return DemoPlan(
         options=options,
-        # Until then the processes import, find each other and found the run.
+        # Time for the processes to import, find each other and found the run.
         clock_start=float(round(now_seconds + 10.0 + 2.5 * options.peers)),
         round_seconds=round_seconds,
         num_rounds=cycles * FRAGMENTS,
@@ -149,7 +149,7 @@ def plan_demo(options: DemoOptions, *, now_seconds: float) -> DemoPlan:
 
 
 def _round_seconds(options: DemoOptions) -> float:
-    """Return the length of a round: longer for many peers, who share this machine, but still ten cycles of it."""
+    """Return the length of a round: longer for many peers, which share this machine, but the demo has ten cycles."""
     pace = _ROUND_SECONDS[options.model]
     shared = pace * options.peers / _PEERS_AT_THAT_PACE
     most = math.floor(1000.0 * options.seconds / (_LEAST_CYCLES * FRAGMENTS)) / 1000.0

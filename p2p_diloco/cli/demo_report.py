@@ -1,4 +1,4 @@
-"""A demo's traces as curves, moments and tables: for the report, and for the terminal."""
+"""Turn a demo's traces into curves, moments and tables, for the report and the terminal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from p2p_diloco.wording import (
 PEER_COLUMNS = ("process", "peer", "end", "steps", "loss", "anchor", "included", "sent", "state")
 
 _Clock = Callable[[float], float]
-"""Unix seconds to tokens."""
+"""Maps Unix seconds to tokens."""
 
 
 def demo_report(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], result: DemoResult) -> Report:
-    """Return the whole report."""
+    """Return the report of a demo."""
     volunteers = {name: traces[name] for name in plan.peers if name in traces}
     clocks = [_token_clock(trace) for trace in volunteers.values()]
 
@@ -55,18 +55,18 @@ def demo_report(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], 
 
 
 def verdict_line(result: DemoResult) -> str:
-    """Return one sentence."""
+    """Return the verdict in one sentence."""
     if result.failures:
-        return f"not as promised: {'; '.join(result.failures)}"
+        return f"failed: {'; '.join(result.failures)}"
     return (
         f"all {result.peers_final} living peers hold the same bytes; the anchor's held-out loss fell from "
         f"{format_loss(result.loss_first)} to {format_loss(result.loss_last)} (bigram entropy "
-        f"{format_loss(result.baseline_loss)}); a killed volunteer, a late one and a dead bootstrap were survived"
+        f"{format_loss(result.baseline_loss)}); the run survived a killed volunteer, a late join and a killed bootstrap"
     )
 
 
 def figure_rows(result: DemoResult) -> tuple[tuple[str, str], ...]:
-    """Return the figures for people."""
+    """Return the figures as (name, value) rows for people."""
     per_parameter = result.bytes_sent_per_parameter_per_cycle
     rows = [
         ("same bytes", "yes" if result.heads_equal else "no"),
@@ -88,7 +88,7 @@ def figure_rows(result: DemoResult) -> tuple[tuple[str, str], ...]:
 
 
 def peer_rows(plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces]) -> tuple[tuple[str, ...], ...]:
-    """Return a line for every process."""
+    """Return one row per process."""
     names = [name for name in (BOOTSTRAP, *plan.peers, LONE) if name in traces]
     return tuple(_peer_row(plan, story, name, traces[name].status) for name in names)
 
@@ -120,7 +120,7 @@ def _curves(
         LossCurve(name=name, kind="peer", points=_points(plan, trace.evaluations(), "local_loss", swarm_tokens))
         for name, trace in volunteers.items()
     ]
-    # All hold the same anchor, so each measurement of any of them is one of it.
+    # All peers hold the same anchor, so any peer's measurement counts.
     evaluations = sorted((e for trace in volunteers.values() for e in trace.evaluations()), key=lambda e: e.time)
     anchor = _points(plan, evaluations, "anchor_loss", swarm_tokens)
     start = LossPoint(seconds=0.0, tokens=0.0, loss=result.loss_first)
@@ -143,7 +143,7 @@ def _points(
 
 
 def _token_clock(trace: Traces) -> list[tuple[float, float]]:
-    """Return (Unix seconds, own tokens by then), from the start of the process to its last word."""
+    """Return (Unix seconds, tokens of this peer by then), from the start of the process to its last status."""
     known = [(trace.started, 0.0)]
     known += [
         (event.time, float(tokens))
@@ -156,7 +156,7 @@ def _token_clock(trace: Traces) -> list[tuple[float, float]]:
 
 
 def _at(clock: list[tuple[float, float]], time: float) -> float:
-    """Read a clock between its marks; before the first and after the last it stands."""
+    """Interpolate a token clock at `time`; it is constant before the first mark and after the last."""
     for (earlier, few), (later, many) in pairwise(clock):
         if earlier <= time < later:
             return few + (many - few) * (time - earlier) / (later - earlier)

@@ -1,4 +1,4 @@
-"""What a demo came to: figures from what the peers left behind, and a verdict over them."""
+"""The result of a demo: figures from the peers' status files and events, and the checks that failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2p_diloco.status.status_file import PeerStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What one peer left behind: its last status, its events, when its process was started (Unix seconds)."""
+    """One peer's last status, its events, and the start time of its process (Unix seconds)."""
 
     status: PeerStatus | None
     events: tuple[PeerEvent, ...]
@@ -28,7 +28,7 @@ class Traces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLosses:
-    """Held-out loss without training, nats per byte: of the model that the run starts with, and bigram entropy."""
+    """Held-out loss before training (of the initial model) and bigram entropy, in nats per byte."""
 
     start: float
     bigram: float
@@ -39,29 +39,29 @@ class DemoResult:
     """The figures of `--json`.
 
     Attributes:
-        heads_equal: the SHA-256 of all living peers' final φ and m are the same.
+        heads_equal: whether the SHA-256 over the final φ and m is the same on all living peers.
         head: that SHA-256; None unless equal.
-        rounds: closed while the longest-ready living peer was ready.
+        rounds: rounds closed while the longest-ready living peer was ready.
         cycles: the same in cycles.
-        grid_rows: rows of the grid in which the living peers averaged at the end.
+        grid_rows: rows of the averaging grid at the end.
         peers_final: peers that reached the last round and finished.
-        participation: contributions included, of those of members alive and ready.
-        loss_first: held-out loss of the anchor as the run starts, nats per byte.
-        loss_last: at the end.
-        lone_loss: of an island alone beside the swarm, with the same share of the machine; None unless asked for.
+        participation: share of the contributions of live, ready members that were included.
+        loss_first: held-out loss of the anchor at the start, nats per byte.
+        loss_last: held-out loss of the anchor at the end.
+        lone_loss: loss of an island trained alone, with the same share of the machine; None unless requested.
         baseline_loss: bigram entropy of the held-out text.
         bytes_sent_per_parameter_per_cycle: vectors and their headers, per living peer.
-        control_bytes_per_second: sent per living peer.
-        transfer_bytes: state sent to those who caught up, by all living peers.
-        inner_steps: of all volunteers, the killed one's last word included.
-        tokens: of these steps.
+        control_bytes_per_second: control traffic sent per living peer.
+        transfer_bytes: state sent to peers that caught up, by all living peers.
+        inner_steps: steps of all volunteers, including the killed one up to its last status.
+        tokens: tokens of these steps.
         killed: names of volunteers killed.
-        joined_late: names of volunteers that came late.
-        joined_late_ready_seconds: from the start of the late one's process until it was ready.
-        bootstrap_killed: whether it was.
-        seconds: of training.
-        sample: what the model writes after a fixed prompt, as a peer that finished holds it; None where none did.
-        failures: what did not go as promised; empty when all did.
+        joined_late: names of volunteers that joined late.
+        joined_late_ready_seconds: time from the start of the late peer's process until it was ready.
+        bootstrap_killed: whether the bootstrap was killed.
+        seconds: duration of training.
+        sample: text that a finished peer's model generates after a fixed prompt; None if no peer finished.
+        failures: the checks that failed; empty if all passed.
     """
 
     heads_equal: bool
@@ -98,14 +98,14 @@ class DemoResult:
 def judge_demo(
     plan: DemoPlan, story: DemoStory, traces: Mapping[str, Traces], text: TextLosses, sample: str | None = None
 ) -> DemoResult:
-    """Work out the figures and say what did not go as promised.
+    """Compute the figures and list the checks that failed.
 
     Args:
-        plan: what was to happen.
-        story: what did.
-        traces: by name, of every process that was started.
-        text: what was measured before.
-        sample: what the model writes at the end.
+        plan: the demo's timeline.
+        story: what happened.
+        traces: traces of every started process, by name.
+        text: losses before training.
+        sample: text that the final model generates.
     """
     volunteers = {name: traces[name] for name in plan.peers if name in traces}
     survivors = {name: trace for name, trace in volunteers.items() if name not in story.killed}
@@ -152,27 +152,27 @@ def _failures(plan: DemoPlan, story: DemoStory, figures: Mapping[str, Any], unfi
         yield "the peers ended with different bytes"
     loss, baseline = figures["loss_last"], figures["baseline_loss"]
     if loss is None:
-        yield "nobody measured the anchor's loss at the end"
+        yield "no peer measured the anchor's loss at the end"
     elif loss >= baseline:
         yield f"the loss of the anchor is {loss:.3f}; expected less than the bigram entropy, {baseline:.3f}"
     if plan.victim not in story.killed:
-        yield f"{plan.victim} was not killed; it had ended before"
+        yield f"{plan.victim} was not killed; it exited earlier"
     if not figures["bootstrap_killed"]:
-        yield "the bootstrap was not killed; it had ended before"
+        yield "the bootstrap was not killed; it exited earlier"
     if figures["joined_late_ready_seconds"] is None:
-        yield f"{plan.late} came late and was never ready"
+        yield f"{plan.late} joined late and was never ready"
     for name, code in story.exit_codes.items():
         if code != 0:
-            yield f"{name} ended with exit code {code}"
+            yield f"{name} exited with code {code}"
 
 
 def has_finished(status: PeerStatus | None) -> bool:
-    """Return whether a peer came to the last round and said what it holds."""
+    """Return whether a peer reached the last round and published its final state digest."""
     return status is not None and status.phase == "finished" and status.state_digest != ""
 
 
 def _last_loss(traces: Iterable[Traces]) -> float | None:
-    """Return the anchor's loss at the end; the worst, should peers disagree."""
+    """Return the anchor's loss at the end; the highest if peers differ."""
     lasts = [trace.evaluations()[-1] for trace in traces if trace.evaluations()]
     losses = [loss for event in lasts if (loss := _figure(event, "anchor_loss")) is not None]
     return max(losses, default=None)

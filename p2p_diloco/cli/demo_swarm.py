@@ -1,4 +1,4 @@
-"""Plays the demo's timeline: starts peers, kills some, waits for the others to finish, and notes what happened when."""
+"""Run the demo's timeline: start peers, kill some, wait for the others to finish, and record what happened when."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ FINISH_SECONDS = 60.0
 _STEP_SECONDS = 0.25
 _LINE_SECONDS = 5.0
 _MAX_WAIT_SHARE = 0.9
-"""Kills wait until they can be survived, but no longer than this share of the time."""
+"""A kill waits until the swarm can survive it, but no longer than this share of the demo."""
 
 
 class Clock(Protocol):
-    """Time and waiting."""
+    """The time and a sleep function."""
 
     def time(self) -> float:
         """Return Unix seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for `seconds`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that the demo did; `time` in Unix seconds."""
+    """One action of the demo; `time` in Unix seconds."""
 
     time: float
     text: str
@@ -46,13 +46,13 @@ class Mark:
 
 @dataclass(slots=True, kw_only=True)
 class DemoStory:
-    """What happened; filled while the demo runs.
+    """What happened; filled in while the demo runs.
 
     Attributes:
-        marks: in order.
-        started: when each process was started, Unix seconds.
-        killed: when each of the killed was, Unix seconds.
-        exit_codes: of those that ended by themselves.
+        marks: the demo's actions, in order.
+        started: start time of each process, Unix seconds.
+        killed: kill time of each killed process, Unix seconds.
+        exit_codes: exit codes of the processes that exited by themselves.
     """
 
     marks: list[Mark] = field(default_factory=list)
@@ -62,7 +62,7 @@ class DemoStory:
 
 
 class DemoSwarm:
-    """One demo. `run` returns its story; the folders of the children hold the rest."""
+    """One demo. `run` returns its story; everything else is in the children's folders."""
 
     def __init__(
         self, plan: DemoPlan, *, children: Children, clock: Clock, say: Callable[[str], None], run_files: RunFiles
@@ -76,10 +76,10 @@ class DemoSwarm:
         self._last_line = clock.time()
 
     def run(self) -> DemoStory:
-        """Play the whole timeline.
+        """Run the whole timeline.
 
         Raises:
-            P2PDilocoError: the bootstrap or a peer ended before its time; the text holds its last words.
+            P2PDilocoError: the bootstrap or a peer exited too early; the text includes its last line of output.
         """
         plan = self._plan
         self._start(BOOTSTRAP, ["bootstrap", str(self._run_files.swarm)])
@@ -97,7 +97,7 @@ class DemoSwarm:
         self._wait_until(self._bootstrap_can_be_spared, _MAX_WAIT_SHARE * plan.end_at)
         self._kill(BOOTSTRAP)
         self._wait_until(lambda: False, plan.end_at)
-        self._mark(f"round {plan.last_round} is over; the peers agree on the last bytes")
+        self._mark(f"round {plan.last_round} is over; waiting for the peers to agree on the final bytes")
         self._wait_until(lambda: not self._living(), plan.end_at + FINISH_SECONDS)
         self._check_all()
         for name in self._living():
@@ -160,13 +160,13 @@ class DemoSwarm:
             self._check(name)
 
     def _check(self, name: str) -> None:
-        """Note the end of a process; one that ended before the last round ends the demo, with its last words."""
+        """Record the exit of a process; one that exits before the last round fails the demo."""
         code = self._children.exit_code(name)
         if code is None or name in self._story.killed or name in self._story.exit_codes:
             return
         self._story.exit_codes[name] = code
         if self._clock.time() < self._plan.clock_start + self._plan.end_at:
-            raise P2PDilocoError(f"{name} ended with exit code {code} before its time; {self._last_words(name)}")
+            raise P2PDilocoError(f"{name} exited with code {code} before the last round; {self._last_words(name)}")
 
     def _print_progress(self) -> None:
         now = self._clock.time()
@@ -178,7 +178,7 @@ class DemoSwarm:
             return
         rate = sum(status.tokens_per_second for status in seen)
         losses = [status.anchor_loss for status in seen if status.anchor_loss is not None]
-        # All hold the same anchor; whoever measured last says how good it is.
+        # All peers hold the same anchor; the lowest loss is the latest measurement.
         loss = min(losses) if losses else None
         ready = sum(status.ready for status in seen)
         self._say(
@@ -206,19 +206,19 @@ class DemoSwarm:
         return self._is_ready(self._plan.victim) and sum(map(self._is_ready, self._volunteers())) > 1
 
     def _bootstrap_can_be_spared(self) -> bool:
-        """Say whether the members of the first roster live on without it, and the late one has found them."""
+        """Return whether the swarm can go on without the bootstrap, and the late peer has found it."""
         return all(self._is_ready(name) for name in self._volunteers())
 
     def _last_words(self, name: str) -> str:
         path = self._children.folder(name) / OUTPUT_FILE
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         lines = [line for line in text.splitlines() if line.strip()]
-        return f"its last words: {lines[-1][:400]}" if lines else "it said nothing"
+        return f"its last line: {lines[-1][:400]}" if lines else "it printed nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFiles:
-    """Where the run files lie, each with its key beside it."""
+    """Paths of the run files; each has its key next to it."""
 
     swarm: Path
     lone: Path

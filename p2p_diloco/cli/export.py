@@ -1,4 +1,4 @@
-"""`p2p-diloco export`: the model of a run as files that other programs load."""
+"""`p2p-diloco export`: write the model of a run as files that other programs load."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int
     """Write the newest checkpoint in `state_directory` to a new `folder`; return the exit code.
 
     Raises:
-        ConfigError: the folder is not new, no peer has run there, or it is not clear which run is meant.
-        StateError: there is no checkpoint that can be read, or the folder cannot be written.
+        ConfigError: the folder exists, no peer has run in `state_directory`, or the run is ambiguous.
+        StateError: there is no readable checkpoint, or the folder cannot be written.
     """
     check_new_folder(folder)
     learnt = load_learnt_model(state_directory, run)
@@ -36,7 +36,7 @@ def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int
 
 
 def provenance_of(learnt: LearntModel, status: PeerStatus | None) -> Provenance:
-    """Return what the model card tells; tokens and loss only from a status of the same run."""
+    """Return the facts for the model card; tokens and loss only from a status of the same run."""
     run = learnt.manifest.digest().hex()
     own = status if status is not None and status.run == run else None
     is_own = learnt.plan.built_in is None
@@ -53,9 +53,9 @@ def provenance_of(learnt: LearntModel, status: PeerStatus | None) -> Provenance:
 
 
 def _describe(data: DataSection) -> str:
-    """Return the text in words; never its path, which is its organiser's own."""
+    """Describe the text without its path, which is private to the organiser."""
     if data.path == STANDARD_LIBRARY:
         return "the source text of Python's standard library"
     if data.fingerprint is not None:
         return f"a text with the fingerprint {data.fingerprint}"
-    return "a text of the run's organiser"
+    return "a text provided by the run's organiser"

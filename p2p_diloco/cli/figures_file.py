@@ -1,4 +1,4 @@
-"""Where `--json` goes: standard output or a file, looked at before minutes are spent on what is to be written there."""
+"""The target of `--json`: standard output or a file, checked before the figures are computed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STANDARD_OUTPUT = "-"
 
 
 def check_target(target: str | None) -> None:
-    """See that figures can be written there later; what is there already stays as it is.
+    """Check that figures can be written there later; an existing file is not changed.
 
     Raises:
-        ConfigError: the folder is not there.
+        ConfigError: the folder does not exist.
         StateError: the file cannot be written, or is a folder.
     """
     if target is None or target == STANDARD_OUTPUT:
@@ -32,7 +32,7 @@ def check_target(target: str | None) -> None:
 
 
 def write_figures(target: str | None, document: Mapping[str, Any]) -> None:
-    """Write figures as JSON; nowhere when nobody asked.
+    """Write figures as JSON; nowhere if `target` is None.
 
     Raises:
         StateError: the file cannot be written.
@@ -50,10 +50,10 @@ def write_figures(target: str | None, document: Mapping[str, Any]) -> None:
 
 
 def _try_to_write(path: Path) -> None:
-    """Open `path` for writing as `write_figures` will; leave no empty file behind if it was not there."""
+    """Open `path` for writing as `write_figures` will; remove the empty file if it is new."""
     is_new = not path.exists()
     if not (is_new or path.is_file() or path.is_dir()):
-        return  # whoever reads a pipe would take its closing for the end
+        return  # closing a pipe would end its reader
     path.open("ab").close()
     if is_new:
         path.unlink()

@@ -1,4 +1,4 @@
-"""Flags that commands share: every setting of a machine, by the name that it has in files and in the environment."""
+"""Flags that commands share: every machine setting, with the same name as in files and the environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _setting(name: str, *, many: bool = False) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFlags:
-    """As typed; `settings.py` checks them, so that flag, variable and file get the same words."""
+    """Settings as typed; `settings.py` checks them, so that flags, variables and files get the same errors."""
 
     device: Annotated[str | None, _setting("device")] = None
     threads: Annotated[str | None, _setting("threads")] = None
@@ -54,7 +54,7 @@ class SettingsFlags:
 
 def _check_pause(_: Any, seconds: float) -> None:
     if not (seconds >= 0 and math.isfinite(seconds)):
-        raise ValueError(f"{seconds:g} is no number of seconds; expected 0 (never measure) or more, such as 30")
+        raise ValueError(f"{seconds:g} is not a valid number of seconds; expected 0 (never) or more, such as 30")
 
 
 @Parameter(name="*")
@@ -74,12 +74,12 @@ class PeerFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a command line brings beside its flags.
+    """Inputs of a command line other than its flags.
 
     Attributes:
         files: given as `@file.toml`.
         overrides: given as `--section.key value`.
-        environment: variables.
+        environment: environment variables.
     """
 
     files: tuple[Path, ...] = ()
@@ -87,15 +87,15 @@ class Surroundings:
     environment: Mapping[str, str]
 
     def without_overrides(self) -> Surroundings:
-        """Return the same for a command that has used the overrides itself."""
+        """Return a copy without overrides, for a command that has already used them."""
         return replace(self, overrides={})
 
 
 def settings_of(flags: SettingsFlags, around: Surroundings) -> PeerSettings:
-    """Put the layers together; a dotted override is agreed by all peers, so here it is an error that says so.
+    """Merge the layers of settings; a dotted override belongs to the manifest, so here it raises an error.
 
     Raises:
-        ConfigError: an unknown key, a value that does not fit, or a contradiction.
+        ConfigError: an unknown key, an invalid value, or a contradiction.
     """
     typed = {**flags.given(), **around.overrides}
     return load_settings(flags=typed, environment=around.environment, files=around.files)

@@ -1,4 +1,4 @@
-"""`p2p-diloco join`: train along with a run."""
+"""`p2p-diloco join`: join a run and train."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def request_join(
     flags: PeerFlags,
     around: Surroundings,
 ) -> PeerPlan:
-    """Read all that a trainer needs: an invite, or with `found` a run file to found the run itself.
+    """Read all that a trainer needs: an invite, or with `found` the run file of a run to found.
 
     Raises:
-        ConfigError: something is missing or does not fit.
+        ConfigError: an option is missing or invalid.
     """
     if found is None:
         if invite is None:
             raise ConfigError("join needs an invite: the first line that a bootstrap peer prints, p2pdiloco://…")
         if invite.endswith(".toml"):
-            raise ConfigError(f"{invite} is no invite; to found the run of a file, type --found {invite}")
+            raise ConfigError(f"{invite} is not an invite; to found a run from a file, use --found {invite}")
         own, source = settings_of(settings, around), parse_invite(invite)
         return PeerPlan(settings=own, source=source, until_round=flags.until_round)
     if invite is not None:
-        raise ConfigError("an invite joins a run that exists and --found begins one; keep one of them")
+        raise ConfigError("an invite joins an existing run, and --found starts a new one; use only one of them")
     own = settings_of(settings, around.without_overrides())
     return PeerPlan(settings=own, source=run_to_found(found, key_path, around), until_round=flags.until_round)
 

@@ -1,4 +1,4 @@
-"""Output that cannot be written any more: its reader has gone, or the disk under it is full."""
+"""Output that can no longer be written: its reader has closed it, or the disk is full."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TextIO
 
 
 def discard(stream: TextIO) -> None:
-    """Send what `stream` still holds, and all that comes, nowhere.
+    """Discard what `stream` has buffered, and everything written later.
 
-    Else the interpreter tries to write it once more when it ends, and ends with an exit code of its own.
+    Otherwise the interpreter tries to write it once more at exit, and exits with another code.
     """
-    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor, or a closed one, holds nothing back
+    with contextlib.suppress(OSError, ValueError):  # a stream that has no descriptor or is closed buffers nothing
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
             os.dup2(nowhere, stream.fileno())
@@ -23,7 +23,7 @@ def discard(stream: TextIO) -> None:
 
 
 def flush_or_discard(stream: TextIO) -> None:
-    """Write what `stream` holds if that can be."""
+    """Flush `stream`, or discard it if that fails."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def flush_or_discard(stream: TextIO) -> None:
 
 
 def print_to_stderr(line: str) -> None:
-    """Print a line for people if that can be: there may be nobody left to read even that."""
+    """Print a line to standard error, unless that is closed too."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

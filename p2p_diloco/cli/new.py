@@ -36,16 +36,16 @@ _NOT_CHOSEN = frozenset({"format", "name", "organiser", "created"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRunOptions:
-    """As typed; None: not named.
+    """Options as typed; None: not given.
 
     Attributes:
-        name: for people; None: as the files say, or else that of the path.
-        islands: expected at a time; None: as many as average in one group.
-        uplink: of the slowest island, like `20mbit`.
-        step_seconds: an inner step; None: measured.
-        hours: that the run is planned for; None: no planned end.
-        device, threads: to measure the step with, as in the settings of a machine.
-        key_path: of the organiser; None: beside the run.
+        name: name of the run; None: from the files, otherwise from the path.
+        islands: number of islands expected at a time; None: the size of one averaging group.
+        uplink: upload rate of the slowest island, like `20mbit`.
+        step_seconds: duration of an inner step; None: measured.
+        hours: planned length of the run; None: no planned end.
+        device, threads: used to measure the step, as in the settings of a machine.
+        key_path: the organiser's key; None: next to the run file.
     """
 
     name: str | None = None
@@ -59,23 +59,23 @@ class NewRunOptions:
 
 
 def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
-    """Write a new run to `path`; an organiser's key that is there already signs this run too.
+    """Write a new run to `path`; an existing organiser's key is used for this run too.
 
     Raises:
-        ConfigError: there is a run at `path` or no folder for it, or a key or a value does not fit.
+        ConfigError: `path` exists or its folder does not, or a key or a value is invalid.
         StateError: the folder cannot be written.
     """
     key_path = options.key_path or path.with_name(KEY_FILE)
     check_new_run(path, key_path)
     given = _values_of(around) | ({} if options.name is None else {"name": options.name})
     is_new_key = not key_path.exists()
-    # The values are checked before a key is made, so that a typo leaves nothing behind.
+    # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
     if "rounds.fragments" in given:
-        from p2p_diloco.peer.run_plan import plan_run  # only here, for it brings PyTorch
+        from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
 
-        plan_run(draft)  # which refuses more fragments than the model has tensors
+        plan_run(draft)  # refuses more fragments than the model has tensors
     _check(options, given)
     flags = {"device": options.device, "threads": options.threads}
     settings = load_settings(flags=flags, environment=around.environment)
@@ -86,7 +86,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     print(f"wrote {path}; edit it before the first peer joins")
     for note in notes:
         print(note)
-    print(f"{'wrote' if is_new_key else 'uses'} {key_path}; it signs the run, so keep it secret and keep a copy")
+    print(f"{'wrote' if is_new_key else 'using'} {key_path}; it signs the run, so keep it secret and keep a copy")
     print(f"next: {_next_command(path, key_path)}")
     return 0
 
@@ -99,23 +99,23 @@ def _check(options: NewRunOptions, given: Document) -> None:
     if options.hours is not None:
         check_positive(options.hours, "--hours", "12")
         if _PLANNED_CYCLES in given:
-            raise ConfigError(f"--hours and {_PLANNED_CYCLES} both say how long the run is; keep one of them")
+            raise ConfigError(f"--hours and {_PLANNED_CYCLES} both set the length of the run; use only one of them")
 
 
 def _ask_for_more(options: NewRunOptions, given: Document) -> NewRunOptions:
-    """Ask whoever sits at a terminal for what was not named."""
+    """Ask at the terminal for the options that were not given."""
     answers: dict[str, Any] = {}
     if options.islands is None:
-        answers["islands"] = _ask("how many islands train at a time?", "a group of 16", _read_islands)
+        answers["islands"] = _ask("how many islands will train at a time?", "a group of 16", _read_islands)
     if options.uplink is None:
-        answers["uplink"] = _ask("upload of the slowest island?", _ASSUMED_UPLINK, _read_uplink)
+        answers["uplink"] = _ask("upload rate of the slowest island?", _ASSUMED_UPLINK, _read_uplink)
     if options.hours is None and _PLANNED_CYCLES not in given:
-        answers["hours"] = _ask("hours that the run is planned for?", "no planned end", _read_hours)
+        answers["hours"] = _ask("planned length of the run in hours?", "no planned end", _read_hours)
     return replace(options, **answers)
 
 
 def _ask(question: str, otherwise: str, read: Callable[[str], Any]) -> Any:
-    """Return an answer that can be read, or None where there is none."""
+    """Ask until the answer is valid; return None for an empty answer."""
     while True:
         try:
             text = input(f"{question} [{otherwise}] ").strip()
@@ -130,7 +130,7 @@ def _ask(question: str, otherwise: str, read: Callable[[str], Any]) -> Any:
 
 def _read_islands(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{text!r} is no number of islands; expected 1 or more")
+        raise ConfigError(f"{text!r} is not a number of islands; expected 1 or more")
     return int(text)
 
 
@@ -145,15 +145,15 @@ def _read_hours(text: str) -> float:
     except ValueError:
         hours = 0.0
     if not (math.isfinite(hours) and hours > 0.0):
-        raise ConfigError(f"{text!r} is no number of hours; expected more than 0, such as 12")
+        raise ConfigError(f"{text!r} is not a number of hours; expected more than 0, such as 12")
     return hours
 
 
 def _with_rounds(
     draft: RunManifest, given: Document, options: NewRunOptions, settings: PeerSettings
 ) -> tuple[Document, tuple[str, ...]]:
-    """Return the values of the run, with rounds that suit it where they were not given, and what to say of them."""
-    from p2p_diloco.planning.rounds import Conditions, choose_rounds, plan_end  # only here, for it brings NumPy
+    """Return the values of the run, with suitable rounds where none were given, and notes about them."""
+    from p2p_diloco.planning.rounds import Conditions, choose_rounds, plan_end  # imported late: it imports NumPy
 
     values, notes = dict(given), []
     step_seconds = options.step_seconds
@@ -169,7 +169,7 @@ def _with_rounds(
         chosen = choose_rounds(draft, given.keys(), conditions)
         values, notes = chosen.values | values, [*chosen.notes, *notes]
         if options.uplink is None:
-            notes.append(f"no --uplink was named: {format_rate(conditions.uplink_bits)} is assumed")
+            notes.append(f"assuming an uplink of {format_rate(conditions.uplink_bits)}; set it with --uplink")
     if options.hours is not None:
         end = plan_end(_draft(values), options.hours)
         values, notes = end.values | values, [*notes, *end.notes]
@@ -179,19 +179,19 @@ def _with_rounds(
 
 
 def _measure(draft: RunManifest, settings: PeerSettings) -> tuple[float | None, list[str]]:
-    """Return how long an inner step takes here, and what is to be said of it."""
-    from p2p_diloco.planning import inner_step  # only here, for it brings PyTorch
+    """Return how long an inner step takes here, and notes about the measurement."""
+    from p2p_diloco.planning import inner_step  # imported late: it imports PyTorch
 
     try:
         step = inner_step.measure_inner_step(draft, device=settings.device, threads=settings.threads)
     except inner_step.Unmeasured as error:
         rounds = f"{counted(draft.rounds.fragments, 'round')} of {draft.rounds.round_seconds:g} s"
-        return None, [f"the inner step is not measured ({error}), so a cycle is {rounds}; name it with --step-seconds"]
+        return None, [f"the inner step was not measured ({error}), so a cycle is {rounds}; set it with --step-seconds"]
     notes = []
     if step.is_estimated:
-        notes.append("a step is so long that only a part of one was made; name it with --step-seconds if you know it")
+        notes.append("a step takes so long that only part of one was measured; set it with --step-seconds if known")
     if step.is_disturbed:
-        notes.append("other programs use this machine's processor; a step may be shorter or longer than that")
+        notes.append("other programs are using this machine's processor; the step time may be off")
     return step.seconds, notes
 
 
@@ -200,12 +200,12 @@ def _draft(values: Document) -> RunManifest:
 
 
 def print_keys() -> None:
-    """Print what `new` can change: every key of a manifest with what it is set to and what it means, by section."""
+    """Print every manifest key that `new` can change, with its default and meaning, by section."""
     draft = draft_manifest(now_seconds=time.time())
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(
-        f"\nThe run, as {draft.name}.toml has it. Change any of it here, as --rounds.round_seconds 10, or in the file "
-        "before the first peer joins:"
+        f"\nKeys of {draft.name}.toml. Set any of them here, such as --rounds.round_seconds 10, or in the file before "
+        "the first peer joins:"
     )
     for title, prefix, section in (("", "", draft), *_sections(draft)):
         table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, title_justify="left", title_style="")
@@ -216,14 +216,14 @@ def print_keys() -> None:
             value = getattr(section, key)
             if isinstance(value, BaseModel) or (section is draft and key in _NOT_CHOSEN):
                 continue
-            setting = "" if value in (None, ()) else "the moment of writing" if key == "clock_start" else str(value)
+            setting = "" if value in (None, ()) else "time of writing" if key == "clock_start" else str(value)
             default = f" [default: {setting}]" if setting else ""
             table.add_row(f"--{prefix}{key}", f"{field.description}{default}")
         console.print(table)
 
 
 def _sections(manifest: RunManifest) -> list[tuple[str, str, BaseModel]]:
-    """Return each section with what it is about and the beginning of its keys."""
+    """Return (title, key prefix, section) for each section."""
     sections = [(name, getattr(manifest, name)) for name in type(manifest).model_fields]
     return [
         (f"{name}: {(type(section).__doc__ or '').partition(chr(10))[0]}", f"{name}.", section)
@@ -240,9 +240,9 @@ def _next_command(path: Path, key_path: Path) -> str:
 
 
 def _values_of(around: Surroundings) -> Document:
-    """Return what differs from the defaults, by dotted key: a later file wins over an earlier one, a flag over both.
+    """Return the values that differ from the defaults, by dotted key; later files override earlier, flags override all.
 
-    A file may be another run's: what only that run can be, its organiser and when it began, does not come along.
+    A file may be from another run: its organiser and its start time are not copied.
     """
     values: Document = {}
     for file in around.files:
@@ -254,10 +254,10 @@ def _values_of(around: Surroundings) -> Document:
 
 
 def _check_text(path: str) -> None:
-    """Refuse a text that is not here; whoever makes a run without it may write its path into the file afterwards."""
+    """Refuse a missing text. To make a run on a machine without the text, write its path into the file afterwards."""
     if path == STANDARD_LIBRARY:
         return
-    from p2p_diloco.training.corpus_files import list_corpus_files  # only here, for it brings NumPy
+    from p2p_diloco.training.corpus_files import list_corpus_files  # imported late: it imports NumPy
 
     try:
         list_corpus_files(path)
@@ -265,13 +265,13 @@ def _check_text(path: str) -> None:
         if not _HUB_NAME.fullmatch(path):
             raise ConfigError(f"data.path: {error}") from None
         raise ConfigError(
-            f"data.path: there is no file or folder {path} here, and nothing is fetched from a hub; download the "
-            "text, then name its file or folder"
+            f"data.path: there is no file or folder {path} here, and nothing is downloaded from a hub; download "
+            "the text, then name its file or folder"
         ) from None
 
 
 def _spans_for(manifest: RunManifest, islands: int) -> int:
-    from p2p_diloco.peer.run_plan import plan_run  # only here, for it brings PyTorch
+    from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
 
     longest = max(fragment.elements for fragment in plan_run(manifest).fragments)
     return suited_spans(longest, min(islands, manifest.membership.group_size))

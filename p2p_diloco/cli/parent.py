@@ -1,4 +1,4 @@
-"""A peer that somebody else started, such as the demo: it ends when its parent does, however that ends."""
+"""Exit with the parent process: for a peer started by another program, such as the demo."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """End this process at once when the parent's end of our standard input closes.
+    """Exit at once when the parent's end of our standard input closes.
 
-    A pipe works on every system and cannot be missed, even when the parent ended before this call; on Linux the kernel
-    kills us besides, should Python hang.
+    A pipe works on every system, even if the parent exited before this call. On Linux the kernel also kills this
+    process, in case Python hangs.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -28,5 +28,5 @@ def _wait_for_end(descriptor: int) -> None:
             pass
     except OSError:
         pass
-    # No good-bye: whoever watched this peer is gone. libp2p's daemon and its files end with us.
+    # No clean shutdown: nobody watches this peer any more. The libp2p daemon and its files end with this process.
     os._exit(1)

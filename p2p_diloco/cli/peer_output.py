@@ -1,4 +1,4 @@
-"""What a running peer shows: files for other programs, a live table on a terminal, plain lines elsewhere."""
+"""The output of a running peer: files for other programs, a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.status.table import status_line, status_table
 
-# The status line says these already.
+# The status line already contains these.
 _QUIET_TOPICS = frozenset({"round", "evaluation"})
 _QUIET_SECONDS = 30.0
 
 
 class _OutputConsole(Console):
-    """A console whose reader may go: the base class would end the process."""
+    """A console that survives a closed pipe: the base class would exit the process."""
 
     def on_broken_pipe(self) -> None:
-        """Say so to the caller."""
+        """Raise instead of exiting."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class PeerOutput:
-    """Observes one peer. Enter before it runs, so that the terminal is put right whatever happens.
+    """Observer that shows one peer. Enter it before the peer runs, so that the terminal is always restored.
 
-    A disk that fills up while the peer runs is said once; training goes on. So it does when the output itself is lost,
-    as to `| head -1`: that is said once on standard error, and nothing is printed any more.
+    If the disk fills up while the peer runs, that is reported once and training continues. If the output itself is
+    lost, as with `| head -1`, that is reported once on standard error and nothing more is printed.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class PeerOutput:
         now_seconds: Callable[[], float] = time.time,
         soon: Callable[[Callable[[], None]], object] = lambda write: write(),
     ) -> None:
-        """Make the output of the peer whose state lies in `folder`.
+        """Create the output of the peer whose state is in `folder`.
 
         Args:
             folder: state directory.
-            announces_invite: nothing is printed before the join command, so that it is the first line.
-            stream: where to print; standard output if not named.
-            now_seconds: Unix time.
-            soon: runs a function that writes to the disk, one after the other: a slow disk must not hold the peer.
+            announces_invite: print nothing before the join command, so that it is the first line.
+            stream: where to print; standard output by default.
+            now_seconds: returns the Unix time.
+            soon: runs functions that write to the disk, one at a time: a slow disk must not block the peer.
         """
         self._folder = folder
         self._stream = stream or sys.stdout
@@ -89,7 +89,7 @@ class PeerOutput:
         self._release()
 
     def status(self, status: PeerStatus) -> None:
-        """Keep and show a status."""
+        """Write and show a status."""
         self._keep(lambda: write_status(self._folder, status))
         self._awaits_trainers = status.role == "bootstrap" and not status.num_members
         if (live := self._live) is not None:
@@ -101,9 +101,9 @@ class PeerOutput:
             self.say(status_line(status))
 
     def event(self, event: PeerEvent) -> None:
-        """Keep and show an event."""
+        """Log and show an event."""
         self._keep(lambda: append_event(self._folder, event))
-        # Until somebody trains, each round is skipped, and the status says that no trainer is listed yet.
+        # Until there is a trainer, every round is skipped, and the status shows that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
             self.say(event_line(event))
 
@@ -125,13 +125,13 @@ class PeerOutput:
             show()
             self._stream.flush()
         except OSError as error:
-            self._console.quiet = True  # for good: a stream gives no way to take back what it could not write
+            self._console.quiet = True  # for good: what a stream could not write cannot be taken back
             discard(self._stream)
             if self._live is not None:
-                self._live.stop()  # it has taken standard error
+                self._live.stop()  # it has redirected standard error
             print_to_stderr(
-                f"p2p-diloco: the output cannot be written any more ({error.strerror or error}); the peer goes on "
-                "without it; p2p-diloco status shows how it does"
+                f"p2p-diloco: the output can no longer be written ({error.strerror or error}); the peer continues "
+                "without it; use p2p-diloco status to watch it"
             )
 
     def _release(self) -> None:
@@ -148,6 +148,6 @@ class PeerOutput:
         except StateError as error:
             if not self._complained:
                 self._complained = True
-                self.say(f"{error}; training goes on")
+                self.say(f"{error}; training continues")
         else:
             self._complained = False

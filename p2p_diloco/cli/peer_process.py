@@ -1,4 +1,4 @@
-"""One peer as a process: its loop, its signals, its exit code."""
+"""Run one peer as a process: event loop, signals, exit code."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _HARD_STOP_SECONDS = 10.0
 
 
 def run_trainer(plan: PeerPlan, flags: PeerFlags) -> int:
-    """Run a peer that trains the built-in model, until told to stop or until the last round; return the exit code.
+    """Run a peer that trains the built-in model, until interrupted or until the last round; return the exit code.
 
     Raises:
-        P2PDilocoError: what makes it impossible to go on.
+        P2PDilocoError: the peer cannot go on.
     """
     _prepare(plan.settings, flags)
     from p2p_diloco.peer.built_in import BuiltInTraining
@@ -45,12 +45,12 @@ def run_bootstrap_peer(plan: PeerPlan, flags: PeerFlags) -> int:
 
 
 def _prepare(settings: PeerSettings, flags: PeerFlags) -> None:
-    """Set what belongs to a process, before torch is imported."""
+    """Set process-wide options before torch is imported."""
     if flags.with_parent:
         end_with_parent()
     check_folder(settings.state_directory)
     if sys.stderr.isatty():
-        # Importing torch takes seconds. Not on standard output, of which a founder's first line is the join command.
+        # Importing torch takes seconds. On standard output a founder's first line must be the join command.
         print_to_stderr("starting …")
     if settings.threads is not None:
         # Read once, when torch is imported.
@@ -67,7 +67,7 @@ def _run_to_end(plan: PeerPlan) -> int:
 
     from p2p_diloco.peer.start import nothing_left_if_refused
 
-    # A thread writes the status and the events: a slow disk must not hold the event loop.
+    # A thread writes the status and the events: a slow disk must not block the event loop.
     with nothing_left_if_refused(plan), ThreadPoolExecutor(1, thread_name_prefix="files") as files:
         output = PeerOutput(
             plan.settings.state_directory, announces_invite=plan.founding is not None, soon=files.submit
@@ -77,12 +77,12 @@ def _run_to_end(plan: PeerPlan) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a state directory that cannot be written, before anything takes long.
+    """Refuse a state directory that cannot be written, before the slow part of the start.
 
-    One that is not there yet is not made: a command that is refused later leaves nothing behind.
+    A missing directory is not created: a command that is refused later leaves no files.
 
     Raises:
-        StateError: it cannot.
+        StateError: the directory cannot be written.
     """
     if folder.is_file():
         raise StateError(f"the state directory {folder} is a file; choose another place with --state-directory")
@@ -116,27 +116,27 @@ async def _run(plan: PeerPlan, output: PeerOutput) -> int:
 
 
 class Stoppable(Protocol):
-    """What hears of an interrupt, such as the trainer's `StopRequest`."""
+    """The target of an interrupt, such as the trainer's `StopRequest`."""
 
     def leave(self) -> None:
-        """Go politely."""
+        """Leave after this round."""
         ...
 
     def stop_now(self) -> None:
-        """Go at once."""
+        """Stop at once."""
         ...
 
 
 class Interrupts:
-    """Ctrl-C once: say good-bye, save, leave. Twice: stop now."""
+    """Ctrl-C once: announce the leave, save, exit. Twice: stop now."""
 
     def __init__(self, stop: Stoppable, *, say: Callable[[str], None], exit_within: Callable[[float], object]) -> None:
-        """Begin without any.
+        """Start with no interrupts counted.
 
         Args:
-            stop: what to ask.
+            stop: the peer to stop.
             say: prints a line.
-            exit_within: ends this process after so many seconds, whatever hangs.
+            exit_within: exits this process after the given number of seconds, even if something hangs.
         """
         self._count = 0
         self._stop = stop
@@ -145,11 +145,11 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """How a peer ends that was asked so often."""
+        """Exit code after the interrupts so far."""
         return STOPPED if self._count > 1 else 0
 
     def interrupt(self) -> None:
-        """Take one Ctrl-C."""
+        """Handle one Ctrl-C."""
         self._count += 1
         if self._count == 1:
             self._say("leaving after this round; Ctrl-C again stops at once")

@@ -1,4 +1,4 @@
-"""`p2p-diloco plan`: what a run of that size over those lines would need, and what to write into its manifest."""
+"""`p2p-diloco plan`: estimate what a run would need, and the values to write into its manifest."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from p2p_diloco.rate import check_count, check_positive, count_named, counted, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """As typed.
+    """Options as typed.
 
     Attributes:
-        parameters: like `12B`.
-        islands: that train.
-        uplink: of the slowest island, like `2gbit`.
-        step_seconds: of an inner step.
-        cores: of an island's host.
+        parameters: number of parameters, like `12B`.
+        islands: number of islands that train.
+        uplink: upload rate of the slowest island, like `2gbit`.
+        step_seconds: duration of an inner step.
+        cores: CPU cores of an island's host that share the outer work.
         group_size: peers that average in one row.
         json: file for the figures, `-` for standard output.
     """
@@ -35,10 +35,10 @@ class PlanOptions:
 
 
 def print_plan(options: PlanOptions) -> int:
-    """Work out and print; return the exit code, 0.
+    """Compute and print the plan; return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing, or a run that no manifest allows.
+        ConfigError: an option is invalid, or no manifest allows such a run.
     """
     check_count(options.islands, "--islands")
     check_count(options.cores, "--cores")
@@ -62,7 +62,7 @@ def print_plan(options: PlanOptions) -> int:
 
 
 def plan_lines(question: Question, plan: Plan) -> list[str]:
-    """Return the plan for people."""
+    """Return the plan as lines for people."""
     ours = question.step_seconds / plan.utilisation
     return [
         f"{question.parameters:,} parameters, {counted(question.islands, 'island')}, "
@@ -104,7 +104,7 @@ def _traffic(question: Question, plan: Plan) -> str:
 
 
 def _round_seconds(seconds: float) -> str:
-    """Return it for a manifest, which is exact about what it takes: rounded up, the longest would be too long."""
+    """Format `seconds` for a manifest; rounded down, because a value above the limit would be refused."""
     return f"{seconds:.3g}" if seconds < 1000 else f"{math.floor(seconds)}"
 
 

@@ -1,4 +1,4 @@
-"""What a command line may say and nobody would heed: refused, for a word that does nothing costs somebody a night."""
+"""Refuse input that a command would ignore: an option without effect costs its user hours."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from p2p_diloco.rate import parse_rate
 
 HEED_SURROUNDINGS = ("new", "bootstrap", "join", "status", "sample", "export")
 _OWN_WORDS = "demo"
-"""Refuses them itself, and says more."""
+"""Refuses them itself, with a more specific error."""
 
 
 class Refusals:
-    """Looks at what was typed before the parser makes values of it; called by cyclopts as a `config`."""
+    """Checks the typed tokens before the parser converts them; called by cyclopts as a `config`."""
 
     def __init__(self, around: Surroundings | None = None) -> None:
         self._around = around if around is not None else Surroundings(overrides={}, environment={})
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Refuse what this command would leave unheard.
+        """Refuse tokens that this command would ignore or round.
 
         Raises:
-            ConfigError: an `@file` or a dotted override that the command does not take, or a count that is not whole.
+            ConfigError: an `@file` or a dotted override that the command does not take, or a fractional count.
         """
         if commands and commands[0] not in (*HEED_SURROUNDINGS, _OWN_WORDS):
             self._refuse_surroundings(" ".join(commands))
         for argument in arguments:
             if commands in (("plan",), ("new",)) and argument.name == "--uplink":
                 for token in argument.tokens:
-                    parse_rate(token.value, "--uplink")  # before the parser asks for what is missing
+                    parse_rate(token.value, "--uplink")  # before the parser reports missing options
             if int in _kinds(argument.hint):
                 for token in argument.tokens:
                     _refuse_fraction(token.keyword or argument.name, token.value)
@@ -42,7 +42,7 @@ class Refusals:
         given = [f"--{key}" for key in self._around.overrides] + [f"@{path}" for path in self._around.files]
         if given:
             raise ConfigError(
-                f"{command} takes no {given[0]}; leave it out: only {', '.join(HEED_SURROUNDINGS[:-1])} and "
+                f"{command} does not take {given[0]}; leave it out: only {', '.join(HEED_SURROUNDINGS[:-1])} and "
                 f"{HEED_SURROUNDINGS[-1]} take files and dotted overrides"
             )
 
@@ -52,10 +52,10 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _refuse_fraction(name: str, text: str) -> None:
-    """The parser would round it."""
+    """Refuse a fraction, which the parser would round."""
     try:
         is_whole = float(text).is_integer()
     except ValueError:
-        return  # other bases too; what is no number at all, the parser says
+        return  # perhaps another base; the parser reports what is not a number
     if not is_whole:
         raise ConfigError(f"{name} is {text}; expected a whole number")

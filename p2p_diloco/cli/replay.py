@@ -1,4 +1,4 @@
-"""`p2p-diloco replay`: makes a recorded run again in this process and says how close it comes."""
+"""`p2p-diloco replay`: replay a recorded run in this process and report how close it comes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from p2p_diloco.training.data import Corpus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """As typed.
+    """Options as typed.
 
     Attributes:
         folders: state directories of the peers of one run.
@@ -38,7 +38,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A run that was made again, and what came of it."""
+    """A replayed run and its result."""
 
     recording: Recording
     corpus: Corpus
@@ -46,27 +46,27 @@ class Replayed:
     pace: Pace
 
     def figures(self) -> dict[str, Any]:
-        """Return what `--json` writes."""
+        """Return the figures for `--json`."""
         return dataclasses.asdict(self.result) | {"round_steps": self.pace.round_steps, "steps_late": self.pace.late}
 
     def lines(self) -> list[str]:
-        """Return the result for people."""
+        """Return the result as lines for people."""
         result, pace = self.result, self.pace
         return [
             f"run {result.real_loss:.4f}, replay {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
-            f"{result.equal_entries} of {result.entries} entries equal, byte for byte; {result.islands} starts of "
+            f"{result.equal_entries} of {result.entries} entries are equal, byte for byte; {result.islands} starts of "
             f"islands, {result.tokens:,} tokens",
-            f"a round has {pace.round_steps:g} steps; steps from a contribution to the entry: {pace.late_at_most(0.5)} "
-            f"or fewer for half of them, {pace.late_at_most(0.9)} or fewer for nine of ten",
+            f"steps per round: {pace.round_steps:g}; steps from a contribution to its entry: median "
+            f"{pace.late_at_most(0.5)}, 90th percentile {pace.late_at_most(0.9)}",
         ]
 
 
 def replay(options: ReplayOptions) -> int:
-    """Replay, print, and return the exit code, 0.
+    """Replay a run and print the result; return the exit code, 0.
 
     Raises:
-        ConfigError: there is no folder, or one is no peer's, or the text is another one.
-        StateError: the recording is not whole.
+        ConfigError: no folder is given, one is not a state directory, or the text differs.
+        StateError: the recording is incomplete.
     """
     check_target(options.json)
     replayed = play_again(options.folders, options.data)
@@ -77,7 +77,7 @@ def replay(options: ReplayOptions) -> int:
 
 
 def play_again(folders: Sequence[Path], data: str | None) -> Replayed:
-    """Make a recorded run again; see `replay`."""
+    """Replay a recorded run; see `replay`."""
     if not folders:
         raise ConfigError("replay needs the state directories of the run's peers: p2p-diloco replay <folder> <folder>")
     recording = read_recording(dict(_peer_of(folder) for folder in folders))
@@ -91,13 +91,13 @@ def play_again(folders: Sequence[Path], data: str | None) -> Replayed:
 def _peer_of(folder: Path) -> tuple[PeerId, Path]:
     identity = folder / IDENTITY_FILE
     if not identity.is_file():
-        raise ConfigError(f"{folder} is no state directory of a peer: it holds no {IDENTITY_FILE}")
+        raise ConfigError(f"{folder} is not a peer's state directory: it has no {IDENTITY_FILE}")
     return read_key_file(identity).peer, folder
 
 
 def _progress(stream: TextIO) -> Callable[[int, int], None]:
     def heard(done: int, of: int) -> None:
         if stream.isatty():
-            print(f"\r\033[K{done} of {of} lines of diaries", end="", file=stream, flush=True)
+            print(f"\r\033[K{done} of {of} diary lines", end="", file=stream, flush=True)
 
     return heard

@@ -1,4 +1,4 @@
-"""`p2p-diloco sample`: text that the model of a run writes."""
+"""`p2p-diloco sample`: generate text with the model of a run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from p2p_diloco.training.model import model_of
 from p2p_diloco.training.sampling import continue_text, readable_text
 
 THREADS = 1
-"""A byte is too little work to share, and a peer that trains beside this needs the other cores."""
+"""One byte is too little work to parallelise, and a peer training on this machine needs the other cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """As typed.
+    """Options as typed.
 
     Attributes:
-        prompt: what to go on from.
-        num_bytes: to write.
-        temperature: 0 takes the likeliest byte.
-        seed: of what is drawn; None: another one each time.
-        state_directory: of the peer.
-        run: which run in it, as the first digits of its id; None where there is one.
+        prompt: text to continue.
+        num_bytes: number of bytes to generate.
+        temperature: 0 takes the most likely byte.
+        seed: seed of the sampling; None: a new one each time.
+        state_directory: the peer's state directory.
+        run: first digits of the run id; None if the directory holds only one run.
     """
 
     prompt: str
@@ -44,11 +44,11 @@ class SampleOptions:
 
 
 def print_sample(options: SampleOptions) -> int:
-    """Print the prompt and what the model writes, byte by byte; return the exit code.
+    """Print the prompt and the generated text, byte by byte; return the exit code.
 
     Raises:
-        ConfigError: an option does not fit, or no peer has run there.
-        StateError: there is no checkpoint that can be read.
+        ConfigError: an option is invalid, or no peer has run there.
+        StateError: there is no readable checkpoint.
     """
     if options.num_bytes < 1:
         raise ConfigError(f"--bytes is {options.num_bytes}; expected at least 1")
@@ -58,12 +58,12 @@ def print_sample(options: SampleOptions) -> int:
     text = ""
     for text in sample_text(
         learnt,
-        os.fsencode(options.prompt),  # whatever bytes the shell passed
+        os.fsencode(options.prompt),  # the exact bytes that the shell passed
         num_bytes=options.num_bytes,
         temperature=options.temperature,
         seed=secrets.randbits(63) if options.seed is None else options.seed,
     ):
-        # A terminal of few characters shows a question mark for others.
+        # Characters outside the terminal's encoding are printed as question marks.
         encoding = sys.stdout.encoding
         print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
     print(end="" if text.endswith("\n") else "\n")
@@ -71,12 +71,12 @@ def print_sample(options: SampleOptions) -> int:
 
 
 def sample_text(learnt: LearntModel, prompt: bytes, *, num_bytes: int, temperature: float, seed: int) -> Iterator[str]:
-    """Return the prompt and what the model writes after it, piece by piece, as people may see it."""
+    """Yield the prompt and the generated text, piece by piece, made readable."""
     written = continue_text(model_of(learnt.plan.shape, learnt.parameters), prompt, temperature=temperature, seed=seed)
     return filter(None, readable_text(chain(prompt, islice(written, num_bytes))))
 
 
 def warn_of_refused(learnt: LearntModel) -> None:
-    """Say on standard error which newer checkpoints could not be believed."""
+    """Warn on standard error about newer checkpoints that were refused."""
     for sentence in learnt.refused:
-        print_to_stderr(f"p2p-diloco: {sentence}; an older one is used")
+        print_to_stderr(f"p2p-diloco: {sentence}; using an older one")

@@ -22,7 +22,7 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     """Print the status in `folder`.
 
     Raises:
-        ConfigError: no peer has run there, or its file cannot be understood.
+        ConfigError: no peer has run there, or its file cannot be parsed.
     """
     status = read_status(folder)
     if status is None:
@@ -50,7 +50,7 @@ def show_status(folder: Path, *, as_json: bool) -> int:
 
 
 def is_running(status: PeerStatus, age_seconds: float) -> bool:
-    """Say whether the process that wrote `status` lives; an old status is not believed, its number may be reused."""
+    """Return whether the process that wrote `status` is alive; False for an old status, whose pid may be reused."""
     if status.pid <= 0 or age_seconds > _SILENT_SECONDS:
         return False
     try:

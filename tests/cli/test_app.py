@@ -92,7 +92,7 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
         ),
         (["join"], "join needs an invite"),
         (["join", "hello"], "'hello' is not an invite; expected p2pdiloco://"),
-        (["join", "run.toml"], "run.toml is no invite; to found the run of a file, type --found run.toml"),
+        (["join", "run.toml"], "run.toml is not an invite; to found a run from a file, use --found run.toml"),
         (["join", "p2pdiloco://abc"], "the run id has 3 characters, expected 64 digits; was the line cut off?"),
         (["join", f"p2pdiloco://{RUN}"], "the invite names no bootstrap address"),
         (["join", f"p2pdiloco://{RUN}?b=/ip4/1.2.3.4/tcp/5"], "does not say which peer is there"),
@@ -105,7 +105,7 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
         (["join", INVITE, "--outer.momentum"], "--outer.momentum needs a value"),
         (["join", INVITE, "--outer_lr", "1"], "outer_lr in the command line is agreed by all peers"),
         (["join", INVITE, "@nowhere.toml"], "there is no file nowhere.toml"),
-        (["join", INVITE, "--found", "run.toml"], "keep one of them"),
+        (["join", INVITE, "--found", "run.toml"], "use only one of them"),
         (
             ["bootstrap"],
             "bootstrap needs RUN: run.toml, or the invite of a run that exists; see p2p-",
@@ -115,14 +115,14 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
             'sample needs PROMPT: text to continue, such as "def main"; see p2p-diloco sample --',
         ),
         (["export"], "export needs FOLDER: new folder for the files; see p2p-diloco export --help"),
-        (["status", "now"], "status has no use for 'now'; leave it out, or see p2p-diloco status --help"),
-        (["new", "a.toml", "b.toml"], "new has no use for 'b.toml'; leave it out, or see p2p-diloco new --help"),
+        (["status", "now"], "status does not take 'now'; leave it out, or see p2p-diloco status --help"),
+        (["new", "a.toml", "b.toml"], "new does not take 'b.toml'; leave it out, or see p2p-diloco new --help"),
         (["new", "--name"], "--name needs a value; see p2p-diloco new --help"),
         (["bootstrap", "nowhere.toml"], "there is no file nowhere.toml"),
         (["demo", "--peers", "2"], "--peers is 2; expected 3 to 64"),
         (["demo", "--seconds", "5"], "--seconds is 5; expected at least 40"),
-        (["demo", "--model", "huge"], "--model is 'huge'; the demo knows tiny and small"),
-        (["demo", "--outer.momentum", "0.7"], "the demo makes its own run and takes no --outer.momentum"),
+        (["demo", "--model", "huge"], "--model is 'huge'; expected tiny or small"),
+        (["demo", "--outer.momentum", "0.7"], "the demo makes its own run and does not take --outer.momentum"),
         (["demo", "--json", "nowhere/figures.json"], "there is no folder nowhere for --json"),
         (["status"], "no peer has run with the state directory"),
     ],
@@ -149,7 +149,7 @@ def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: C
 def test_a_pause_that_is_none_is_refused_and_what_zero_means_is_said(seconds: str, capsys: Captured) -> None:
     code, sentence = failed(["join", INVITE, "--evaluate-seconds", seconds], capsys)
     assert code == 2
-    assert f"{seconds} is no number of seconds; expected 0 (never measure) or more, such as 30" in sentence
+    assert f"{seconds} is not a valid number of seconds; expected 0 (never) or more, such as 30" in sentence
 
 
 def test_a_run_file_without_its_key_says_where_it_should_be(run_file: Path, capsys: Captured) -> None:
@@ -211,8 +211,8 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         (PeerError("said \x1b[2J\nall is well \u202e"), 5, "said ?[2J?all is well ?"),
         (ExceptionGroup("tasks", [ValueError("x"), StateError("cannot write a")]), 4, "cannot write a"),
         (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 4, "cannot write a.bin: No space left on device"),
-        (OSError(errno.EACCES, "Permission denied", "priv/run.toml"), 2, "permission denied: priv/run.toml; let this"),
-        (OSError(errno.EPERM, "Operation not permitted", b"priv"), 2, "permission denied: priv; let this user read"),
+        (OSError(errno.EACCES, "Permission denied", "priv/run.toml"), 2, "permission denied: priv/run.toml; give this"),
+        (OSError(errno.EPERM, "Operation not permitted", b"priv"), 2, "permission denied: priv; give this user read"),
         (OSError(errno.EROFS, "Read-only file system"), 4, "cannot write to the disk: Read-only file system"),
     ],
 )
@@ -292,7 +292,7 @@ def test_output_that_a_disk_has_no_room_for_is_an_error_that_says_so(
     with Path("/dev/full").open("w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         assert main(["status"]) == 4
-    sentence = "cannot write the output: No space left on device; free some space or send it elsewhere"
+    sentence = "cannot write the output: No space left on device; free some space or redirect it"
     assert capsys.readouterr().err == f"p2p-diloco: error: {sentence}\n"
 
 

@@ -45,7 +45,7 @@ def test_an_invite_makes_a_second_bootstrap(run_file: Path) -> None:
 
 def test_a_start_belongs_to_a_run_that_is_founded() -> None:
     around = Surroundings(overrides={}, environment={})
-    with pytest.raises(ConfigError, match="--start is what a run is founded from, and an invite"):
+    with pytest.raises(ConfigError, match="--start only applies to a new run, and an invite"):
         request_bootstrap(
             INVITE, key_path=None, start=Path("a"), settings=SettingsFlags(), flags=PeerFlags(), around=around
         )

@@ -62,7 +62,7 @@ def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Ca
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
     out = capsys.readouterr().out
     assert "all 3 living peers hold the same bytes" in out
-    assert "what the model writes after 'def ':\ndef peer-1():\n    [red]pass\n" in out
+    assert "text generated after 'def ':\ndef peer-1():\n    [red]pass\n" in out
     assert figures["sample"] == "def peer-1():\n    [red]pass"
     assert not (tmp_path / "out" / "logs").exists()
 
@@ -94,7 +94,7 @@ def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(
     pretended["stuck"] = ("peer-3",)
     assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "figures.json"]) == 1
     assert json.loads((tmp_path / "figures.json").read_text())["failures"] == ["peer-3 did not finish"]
-    assert "not as promised: peer-3 did not finish" in capsys.readouterr().out
+    assert "failed: peer-3 did not finish" in capsys.readouterr().out
     logs = tmp_path / "demo-report" / "logs" / "peer-3"
     assert {path.name for path in logs.iterdir()} == {"output.log", "events.jsonl", "status.json"}
 
@@ -104,7 +104,7 @@ def test_a_peer_that_dies_ends_the_demo_with_its_last_words(
 ) -> None:
     pretended["broken"] = ("peer-1",)
     assert main(["demo", "--peers", "4", "--seconds", "60"]) == 1
-    assert "p2p-diloco: error: peer-1 ended with exit code 3 before its time" in capsys.readouterr().err
+    assert "p2p-diloco: error: peer-1 exited with code 3 before the last round" in capsys.readouterr().err
     assert (tmp_path / "demo-report" / "logs" / "peer-1" / "output.log").exists()
 
 

@@ -42,7 +42,7 @@ def test_too_little_time_is_refused(seconds: float) -> None:
 
 
 def test_a_model_that_no_demo_machine_can_train_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--model is 'base'; the demo knows tiny and small"):
+    with pytest.raises(ConfigError, match="--model is 'base'; expected tiny or small"):
         plan_demo(DemoOptions(model="base"), now_seconds=0.0)
 
 

@@ -81,7 +81,7 @@ def test_the_lone_island_has_a_figure_only_when_there_is_one() -> None:
 
 
 def test_the_verdict_says_what_failed_or_what_was_survived() -> None:
-    assert verdict_line(RESULT).startswith("not as promised: peer-3 did not finish")
+    assert verdict_line(RESULT).startswith("failed: peer-3 did not finish")
     good = replace(RESULT, failures=(), peers_final=3, loss_first=5.5, loss_last=2.1)
     assert verdict_line(good).startswith("all 3 living peers hold the same bytes")
     assert "from 5.500 to 2.100 (bigram entropy 2.404)" in verdict_line(replace(good, baseline_loss=2.404))

@@ -110,8 +110,8 @@ def test_the_worst_last_measurement_counts() -> None:
 def test_a_demo_in_which_nobody_died_shows_nothing() -> None:
     result = judged(good_traces(), DemoStory())
     assert result.failures[-2:] == (
-        "peer-2 was not killed; it had ended before",
-        "the bootstrap was not killed; it had ended before",
+        "peer-2 was not killed; it exited earlier",
+        "the bootstrap was not killed; it exited earlier",
     )
 
 
@@ -120,8 +120,8 @@ def test_a_late_peer_that_was_never_ready_and_one_that_failed_are_failures() -> 
     traces["peer-4"] = replace(traces["peer-4"], events=(evaluation(99.0, 2.1),))
     story.exit_codes["peer-1"] = 4
     assert judged(traces, story).failures == (
-        "peer-4 came late and was never ready",
-        "peer-1 ended with exit code 4",
+        "peer-4 joined late and was never ready",
+        "peer-1 exited with code 4",
     )
 
 
@@ -129,7 +129,7 @@ def test_without_measurements_there_is_no_success() -> None:
     traces = {name: replace(trace, events=()) for name, trace in good_traces().items()}
     result = judged(traces)
     assert (result.loss_first, result.loss_last) == (5.545, None)
-    assert "nobody measured the anchor's loss at the end" in result.failures
+    assert "no peer measured the anchor's loss at the end" in result.failures
 
 
 def test_a_lone_island_is_measured_by_its_own_parameters() -> None:

@@ -75,20 +75,20 @@ def test_kills_wait_until_they_can_be_survived_but_not_for_ever(tmp_path: Path) 
 
 def test_a_peer_that_dies_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), broken=("peer-1",))
-    with pytest.raises(P2PDilocoError, match="peer-1 ended with exit code 3 before its time; its last words: Traceb"):
+    with pytest.raises(P2PDilocoError, match="peer-1 exited with code 3 before the last round; its last line: Traceb"):
         stage.run()
 
 
 def test_a_bootstrap_that_never_speaks_is_given_up(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), says="hello 'there\nhello\n")
-    with pytest.raises(P2PDilocoError, match="the bootstrap printed no join command within 90 s; its last words: hel"):
+    with pytest.raises(P2PDilocoError, match="the bootstrap printed no join command within 90 s; its last line: hel"):
         stage.run()
     assert stage.clock.time() == pytest.approx(START + START_SECONDS, abs=1.0)
 
 
 def test_a_bootstrap_that_dies_silently_is_said(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), broken=(BOOTSTRAP,))
-    with pytest.raises(P2PDilocoError, match="bootstrap ended with exit code 3"):
+    with pytest.raises(P2PDilocoError, match="bootstrap exited with code 3"):
         stage.run()
 
 

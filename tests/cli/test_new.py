@@ -44,7 +44,7 @@ def test_a_key_that_is_there_signs_the_next_run_too(tmp_path: Path, capsys: Capt
     key = (tmp_path / "organiser.key").read_bytes()
     assert main(["new", "two.toml"]) == 0
     assert (tmp_path / "organiser.key").read_bytes() == key
-    assert "uses organiser.key" in capsys.readouterr().out
+    assert "using organiser.key" in capsys.readouterr().out
 
 
 def test_values_come_from_a_file_and_from_overrides(tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         ),
         (
             ["--data.path", "roneneldan/TinyStories"],
-            "data.path: there is no file or folder roneneldan/TinyStories here, and nothing is fetched from a hub; "
+            "data.path: there is no file or folder roneneldan/TinyStories here, and nothing is downloaded from a hub; "
             "download the text, then name its file or folder",
         ),
         (
             ["--data.path", "wikitext"],
-            "data.path: there is no file or folder wikitext here, and nothing is fetched from a hub; download the "
+            "data.path: there is no file or folder wikitext here, and nothing is downloaded from a hub; download the "
             "text, then name its file or folder",
         ),
         (
@@ -271,7 +271,7 @@ def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys:
 def test_a_line_that_is_not_named_is_assumed_and_said(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--step-seconds", "0.5"]) == 0
     assert read_run_toml(tmp_path / "run.toml").rounds.planned_steps == 8
-    assert "no --uplink was named: 20 Mbit/s is assumed\n" in capsys.readouterr().out
+    assert "assuming an uplink of 20 Mbit/s; set it with --uplink\n" in capsys.readouterr().out
 
 
 def test_the_step_is_measured_where_it_is_not_named(
@@ -290,8 +290,8 @@ def test_the_step_is_measured_where_it_is_not_named(
     printed = capsys.readouterr().out
     for note in (
         "a cycle is 8 steps of 2 s, 2 rounds of 8 s; ",
-        "a step is so long that only a part of one was made; name it with --step-seconds if you know it",
-        "other programs use this machine's processor; a step may be shorter or longer than that",
+        "a step takes so long that only part of one was measured; set it with --step-seconds if known",
+        "other programs are using this machine's processor; the step time may be off",
     ):
         assert note in printed
 
@@ -300,14 +300,14 @@ def test_a_step_that_cannot_be_measured_leaves_the_rounds_as_they_are(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unmeasured(*_: object, **__: object) -> MeasuredStep:
-        raise Unmeasured("the run trains a model of its own")
+        raise Unmeasured("the run trains its own model")
 
     monkeypatch.setattr(inner_step, "measure_inner_step", unmeasured)
     assert main(["new", "--islands", "2"]) == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (5.0, 4, None)
     assert (
-        "the inner step is not measured (the run trains a model of its own), so a cycle is 4 rounds of 5 s; name it "
+        "the inner step was not measured (the run trains its own model), so a cycle is 4 rounds of 5 s; set it "
         "with --step-seconds\n" in capsys.readouterr().out
     )
 
@@ -340,7 +340,7 @@ def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Cap
         ),
         (
             ["--hours", "2", "--rounds.planned_cycles", "9"],
-            "--hours and rounds.planned_cycles both say how long the run is; keep one of them",
+            "--hours and rounds.planned_cycles both set the length of the run; use only one of them",
         ),
         (["--hours", "-3"], "--hours is -3; expected more than 0, such as 12"),
         (["--hours", "nan"], "--hours is nan; expected more than 0, such as 12"),
@@ -405,14 +405,14 @@ def test_at_a_terminal_it_asks_for_what_was_not_named(tmp_path: Path, monkeypatc
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (8, 2, 1000)
     for part in (
-        "how many islands train at a time? [a group of 16] ",
-        "'none' is no number of islands; expected 1 or more",
-        "upload of the slowest island? [20mbit] ",
+        "how many islands will train at a time? [a group of 16] ",
+        "'none' is not a number of islands; expected 1 or more",
+        "upload rate of the slowest island? [20mbit] ",
         "it is '5'; expected a rate with its unit",
-        "hours that the run is planned for? [no planned end] ",
+        "planned length of the run in hours? [no planned end] ",
     ):
         assert part in shown
-    assert "is assumed" not in shown
+    assert "assuming" not in shown
 
 
 def test_at_a_terminal_it_asks_for_nothing_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

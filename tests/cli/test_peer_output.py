@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: P
         shown.event(event("round"))
     assert len(said(stream)) == 1
     assert said(stream)[0].startswith("cannot write")
-    assert said(stream)[0].endswith("training goes on")
+    assert said(stream)[0].endswith("training continues")
 
 
 class Refusing(io.StringIO):
@@ -174,8 +174,8 @@ def test_output_that_is_lost_is_said_once_and_the_peer_goes_on(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"p2p-diloco: the output cannot be written any more ({error.strerror}); the peer goes on without it; "
-        "p2p-diloco status shows how it does\n"
+        f"p2p-diloco: the output can no longer be written ({error.strerror}); the peer continues without it; "
+        "use p2p-diloco status to watch it\n"
     )
 
 

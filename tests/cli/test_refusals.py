@@ -13,8 +13,8 @@ PLAN = ["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20mbit"]
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([*PLAN, "--outer.momentum", "0.9"], "plan takes no --outer.momentum"),
-        (["replay", "a", "@nosuch.toml"], "replay takes no @nosuch.toml"),
+        ([*PLAN, "--outer.momentum", "0.9"], "plan does not take --outer.momentum"),
+        (["replay", "a", "@nosuch.toml"], "replay does not take @nosuch.toml"),
     ],
 )
 def test_a_command_without_a_manifest_takes_no_values_of_one(words: list[str], text: str, capsys: Captured) -> None:

@@ -31,14 +31,14 @@ def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "+0.000 %" in printed
-    assert "entries equal, byte for byte" in printed
+    assert "entries are equal, byte for byte" in printed
     assert sum(figures["steps_late"].values()) > 0
-    assert f"a round has {figures['round_steps']:g} steps" in printed
+    assert f"steps per round: {figures['round_steps']:g};" in printed
 
 
 def test_a_folder_that_is_no_peers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path)]) == 2
-    assert "is no state directory of a peer" in " ".join(capsys.readouterr().err.split())
+    assert "is not a peer's state directory" in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_folder_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
