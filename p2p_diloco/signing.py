@@ -32,7 +32,7 @@ class SigningKey:
 
 
 def is_signed_by(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """Tell whether `signature` is `peer`'s over `statement`; False for anything malformed."""
+    """Return whether `signature` is `peer`'s over `statement`; False for anything malformed."""
     try:
         _public_key(peer).verify(signature, statement)
     except (InvalidSignature, ValueError):

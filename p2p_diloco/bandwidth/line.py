@@ -131,7 +131,7 @@ class LineWatch:
         return min((rate for rate in known if rate is not None), default=None)
 
     def _is_full(self, engine: PeerEngine) -> bool:
-        """Tell whether vectors wait for this line: to most members at once, and to two at least; one may not read."""
+        """Return whether vectors wait for this line: to most members at once, and to two at least; one may not read."""
         roster = engine.book.in_force
         linked = engine.linked & roster.peers() if roster is not None else ()
         waiting = sum(self._waiting_bytes(peer) > 0 for peer in linked)

@@ -101,7 +101,7 @@ def _encoded(
 
 
 def agrees(where: torch.device, reference: Callable[..., float], limits: Limits) -> bool:
-    """Tell whether a device encodes as the host does: numbers of all magnitudes, zeros among them, shortened too.
+    """Return whether a device encodes as the host does: numbers of all magnitudes, zeros among them, shortened too.
 
     Args:
         reference: `spans.contribute4`.

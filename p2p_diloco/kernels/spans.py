@@ -30,7 +30,7 @@ _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
 
 @_inlined
 def _is_scale(scale_bits, least_bits, most_bits):  # type: ignore[no-untyped-def]
-    """Tell whether an encoder writes it: anything negative or not finite is larger, as an integer."""
+    """Return whether an encoder writes it: anything negative or not finite is larger, as an integer."""
     return scale_bits <= most_bits and (scale_bits >= least_bits or scale_bits == 0)
 
 

@@ -94,7 +94,7 @@ def add_scaled(vector_N, share, mean_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def is_finite(vector_N):  # type: ignore[no-untyped-def]
-    """Tell whether all values are."""
+    """Return whether all values are."""
     peak = np.uint32(0)
     for n in range(vector_N.size):
         peak = max(peak, bits_of(vector_N[n]) & _MAGNITUDE)
@@ -103,7 +103,7 @@ def is_finite(vector_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def is_within(vector_N, most):  # type: ignore[no-untyped-def]
-    """Tell whether all values are 0, or not too small and of at most `most` (a float's bits) in magnitude."""
+    """Return whether all values are 0, or not too small and of at most `most` (a float's bits) in magnitude."""
     peak, least = np.uint32(0), _MAGNITUDE
     for n in range(vector_N.size):
         magnitude = bits_of(vector_N[n]) & _MAGNITUDE

@@ -118,7 +118,7 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
 
 
 def is_sound(numbers_N: Vector, *, largest: float) -> bool:
-    """Tell whether numbers may be φ (`largest` = `LARGEST_ANCHOR`) or m (`LARGEST_MOMENTUM`); `kernels/bounds.py`."""
+    """Return whether numbers may be φ (`largest` = `LARGEST_ANCHOR`) or m (`LARGEST_MOMENTUM`); `kernels/bounds.py`."""
     loops = loops_for(numbers_N)
     if loops is not None:
         return bool(loops.is_within(read_only(numbers_N), np.float32(largest).view(np.uint32)))

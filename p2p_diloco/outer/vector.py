@@ -45,7 +45,7 @@ def iterate_blocks(elements: int) -> Iterator[slice]:
 
 
 def is_vector(candidate: npt.NDArray[np.generic]) -> bool:
-    """Tell whether `candidate` is one-dimensional float32 in this machine's byte order."""
+    """Return whether `candidate` is one-dimensional float32 in this machine's byte order."""
     return candidate.ndim == 1 and candidate.dtype == np.dtype(np.float32)
 
 

@@ -41,7 +41,7 @@ async def wait_for_agreement(engine: PeerEngine, now: Callable[[], float]) -> bo
 
 
 def all_agree(engine: PeerEngine, now: float) -> bool:
-    """Tell whether this peer, if it trains, and all ready peers that are heard stand where the others stand."""
+    """Return whether this peer, if it trains, and all ready peers that are heard stand where the others stand."""
     mine = tuple(head.digest for head in engine.closed_heads(now))
     places = {tuple(head.digest for head in beat.heads) for beat in engine.membership.alive(now).values() if beat.ready}
     if engine.me.trains:

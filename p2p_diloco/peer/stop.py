@@ -31,7 +31,7 @@ class StopRequest:
 
     @property
     def is_leaving(self) -> bool:
-        """Tell whether this peer was told to go."""
+        """Return whether this peer was told to go."""
         return self._leave.is_set()
 
     async def wait_for_last_round(self) -> int:

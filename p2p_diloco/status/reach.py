@@ -16,7 +16,7 @@ _WITHIN = {Network.MACHINE: ", within this machine", Network.SITE: ", within its
 
 
 def reach_sentence(standing: Standing, ports: tuple[int, ...], *, trains: bool) -> str:
-    """Say whether others can dial this peer, and what its owner may do about it.
+    """Return whether others can dial this peer, and what its owner may do about it.
 
     Args:
         standing: what the proofs come to.

@@ -80,7 +80,7 @@ def _candidates(peer: PeerId, preferred: int | None) -> Iterator[int]:
 
 
 async def _comes_free(host_maddrs: Sequence[str]) -> bool:
-    """Tell whether a kept port is free, or soon is: whoever was killed a moment ago may still hold it."""
+    """Return whether a kept port is free, or soon is: whoever was killed a moment ago may still hold it."""
     for _ in range(round(OLD_DAEMON_SECONDS / _PROBE_SECONDS)):
         if _is_free(host_maddrs):
             return True

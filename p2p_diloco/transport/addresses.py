@@ -61,7 +61,7 @@ def without_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether a multiaddr leads nowhere but into this machine."""
+    """Return whether a multiaddr leads nowhere but into this machine."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
@@ -76,7 +76,7 @@ def explain_refusal(words: str) -> str:
 
 
 def have_crossed(words: str) -> bool:
-    """Tell whether two called each other at one moment: TCP makes that one connection, with two callers on it."""
+    """Return whether two called each other at one moment: TCP makes that one connection, with two callers on it."""
     return "message is too short" in words
 
 

@@ -54,7 +54,7 @@ class ByteWriter(Protocol):
         ...
 
     def has_room(self) -> bool:
-        """Tell whether `drain` would return at once."""
+        """Return whether `drain` would return at once."""
         ...
 
     async def drain(self) -> None:
@@ -249,7 +249,7 @@ class ByteStream(asyncio.BufferedProtocol):
         self.transport.write_eof()
 
     def has_room(self) -> bool:
-        """Tell whether `drain` would return at once."""
+        """Return whether `drain` would return at once."""
         return self._room.is_set() and not self._is_lost and not self.transport.is_closing()
 
     async def drain(self) -> None:

@@ -68,7 +68,7 @@ class PeerRecord:
         return self._body() + self.signature
 
     def is_authentic(self) -> bool:
-        """Tell whether the peer that the record names has signed it."""
+        """Return whether the peer that the record names has signed it."""
         return is_signed_by(self.peer, _DOMAIN + self._body(), self.signature)
 
     def _body(self) -> bytes:

@@ -50,7 +50,7 @@ def choose_some(peers: Collection[bytes], draw: bytes) -> Collection[bytes]:
 
 
 def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float, now: float) -> bool:
-    """Tell whether a DHT entry is a signed record of a peer in the peer's own shard, with an honest lifetime.
+    """Return whether a DHT entry is a signed record of a peer in the peer's own shard, with an honest lifetime.
 
     One peer has one such place: its id can be packed in other ways, which do not count.
 

@@ -64,7 +64,7 @@ class FlightWindow:
         return self._frames[0] if self._frames else None
 
     def has_room(self, num_bytes: int) -> bool:
-        """Tell whether a frame of so many bytes may be sent."""
+        """Return whether a frame of so many bytes may be sent."""
         return not self._frames or self.bytes_under_way + num_bytes <= self.window_bytes
 
     def send(self, num_bytes: int, now: float, deadline: float) -> None:

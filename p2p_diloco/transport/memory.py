@@ -57,7 +57,7 @@ class _Channel:
         self.stuck: PostedFrame | None = None
 
     def has_waiting_frames(self) -> bool:
-        """Tell whether the sender would lose frames by closing now."""
+        """Return whether the sender would lose frames by closing now."""
         return self.link.open[self.sender.peer] and (self.writing is not None or len(self.outbox) > 0)
 
 
@@ -122,7 +122,7 @@ class MemoryNetwork(Weather):
             transport.end(f"{short_peer_id(peer)} closed the connection")
 
     def is_on_line(self, transport: MemoryTransport) -> bool:
-        """Tell whether `transport` takes part."""
+        """Return whether `transport` takes part."""
         return self._alive.get(transport.peer) is transport
 
     def find(self, peer: PeerId) -> MemoryTransport | None:
@@ -195,7 +195,7 @@ class MemoryTransport(Transport):
         return frozenset(self._links)
 
     def can_be_dialled(self) -> bool:
-        """Tell whether this peer listens."""
+        """Return whether this peer listens."""
         return self._can_be_dialled
 
     async def dial(self, peer: PeerId, addresses: Sequence[str], deadline: float) -> None:

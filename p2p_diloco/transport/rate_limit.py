@@ -38,7 +38,7 @@ class TokenBucket:
         return max(self._paid_at, now)
 
     def has_one(self, now: float) -> bool:
-        """Tell whether one more may pass at once."""
+        """Return whether one more may pass at once."""
         begin = max(self._paid_at, now - self.burst / self.per_second)
         return begin + 1.0 / self.per_second <= now + ROUNDING_SECONDS
 
@@ -50,7 +50,7 @@ class TokenBucket:
         return True
 
     def is_full(self, now: float) -> bool:
-        """Tell whether all is saved up that may be, so that a new bucket would do as well."""
+        """Return whether all is saved up that may be, so that a new bucket would do as well."""
         return self._paid_at <= now - self.burst / self.per_second
 
     def debt(self, now: float) -> float:

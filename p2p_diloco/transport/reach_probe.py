@@ -65,7 +65,7 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
 
 
 def is_own_host(host: str) -> bool:
-    """Tell whether an IP address is one of this machine's: what it can bind to."""
+    """Return whether an IP address is one of this machine's: what it can bind to."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(kind, socket.SOCK_STREAM) as bound:
         try:

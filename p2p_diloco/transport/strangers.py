@@ -39,7 +39,7 @@ class DialBudget:
         self._places: dict[str, TokenBucket] = {}
 
     def admits(self, addresses: Sequence[str], now: float) -> bool:
-        """Tell whether a peer may be dialled at these multiaddrs now, and count it if so."""
+        """Return whether a peer may be dialled at these multiaddrs now, and count it if so."""
         named = dict.fromkeys(place_of(address.split("/")[2]) for address in addresses if _names_place(address))
         if len(self._places) + len(named) > MOST_PLACES:
             self._places = {place: bucket for place, bucket in self._places.items() if not bucket.is_full(now)}

@@ -145,15 +145,15 @@ class StreamLink:
         return f"{short_peer_id(self.peer)} closed the connection"
 
     def is_idle(self) -> bool:
-        """Tell whether nothing waits to be written."""
+        """Return whether nothing waits to be written."""
         return not self.writing and not any(len(outbox) for outbox in self.outboxes.values())
 
     def has_run_out(self) -> bool:
-        """Tell whether the other end has said all that it will say, on every stream."""
+        """Return whether the other end has said all that it will say, on every stream."""
         return all(stream.has_run_out for stream in self.all_streams())
 
     def is_running_out(self) -> bool:
-        """Tell whether the other end has begun to close: there is a lane in which it says no more."""
+        """Return whether the other end has begun to close: there is a lane in which it says no more."""
         return any(stream.has_run_out for stream in self.all_streams())
 
     def take_down(self) -> list[LaneStream]:

@@ -80,17 +80,17 @@ class Weather:
         self._announce_change()
 
     def is_cut(self, one: PeerId, other: PeerId) -> bool:
-        """Tell whether the way between two peers is cut; a stalled peer is not cut."""
+        """Return whether the way between two peers is cut; a stalled peer is not cut."""
         if one in self._isolated or other in self._isolated:
             return True
         return bool(self._cuts) and frozenset((one, other)) in self._cuts
 
     def is_stalled(self, peer: PeerId) -> bool:
-        """Tell whether `peer` is stopped."""
+        """Return whether `peer` is stopped."""
         return peer in self._stalled
 
     def is_blocked(self, one: PeerId, other: PeerId) -> bool:
-        """Tell whether nothing passes between two peers now, for a cut or a stop."""
+        """Return whether nothing passes between two peers now, for a cut or a stop."""
         return one in self._stalled or other in self._stalled or self.is_cut(one, other)
 
     def limit_line(self, peer: PeerId, bytes_per_second: float) -> None:
