@@ -1,4 +1,4 @@
-"""What a run will ask of this machine's line, in words and figures, before it does; and what caps mean for it."""
+"""Forecast the traffic of a run on this machine's connection, and the effect of bandwidth caps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATE_BYTES_PER_ELEMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An event to be: its topic, a sentence, and the figures in it."""
+    """An event to report: its topic, text and figures."""
 
     topic: str
     text: str
@@ -33,12 +33,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a member will move.
+    """The expected traffic of a member.
 
     Attributes:
-        cycle: bytes in a cycle, in which every fragment is exchanged once.
+        cycle: bytes per cycle, in which every fragment is exchanged once.
         largest: bytes in the round of the largest fragment.
-        span_bytes: of a contribution to the largest span.
+        span_bytes: bytes of a contribution to the largest span.
     """
 
     cycle: Flow
@@ -59,7 +59,7 @@ def forecast(
     has_bootstrap: bool = False,
     share: float = 1.0,
 ) -> Forecast:
-    """Work out what a member that trains will move; see `exchange_flow` for the arguments."""
+    """Compute the traffic of a member that trains; see `exchange_flow` for the arguments."""
     sizes = (rules.payload_bytes, rules.row_mean_bytes, rules.entry_bytes)
     sums = [[0, 0, 0] for _ in range(rules.clock.num_fragments)]
     for place, of_spans in enumerate(sizes):
@@ -89,20 +89,20 @@ def forecast(
 
 
 def traffic_notice(expected: Forecast) -> Notice:
-    """Say what will be moved."""
+    """Return a notice with the expected traffic."""
     up, down = expected.cycle.sent, expected.cycle.received
     days = DAY_SECONDS / expected.cycle_seconds
     every = format_seconds(expected.cycle_seconds).removesuffix(" 00 s")
     if format_bytes(up) == format_bytes(down):
-        amounts = f"{format_bytes(up)} up and as much down every {every}, {format_bytes(days * up)} a day each way"
+        amounts = f"{format_bytes(up)} each way every {every}, {format_bytes(days * up)} a day each way"
     else:
         amounts = (
             f"{format_bytes(up)} up and {format_bytes(down)} down every {every}, "
             f"{format_bytes(days * up)} and {format_bytes(days * down)} a day"
         )
     text = (
-        f"with {counted(expected.members, 'trainer')} about {amounts}; a newcomer fetches "
-        f"{format_bytes(expected.state_bytes)} once; limit it with --max-upload and --max-download"
+        f"with {counted(expected.members, 'trainer')} about {amounts}; a new peer downloads "
+        f"{format_bytes(expected.state_bytes)} once; limit this with --max-upload and --max-download"
     )
     figures: dict[str, float] = {
         "members": expected.members,
@@ -117,7 +117,7 @@ def traffic_notice(expected: Forecast) -> Notice:
 
 
 def cap_notices(expected: Forecast, limits: TransportLimits) -> list[Notice]:
-    """Say what caps mean that are below what the run needs; nothing about those that are not."""
+    """Return a notice for each cap that is below what the run needs."""
     texts = (
         _upload_text(expected, limits.upload_bytes_per_second),
         _download_text(expected, limits.download_bytes_per_second),
@@ -134,17 +134,19 @@ def _upload_text(expected: Forecast, cap: float | None) -> str | None:
     budget = contribution_budget(cap, seconds, handed_out=flow.handed_out)
     if budget == 0.0:
         return (
-            f"{needs} does not even carry what this peer hands out to others for the spans that it averages: they come "
-            "late for everybody; raise the cap, or join with --dial-out-only, which averages nothing"
+            f"{needs} is too little even for the entries of the spans that this peer averages: they reach all peers "
+            "late; raise the cap, or join with --dial-out-only, which averages nothing"
         )
     if budget < expected.span_bytes:
         return (
-            f"{needs} carries no span of a contribution in time: this peer contributes next to nothing; it receives "
+            f"{needs} is too little to send any span in time: this peer contributes almost nothing; it still receives "
             "all entries"
         )
     share = min(budget / flow.contributed, 1.0)
     turns = f", each part of the model in about 1 round of {round(1 / share)}" if share < 2 / 3 else ""
-    return f"{needs} lets this peer send about {100 * share:.0f} % of a contribution{turns}; it receives all entries"
+    return (
+        f"{needs} lets this peer send about {100 * share:.0f} % of a contribution{turns}; it still receives all entries"
+    )
 
 
 def _download_text(expected: Forecast, cap: float | None) -> str | None:
@@ -155,11 +157,11 @@ def _download_text(expected: Forecast, cap: float | None) -> str | None:
     if cap < entries:
         return (
             f"this run's entries alone need about {format_rate(8 * entries)} down; with --max-download "
-            f"{format_rate(8 * cap)} this peer cannot follow the run and will hardly be ready; raise the cap to at "
-            "least that, better one and a half times as much"
+            f"{format_rate(8 * cap)} this peer cannot follow the run and will rarely be ready; raise the cap to at "
+            "least that, preferably 1.5 times as much"
         )
     return (
         f"this run needs about {format_rate(8 * download_needed(flow, seconds))} down; with --max-download "
-        f"{format_rate(8 * cap)} this peer follows the entries, but what others contribute to the spans that it "
-        "averages comes late and is left out; raise the cap, or join with --dial-out-only, which averages nothing"
+        f"{format_rate(8 * cap)} this peer receives the entries, but contributions to the spans that it averages "
+        "arrive late and are left out; raise the cap, or join with --dial-out-only, which averages nothing"
     )

@@ -1,4 +1,4 @@
-"""One peer's line: measures what it carries, lets this peer's part follow it, and says what the run will ask of it."""
+"""Measure one peer's connection, adapt this peer's share of the work to it, and report the traffic to expect."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ WINDOW_SECONDS = 10.0
 CHANGE_WORTH_SAYING = 1.25
 MOST_FORECASTS = 64
 RATE_CHANGE_WORTH_SAYING = 1.5
-"""The rate that the line has shown is reported again once it has changed by this factor."""
+"""The measured rate is reported again once it has changed by this factor."""
 
 
 class LineWatch:
-    """Knows the caps and the counters of a transport.
+    """Watches the caps and counters of a transport.
 
     Args:
-        limits: of the transport.
-        counters: of the transport; they grow while it works.
-        waiting_bytes: of vectors to a peer whose write has not begun.
-        seconds: of the clock of the transport's loop, which nobody sets.
+        limits: caps of the transport.
+        counters: counters of the transport, updated while it works.
+        waiting_bytes: returns the bytes of vectors to a peer whose write has not begun.
+        seconds: returns the monotonic time of the transport's loop.
     """
 
     def __init__(
@@ -51,10 +51,12 @@ class LineWatch:
         self._forecasts: dict[tuple[int, int, bool, bool, float], Forecast] = {}
 
     def steer(self, engine: PeerEngine, now: float) -> list[Notice]:
-        """Let what this peer averages and contributes follow its line; return what is to be reported.
+        """Adapt what this peer averages and contributes to its connection; return the notices to report.
+
+        Call about once a second.
 
         Args:
-            now: swarm seconds, about once a second.
+            now: swarm seconds.
         """
         return [*self._set_share(engine, now), *self._set_upload(engine), *self.notices(engine, now)]
 
@@ -64,14 +66,14 @@ class LineWatch:
             return []
         engine.membership.share = share
         if share == FULL_SHARE:
-            text = "this peer's line has room enough again to average as much as any"
+            text = "this peer's connection can carry a full share of averaging again"
         else:
             part = f"{share / EQUAL_SHARE:g} of an equal share of averaging"
-            text = f"this peer's line carries {part}; wider lines average more"
+            text = f"this peer's connection carries {part}; faster connections average more"
         return [Notice(topic="share", text=text, figures={"averaging_share": share / EQUAL_SHARE})]
 
     def _set_upload(self, engine: PeerEngine) -> list[Notice]:
-        """Ration contributions: what would come late is not sent, and other spans have its time."""
+        """Set the upload budget of contributions: spans that would arrive late are not sent."""
         engine.exchange.ration.bytes_per_second = self.upload_bytes_per_second()
         before, shown = self._reported_rate, self.shown
         if shown is None and before is None:
@@ -89,10 +91,12 @@ class LineWatch:
         return [Notice(topic="line", text=text, figures={"upload_shown": 8 * shown})]
 
     def share(self, engine: PeerEngine, now: float) -> int:
-        """Return the share of averaging that the line carries: by its caps, and by what it has shown.
+        """Return the share of averaging that the connection carries, from its caps and its measured rate.
+
+        Call about once a second.
 
         Args:
-            now: swarm seconds, about once a second.
+            now: swarm seconds.
         """
         bulk, is_full = self.counters.bulk, self._is_full(engine)
         round_index = engine.rules.clock.round_at(now)
@@ -115,9 +119,9 @@ class LineWatch:
 
     @property
     def shown(self) -> float | None:
-        """What the line carries upwards, in bytes per second for vectors; None while it has not been full lately.
+        """The measured upload rate for vectors, bytes per second; None if the uplink was not saturated recently.
 
-        Nor where its cap is what fills it: of the line itself that shows nothing.
+        Also None if only the cap saturates it, which says nothing about the uplink itself.
         """
         return self._beneath_cap(self._rate.bytes_per_second())
 
@@ -126,19 +130,19 @@ class LineWatch:
         return None if shown is not None and cap is not None and shown >= USABLE_SHARE * cap else shown
 
     def upload_bytes_per_second(self) -> float | None:
-        """Return what may be sent: the cap, or what the line has shown where that is less; None: nothing is known."""
+        """Return the usable upload rate: the lower of the cap and the measured rate; None if neither is known."""
         known = (self.limits.upload_bytes_per_second, self.shown)
         return min((rate for rate in known if rate is not None), default=None)
 
     def _is_full(self, engine: PeerEngine) -> bool:
-        """Return whether vectors wait for this line: to most members at once, and to two at least; one may not read."""
+        """Return whether vectors to most members wait, and to at least two: a single peer may just not be reading."""
         roster = engine.book.in_force
         linked = engine.linked & roster.peers() if roster is not None else ()
         waiting = sum(self._waiting_bytes(peer) > 0 for peer in linked)
         return waiting > 1 and 2 * waiting > len(linked)
 
     def notices(self, engine: PeerEngine, now: float) -> list[Notice]:
-        """Return what is to be said now: of a training peer that knows who takes part, at first and after changes.
+        """Return the traffic notices of a trainer that knows the roster: at first, and after changes.
 
         Args:
             now: swarm seconds.
@@ -147,7 +151,7 @@ class LineWatch:
             return []
         grid = engine.book.grid()
         dealt = grid.share_of(engine.me.peer) if grid is not None else 0.0
-        expected = self._expected(engine, now, dealt or 1.0)  # who is not on a roster yet will have its part
+        expected = self._expected(engine, now, dealt or 1.0)  # a peer that is not on the roster yet will get a share
         moved = expected.cycle.sent + expected.cycle.received
         if self._said_bytes is not None and not _has_changed(self._said_bytes, moved):
             return []
@@ -163,7 +167,7 @@ class LineWatch:
         dialable |= {peer: beat.can_be_dialled for peer, beat in alive.items()}
         dialable = {peer: can for peer, can in dialable.items() if peer not in alive or alive[peer].trains}
         dialable[me.peer] = can = engine.membership.can_be_dialled
-        # Alone it moves nothing: say how it will be when the next one comes, who can be dialled.
+        # Alone it has no traffic: forecast for when one more peer, which can be dialled, has joined.
         alone = len(dialable) == 1 and not has_bootstrap
         question = (len(dialable) + alone, sum(dialable.values()) + alone, can, has_bootstrap, share)
         if question not in self._forecasts:
@@ -181,10 +185,12 @@ class LineWatch:
         return self._forecasts[question]
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Return bits per second on the wire, up and down, lately.
+        """Return the recent rates up and down, in bits per second on the wire.
+
+        Call about once a second.
 
         Args:
-            now: seconds of any clock; about one call a second.
+            now: seconds of any clock.
         """
         up = down = 0.0
         for lane in (self.counters.control, self.counters.bulk):

@@ -1,6 +1,6 @@
-"""What one peer's line carries upwards, as far as it has shown: nothing is ever sent to find out.
+"""Estimate the upload rate of one peer's uplink from its normal traffic, without sending probes.
 
-A line that is never full shows nothing, and needs not: what is to be sent is through in time.
+An uplink that is never saturated gives no estimate, and needs none: everything is sent in time.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections import deque
 from typing import NamedTuple
 
 WINDOW_SECONDS = 3.0
-"""A line is full for at least so long before it counts, and looks are no further apart."""
+"""Minimum time that an uplink must be saturated to count, and maximum time between two looks."""
 REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
-"""How long a line counts as thin that was full; then all is sent again, which shows whether it still is.
+"""How long a saturated uplink counts as slow; then everything is sent again, to probe whether it still is.
 
-If so it counts as thin twice as long from then on: while it is tried, entries of what its peer averages come late.
+If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
 """
 TRIED_ROUNDS = 4
-"""So long what is averaged stays as it was when a line is tried."""
+"""During a probe, the share of averaging stays unchanged for this many rounds."""
 JUDGED_ROUNDS = 4
-"""Of those in which it was full, the last ones say what it carries: a line may turn thin."""
+"""The rate is taken from this many of the latest saturated rounds, since an uplink may become slower."""
 
 
 class _Reading(NamedTuple):
@@ -27,10 +27,11 @@ class _Reading(NamedTuple):
 
 
 class LineRate:
-    """Looks at what others have read, about once a second. Rates are of vectors, by the best stretch of a full line.
+    """Measures the rate from the bytes that other peers have read, about once a second.
 
-    Not at what was sent: daemons and systems take megabytes before a line has carried them. Peers that do not read make
-    vectors wait as a thin line does; but then what others get in such a stretch counts.
+    The rate is that of vectors in the best stretch of a saturated uplink. Bytes sent would mislead: daemons and
+    operating systems buffer megabytes before the uplink has carried them. Peers that do not read make vectors wait
+    like a slow uplink does; the rate is then what the other peers read in that stretch.
     """
 
     def __init__(self) -> None:
@@ -44,17 +45,19 @@ class LineRate:
         self._before: float | None = None
 
     def look(self, now: float, round_index: int, bytes_read: float, read_at: float, *, is_waiting: bool) -> None:
-        """Take a look.
+        """Record one observation.
 
         Args:
-            now: seconds of a clock that nobody sets.
+            now: monotonic seconds.
             round_index: the current round.
-            bytes_read: by others so far, as they count on the wire.
-            read_at: seconds of the same clock; when they said so last. Vectors are long and come one by one: what came
-                after one of them took as long as lies between it and the last one, not between looks.
-            is_waiting: whether something is to be sent and is not.
+            bytes_read: bytes read by others so far, as counted on the wire.
+            read_at: time of their last acknowledgement, on the same clock. Vectors are long and arrive one at a time,
+                so the time between two acknowledgements counts, not the time between two looks.
+            is_waiting: whether vectors wait to be sent.
         """
-        slept = now - self._looked_at > WINDOW_SECONDS  # or was too busy to look: who knows what waited meanwhile
+        slept = (
+            now - self._looked_at > WINDOW_SECONDS
+        )  # or was too busy to look, so it is unknown what waited meanwhile
         self._looked_at = now
         if not is_waiting or slept:
             self._full_since = None
@@ -69,7 +72,7 @@ class LineRate:
         self._remember()
 
     def _remember(self) -> None:
-        """Forget what was long ago; try the line less often the more often that showed it to be thin still."""
+        """Forget old rounds; probe less and less often while the uplink stays slow."""
         known = self.bytes_per_second()
         full_in = [seen for seen in sorted(self._best) if seen > self._round - self._remembered][-JUDGED_ROUNDS:]
         self._best = {seen: self._best[seen] for seen in full_in}
@@ -81,7 +84,7 @@ class LineRate:
             self._tried_at, self._remembered = None, REMEMBERED_ROUNDS
 
     def _judge(self, round_index: int) -> None:
-        """Take the rate of the shortest stretch up to now that is long enough, if any is."""
+        """Take the rate of the shortest stretch up to now that is long enough, if there is one."""
         last = self._readings[-1]
         while len(self._readings) > 1 and self._readings[1].at <= last.at - WINDOW_SECONDS:
             self._readings.popleft()
@@ -91,13 +94,13 @@ class LineRate:
             self._best[round_index] = max(rate, self._best.get(round_index, 0.0))
 
     def bytes_per_second(self) -> float | None:
-        """Return what the line carries; None while it has not been full lately."""
+        """Return the rate of the uplink; None if it was not saturated recently."""
         return max(self._best.values(), default=None)
 
     def bytes_per_second_to_share(self) -> float | None:
-        """Return by what the share of averaging goes: the same, but that a line is tried for some rounds first.
+        """Return the rate that sets the share of averaging; during the first rounds of a probe, the rate before it.
 
-        Entries that come late are late for all, contributions only for this peer.
+        Late entries delay all peers, late contributions only this one.
         """
         is_tried = self._tried_at is not None and self._round < self._tried_at + TRIED_ROUNDS
         return self._before if is_tried else self.bytes_per_second()

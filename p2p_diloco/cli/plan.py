@@ -99,7 +99,7 @@ def _traffic(question: Question, plan: Plan) -> str:
         for size in sizes
     )
     if up == down:
-        return f"{up} up and as much down every {every}: {up_rate}, {up_day} a day each way"
+        return f"{up} each way every {every}: {up_rate}, {up_day} a day each way"
     return f"{up} up and {down} down every {every}: {up_rate} and {down_rate}, {up_day} and {down_day} a day"
 
 

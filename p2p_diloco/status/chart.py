@@ -1,6 +1,6 @@
-"""A line chart as inline SVG, with nothing but text and paths: no script, no font, no address.
+"""A line chart as inline SVG, made only of text and paths: no script, no font, no external link.
 
-Colours come from the page's CSS variables, so that one chart serves light and dark pages.
+Colours come from the page's CSS variables, so that the same chart works on light and dark pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 920, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 110, 26, 46
 _LABEL_GAP = 14.0
 NUM_COLOURS = 8
-"""Classes `.c0` to `.c7` of the page."""
+"""CSS classes `.c0` to `.c7` of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """A moment on the x axis, numbered as in the list under the chart."""
+    """A moment on the x axis, with its number in the list under the chart."""
 
     x: float
     number: int
@@ -38,15 +38,15 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What a chart shows.
+    """The contents of a chart.
 
     Attributes:
-        title: for those who hear the page.
-        x_name: with its unit.
-        y_name: with its unit.
-        lines: the curves; those without points are left out.
-        flags: moments.
-        level: a horizontal line, named; such as a baseline.
+        title: label for screen readers.
+        x_name: name of the x axis, with its unit.
+        y_name: name of the y axis, with its unit.
+        lines: the curves; those without points are omitted.
+        flags: marked moments.
+        level: a horizontal line and its name, such as a baseline.
     """
 
     title: str
@@ -58,7 +58,7 @@ class Chart:
 
 
 def draw_chart(chart: Chart) -> str:
-    """Return the `<svg>` element; a sentence instead when there is nothing to draw."""
+    """Return the `<svg>` element, or a paragraph if there is nothing to draw."""
     lines = [line for line in map(_finite, chart.lines) if line.points]
     if not lines:
         return '<p class="nothing">nothing was measured</p>'
@@ -78,7 +78,7 @@ def draw_chart(chart: Chart) -> str:
 def round_steps(low: float, high: float, most: int) -> tuple[float, ...]:
     """Return at most about `most` round numbers within [low, high], evenly spaced by 1, 2 or 5 times a power of ten."""
     raw = (high - low) / most
-    if not raw >= sys.float_info.min:  # nothing, or so little that its steps have no room among numbers
+    if not raw >= sys.float_info.min:  # zero, or too small for distinct steps
         return (low,)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= raw * (1 - 1e-9))
@@ -165,7 +165,7 @@ def _curve(line: Line, plane: _Plane) -> str:
 
 
 def _names(lines: Sequence[Line], plane: _Plane) -> list[str]:
-    """Write each curve's name at its end, pushed apart so that none covers another."""
+    """Label each curve at its end; move labels apart so that they do not overlap."""
     ends = [(plane.y(line.points[-1][1]), line) for line in _by_height(lines)]
     parts, last = [], -math.inf
     room = HEIGHT - _BOTTOM - _LABEL_GAP * len(ends)

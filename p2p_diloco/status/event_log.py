@@ -1,6 +1,6 @@
-"""`events.jsonl`: what happened to a peer, one JSON line each, in order; for people, reports and tests.
+"""`events.jsonl`: a peer's events, one JSON object per line, in order; for people, reports and tests.
 
-A line that was cut off by a kill or a full disk is skipped when reading; the next one begins on its own line.
+Readers skip a line that was cut off by a kill or a full disk; the next event begins on a new line.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ TOPICS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerEvent:
-    """Something that happened.
+    """An event of one peer.
 
     Attributes:
         time: Unix seconds.
-        topic: one word that programs look for, such as "roster", "ready", "skipped", "evaluation", "finished".
+        topic: one word for programs, such as "roster", "ready", "skipped", "evaluation", "finished".
         text: one sentence for people; lower case, no full stop.
-        figures: the numbers in it, by name.
+        figures: the event's values, by name.
     """
 
     time: float
@@ -94,19 +94,19 @@ class PeerEvent:
 
 
 def format_event(event: PeerEvent) -> str:
-    """Return the one line of `event`, without line break."""
+    """Return `event` as one line of JSON, without a line break."""
     figures = {name: _plain(value) for name, value in event.figures.items()}
     document = {"time": event.time, "topic": event.topic, "text": event.text, "figures": figures}
     return json.dumps(document, ensure_ascii=True)
 
 
 def event_line(event: PeerEvent) -> str:
-    """Return `event` as one line for people: its topic and its sentence, or a sentence that begins so."""
+    """Return `event` as one line for people: topic and text, or only the text if it begins with the topic."""
     return event.text if event.text.startswith(event.topic) else f"{event.topic}: {event.text}"
 
 
 def parse_event(line: str) -> PeerEvent | None:
-    """Read one line; None when it is not a whole event."""
+    """Parse one line; return None if it is not a complete event."""
     if not line.strip() or len(line) > MAX_LINE_CHARACTERS:
         return None
     try:
@@ -116,10 +116,10 @@ def parse_event(line: str) -> PeerEvent | None:
 
 
 def append_event(folder: Path, event: PeerEvent) -> None:
-    """Add `event` to the log in `folder`.
+    """Append `event` to the log in `folder`.
 
     Raises:
-        StateError: the folder is read-only, gone, or the disk is full; earlier lines stay.
+        StateError: the folder is read-only or missing, or the disk is full; earlier lines are kept.
     """
     path = folder / EVENTS_FILE
     try:
@@ -160,5 +160,5 @@ def _ends_with_line_break(path: Path) -> bool:
 
 
 def _plain(value: Figure) -> Figure:
-    # Python writes NaN and Infinity, which no other reader of JSON understands.
+    # Python would write NaN and Infinity, which are not valid JSON.
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)

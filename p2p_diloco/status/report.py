@@ -1,4 +1,4 @@
-"""`report.html`: one file that shows a run to anybody with a browser, with nothing to fetch from anywhere."""
+"""`report.html`: a run as one self-contained web page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPORT_FILE = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPoint:
-    """One measurement: seconds since training began, tokens that the measured model had seen by then, nats."""
+    """One measurement: seconds since training began, tokens seen by the measured model, loss in nats."""
 
     seconds: float
     tokens: float
@@ -26,7 +26,7 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCurve:
-    """Held-out loss of the anchor, a peer or a lone island; `kind` is "anchor", "peer" or "lone"."""
+    """Held-out loss of the anchor, a peer or an island trained alone; `kind` is "anchor", "peer" or "lone"."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something that happened; seconds since training began, and the swarm's tokens by then."""
+    """An event: seconds since training began, and the swarm's tokens by then."""
 
     seconds: float
     tokens: float
@@ -44,7 +44,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """A table: its columns' names and its rows."""
+    """A table: its title, column names and rows."""
 
     title: str
     columns: tuple[str, ...]
@@ -53,15 +53,15 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a report shows.
+    """The contents of a report.
 
     Attributes:
-        title: of the page.
-        verdict: one sentence under it.
-        good: whether that is good news.
-        curves: of loss.
+        title: title of the page.
+        verdict: one sentence under the title.
+        good: whether the verdict is good.
+        curves: loss curves.
         moments: marked in the charts and listed under them.
-        baseline_loss: a level to compare with, nats per byte.
+        baseline_loss: loss to compare with, nats per byte.
         sheets: tables under the charts.
         footnote: where the figures come from.
     """
@@ -77,7 +77,7 @@ class Report:
 
 
 def format_report(report: Report) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     verdict = "good" if report.good else "bad"
     body = [
         f"<h1>{escape(report.title)}</h1>",
@@ -85,8 +85,8 @@ def format_report(report: Report) -> str:
         "<h2>Held-out loss over time</h2>",
         draw_chart(_chart(report, by_tokens=False)),
         "<h2>Held-out loss over tokens</h2>",
-        "<p>The tokens that a model has learnt from: the whole swarm's for the shared model and for peers, its own for "
-        "an island that trains alone.</p>",
+        "<p>Tokens that the model was trained on: those of the whole swarm for the shared model and for peers, only "
+        "its own for an island that trains alone.</p>",
         draw_chart(_chart(report, by_tokens=True)),
         "<h2>What happened</h2>",
         _moments(report.moments),
@@ -101,10 +101,10 @@ def format_report(report: Report) -> str:
 
 
 def write_report(folder: Path, report: Report) -> Path:
-    """Write the page to `report.html` in `folder`, whole or not at all; return its path.
+    """Write the page to `report.html` in `folder` atomically; return its path.
 
     Raises:
-        StateError: the folder cannot be made or written.
+        StateError: the folder cannot be created or written.
     """
     path, draft = folder / REPORT_FILE, folder / f".{REPORT_FILE}.{os.getpid()}"
     try:
@@ -120,7 +120,7 @@ def write_report(folder: Path, report: Report) -> Path:
 
 def _chart(report: Report, *, by_tokens: bool) -> Chart:
     styles = _styles(report.curves)
-    # The anchor is drawn last, on top of all others.
+    # Draw the anchor last, on top of the others.
     ordered = sorted(zip(report.curves, styles, strict=True), key=lambda pair: pair[0].kind == "anchor")
     return Chart(
         title=f"held-out loss over {'tokens' if by_tokens else 'time'}",

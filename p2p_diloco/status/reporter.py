@@ -1,4 +1,4 @@
-"""Reports what happens to one peer: the status of now, and events as they come. It steers nothing."""
+"""Publish one peer's current status and its events. It only observes."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 from p2p_diloco.transport.link import TransportLimits
 
 SPAN_BY_SPAN = frozenset({"adoption", "tips"})
-"""Topics that come up for one span after another, in every round where an owner lies."""
+"""Topics reported span by span, in every round in which an owner is dishonest."""
 SHOWN_A_MINUTE = 4
-"""Of each of those topics; the others are counted."""
+"""Events shown per minute for each of those topics; the others are only counted."""
 
 
 PACE_SECONDS = 10.0
-"""Inner steps are counted for so long, and for a cycle at least, before it is said how many a cycle has."""
+"""Minimum time over which inner steps are counted; at least one cycle, too."""
 MOST_OF_PLAN, FEWEST_IN_ROUND = 2.0, 2.0
-"""Times the planned inner steps of a cycle, and steps in a round; a peer with more, or with fewer, says so."""
+"""A peer reports its pace above this multiple of the planned steps of a cycle, or below this many steps in a round."""
 
 
 class PeerObserver(Protocol):
-    """Who watches this peer: the command line, a test, the demo."""
+    """Receives a peer's status and events: implemented by the command line, tests and the demo."""
 
     def listening(self, invite: str, *, own_model: bool) -> None:
-        """Hear the invite of a founded run, once others can use it."""
+        """Called with the invite of a founded run, once others can use it."""
         ...
 
     def status(self, status: PeerStatus) -> None:
-        """Hear how things stand, about once a second."""
+        """Called with the current status, about once a second."""
         ...
 
     def event(self, event: PeerEvent) -> None:
-        """Hear what happened."""
+        """Called with each event."""
         ...
 
 
 class StatusReporter:
-    """A `SwarmObserver` that counts and passes on."""
+    """A `SwarmObserver` that keeps counters and forwards events."""
 
     def __init__(self, *, observer: PeerObserver, unix_seconds: Callable[[], float]) -> None:
         self.phase = "connecting"
@@ -83,7 +83,7 @@ class StatusReporter:
         self._pace = ""
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
-        """Pass an event on, unless too many of its kind have come up in the last minute."""
+        """Forward an event, unless too many of its topic have occurred in the last minute."""
         now = self._unix_seconds()
         self._sum_up(now)
         if topic in SPAN_BY_SPAN:
@@ -94,7 +94,7 @@ class StatusReporter:
         self._observer.event(PeerEvent(time=now, topic=topic, text=clean_text(text), figures=figures))
 
     def _sum_up(self, now: float) -> None:
-        """Report how many events of a kind were left out, a minute after the first of them."""
+        """Report how many events of a topic were omitted, a minute after the first of them."""
         over = {topic: num for topic, (since, num) in self._minutes.items() if not 0.0 <= now - since < 60.0}
         for topic, num in over.items():
             del self._minutes[topic]
@@ -103,13 +103,13 @@ class StatusReporter:
                 self._observer.event(PeerEvent(time=now, topic=topic, text=text, figures={}))
 
     def round_closed(self, closed: RoundClosed) -> None:
-        """Count a round in which this peer was ready, and pass it on."""
+        """Count a round if this peer is ready, and report it."""
         if self.engine is not None and self.engine.ready:
             self._rounds_closed += 1
             self._spans_closed += closed.num_spans
             self._entries += closed.num_entries
             self._included += closed.num_included
-            # An entry may hold one that was ready a moment ago; more than all who could be is none too many.
+            # An entry may include a peer that was ready until a moment ago, so cap the share at 1.
             self._could_be_included += max(closed.num_ready * closed.num_spans, closed.num_included)
             if closed.num_entries:
                 self._entries_at = closed.round
@@ -127,13 +127,13 @@ class StatusReporter:
     def publish(
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
     ) -> None:
-        """Publish the status of now, and report what has changed for the worse or the better."""
+        """Publish the current status, and report when trouble or pace changes."""
         self._look_for_trouble(engine, now)
         self._look_at_pace(engine, manifest, now)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
 
     def hear_of_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
-        """Note whether others can dial this peer; it is reported when that, or where they do, has changed."""
+        """Record whether and where others can dial this peer; report changes."""
         self.standing, self.ports = standing, ports
         place = standing.proofs[0].place if standing.proofs else ""
         said = (standing.is_reachable, place, bool(standing.failures))
@@ -142,7 +142,7 @@ class StatusReporter:
             self.report("reach", reach_sentence(standing, ports, trains=trains))
 
     def _look_for_trouble(self, engine: PeerEngine, now: float) -> None:
-        """Find out why nothing is learnt, where that is so; it is reported when it begins."""
+        """Find out why this peer is in no entry, if it is; report when that begins and ends."""
         round_index = engine.rules.clock.round_at(now)
         if not engine.ready:
             self._ready_since = None
@@ -157,10 +157,10 @@ class StatusReporter:
             if not had_trouble:
                 self.report("trouble", self.trouble)
         elif had_trouble:
-            self.report("trouble", "its contributions are in entries again")
+            self.report("trouble", "contributions are included in entries again")
 
     def _look_at_pace(self, engine: PeerEngine, manifest: RunManifest, now: float) -> None:
-        """Count the inner steps of a cycle; it is reported when they begin to be too many or too few."""
+        """Count the inner steps per cycle; report when they become too many or too few."""
         steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
         if self._counted is None or not engine.ready or not steps:
             self._counted = (now, steps)
@@ -180,7 +180,7 @@ class StatusReporter:
     def status(
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
     ) -> PeerStatus:
-        """Return how things stand."""
+        """Return the current status."""
         roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.progress
         round_index = engine.rules.clock.round_at(now)
         limits = self.line.limits if self.line is not None else TransportLimits()
@@ -242,15 +242,15 @@ class StatusReporter:
 
 
 def _explain_pace(cycle_steps: float, planned_steps: int, clock: RoundClock, *, own_model: bool) -> str:
-    """Say what is wrong with a peer's steps in a cycle, and what to do; empty where nothing is."""
-    found = f"a cycle has {cycle_steps:.2g} inner steps here, planned were {planned_steps}"
+    """Return what is wrong with the number of steps in a cycle, and what to do; empty if nothing is."""
+    found = f"a cycle has {cycle_steps:.2g} inner steps here, {planned_steps} were planned"
     step_seconds = clock.round_seconds * clock.num_fragments / max(cycle_steps, 0.1)
     new = f"new_run(step_seconds={step_seconds:.2g})" if own_model else f"new --step-seconds {step_seconds:.2g}"
-    remedy = f"if most islands are like this one, make the next run with {new}"
+    remedy = f"if most islands are like this one, create the next run with {new}"
     if cycle_steps > MOST_OF_PLAN * planned_steps:
-        return f"{found}, and long cycles learn less; {remedy}"
+        return f"{found}, and longer cycles learn less; {remedy}"
     if cycle_steps < FEWEST_IN_ROUND * clock.num_fragments:
-        return f"{found}: contributions are due in the first half of a round, so many are missed; {remedy}"
+        return f"{found}; contributions are due in the first half of a round, so many arrive late; {remedy}"
     return ""
 
 

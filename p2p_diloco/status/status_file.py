@@ -1,6 +1,6 @@
-"""`status.json`: what a peer says about itself about once a second, for `p2p-diloco status` and all who watch.
+"""`status.json`: a peer's status, written about once a second, for `p2p-diloco status` and other readers.
 
-The file is replaced whole, so a reader never sees half of one; a reader that meets an older or newer file takes the
+The file is replaced atomically, so a reader never sees a partial one. A reader of an older or newer file takes the
 fields that it knows.
 """
 
@@ -24,12 +24,12 @@ MAX_STATUS_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteCounts:
-    """Bytes since this process began.
+    """Bytes since this process started.
 
     Attributes:
         vectors: contributions and entries with their headers.
         control: heartbeats, rosters, ballots, requests.
-        transfer: state for peers that catch up.
+        transfer: state sent to peers that catch up.
     """
 
     vectors: int = 0
@@ -47,7 +47,7 @@ class PeerLine:
         reachable: whether others have proved that they can dial it.
         trains: False for a bootstrap peer.
         steps: its optimiser steps.
-        tokens_per_second: lately.
+        tokens_per_second: recent rate.
         loss: its last training loss in nats per token.
         seconds_since_heard: since its last heartbeat.
         row: its row of the grid, counted from 0; None while it is not a member.
@@ -66,61 +66,63 @@ class PeerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """One peer's view of itself and of its swarm.
+    """One peer's view of itself and the swarm.
 
     Attributes:
         run: run id in hexadecimal digits; empty until the peer knows it.
-        run_name: the run's name for people.
-        peer: text id.
+        run_name: name of the run.
+        peer: id of this peer, as text.
         role: "trainer" or "bootstrap".
-        incarnation: grows with each start of this identity.
-        pid: of the process.
-        updated: when this was said, Unix seconds.
-        round: of the swarm clock; negative before the first.
-        cycle: all fragments were due once per cycle.
+        incarnation: increases with each start of this identity.
+        pid: process id.
+        updated: time of this status, Unix seconds.
+        round: current round; negative before the first.
+        cycle: current cycle; every fragment is due once per cycle.
         roster: number of the newest certified roster.
-        degraded_rosters: how many rosters went without a majority.
+        degraded_rosters: number of rosters certified without a majority.
         num_members: members of that roster that train.
-        grid: members in each row of the grid in force, the averaging groups; one row in a small run.
-        row: the row of this peer, counted from 0; None while it is not a member.
-        averaging_share: of averaging that this peer's line carries, 1 as much as all have where all have the same; 2 is
-            the most, and said of a line that was never full.
-        num_ready: those of them that hold the run's state.
-        ready: whether this peer does.
-        leaving: whether it has been told to go.
+        grid: number of members in each row (averaging group) of the grid in force; one row in a small run.
+        row: row of this peer, counted from 0; None while it is not a member.
+        averaging_share: share of averaging that this peer's connection carries; 1 is an equal share, and 2 is the
+            maximum, used for one that was never saturated.
+        num_ready: trainers of that roster that hold the run's state.
+        ready: whether this peer holds it.
+        leaving: whether it has been asked to leave.
         phase: "connecting", "fetching manifest", "catching up", "training", "leaving" or "finished".
-        inner_steps: own optimiser steps.
-        cycle_steps: own optimiser steps in a cycle, lately; None until known.
-        planned_steps: the same as the manifest plans it; None: it does not.
+        inner_steps: optimiser steps of this peer.
+        cycle_steps: recent optimiser steps per cycle; None until known.
+        planned_steps: steps per cycle planned by the manifest; None if it plans none.
         tokens: tokens of these steps.
-        tokens_per_second: lately.
+        tokens_per_second: recent rate.
         loss: last training loss in nats per token.
         anchor_loss: last held-out loss of the anchor.
         local_loss: last held-out loss of the local parameters.
-        parameters: size of the model.
+        parameters: number of parameters of the model.
         rounds_closed: rounds since ready whose deadline has passed.
-        spans_closed: spans of these rounds, skipped ones too.
+        spans_closed: spans of these rounds, including skipped ones.
         entries_absorbed: entries of these rounds, counted span by span.
-        participation: contributions included, of those of members alive and ready; over closed rounds since ready.
-        bytes_sent: on all links.
-        bytes_received: on all links.
-        max_upload: cap on what this peer sends, bits per second on the wire; None: none.
-        max_download: the same for what it reads.
-        upload_rate: bits per second on the wire lately, about; None where nobody measures.
-        download_rate: the same for what comes in.
+        participation: share of the contributions of live, ready members that were included, over closed rounds since
+            ready.
+        bytes_sent: bytes sent on all links.
+        bytes_received: bytes received on all links.
+        max_upload: upload cap, bits per second on the wire; None: no cap.
+        max_download: download cap, likewise.
+        upload_rate: approximate recent upload rate, bits per second on the wire; None if not measured.
+        download_rate: approximate recent download rate, likewise.
         vector_cycles: number of cycles over which `bytes_sent.vectors` were sent.
-        peers: the others.
+        peers: the other peers.
         log_digest: SHA-256 over all chain digests, hexadecimal.
-        state_digest: of anchor, momentum and chains of all spans, hexadecimal; empty until finished.
-        addresses: that this peer tells others; whether they lead to it is what proofs show.
-        reachable: whether others have proved that they can dial it; else it is outbound only, and averages for nobody.
-        reachable_at: where they did, host and port, those that count for this run first.
-        proved_by: how many peers did.
+        state_digest: SHA-256 over anchor, momentum and chains of all spans, hexadecimal; empty until finished.
+        addresses: addresses that this peer announces; only proofs show whether they work.
+        reachable: whether others have proved that they can dial it; otherwise it is outbound only and reduces no spans.
+        reachable_at: host and port of each proved address, those relevant to this run first.
+        proved_by: number of peers that proved it.
         reach: the same in one sentence, with what to do about it.
-        trouble: why this peer is in no entry for some cycles; empty while all is well.
-        pace: that its cycles have too many or too few inner steps, and what to do; empty while all is well.
-        invite: what joins this run; empty until known.
-        own_model: the run trains a model of somebody's own: its loop joins, and not the command line.
+        trouble: why this peer has been in no entry for some cycles; empty if all is well.
+        pace: warning about too many or too few inner steps per cycle, with what to do; empty if all is well.
+        invite: invite of this run; empty until known.
+        own_model: whether the run trains a user's own model, so that peers join from a training loop instead of the
+            command line.
     """
 
     run: str = ""
@@ -177,16 +179,16 @@ class PeerStatus:
 
 
 def status_document(status: PeerStatus) -> dict[str, Any]:
-    """Return the JSON document of `status`; numbers that are not finite become null, which every reader knows."""
+    """Return `status` as a JSON document; numbers that are not finite become null."""
     document: dict[str, Any] = _finite(dataclasses.asdict(status))
     return document
 
 
 def status_of(document: Mapping[str, Any]) -> PeerStatus:
-    """Read a document that any version wrote: unknown keys are left out, missing ones have their defaults.
+    """Parse a document written by any version: unknown keys are ignored, missing ones get their defaults.
 
     Raises:
-        ValueError: a known key holds something of another shape.
+        ValueError: a known key has a value of the wrong shape.
     """
     try:
         known = _known_fields(PeerStatus, document)
@@ -203,15 +205,15 @@ def status_of(document: Mapping[str, Any]) -> PeerStatus:
 
 
 def write_status(folder: Path, status: PeerStatus) -> None:
-    """Replace `status.json` in `folder`, whole or not at all.
+    """Replace `status.json` in `folder` atomically.
 
     Raises:
-        StateError: the folder is read-only, gone, or the disk is full; what was there stays.
+        StateError: the folder is read-only or missing, or the disk is full; the old file is kept.
     """
     path = folder / STATUS_FILE
     draft = folder / f".{STATUS_FILE}.{os.getpid()}"
     try:
-        # No fsync: after a power cut an old status is as good as none.
+        # No fsync: losing the latest status in a power failure does no harm.
         draft.write_text(json.dumps(status_document(status), allow_nan=False), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
@@ -221,7 +223,7 @@ def write_status(folder: Path, status: PeerStatus) -> None:
 
 
 def read_status(folder: Path) -> PeerStatus | None:
-    """Return the last status in `folder`; None when there is none or it cannot be understood."""
+    """Return the last status in `folder`; None if there is none or it cannot be parsed."""
     try:
         with (folder / STATUS_FILE).open("rb") as file:
             content = file.read(MAX_STATUS_BYTES + 1)

@@ -1,4 +1,4 @@
-"""A peer's status for people: a table on a terminal, one line elsewhere."""
+"""Format a peer's status for people: a table on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from p2p_diloco.wording import (
 
 MAX_PEER_ROWS = 24
 LOG_WIDTH = 120
-"""Columns for what is written to a file; a terminal has its own."""
+"""Width in columns of output that does not go to a terminal."""
 _SILENT_SECONDS = 10.0
 
 
 def status_table(status: PeerStatus) -> RenderableType:
-    """Return what a terminal shows: the swarm in one row, this peer in another, then every other peer."""
+    """Return the terminal view: one row for the swarm, one for this peer, then every other peer."""
     return Group(_heading(status), *_notes(status), _figures(status), _peers(status))
 
 
 def status_line(status: PeerStatus) -> str:
-    """Return the same in one line for logs; every part says what it is."""
+    """Return the same as one line for logs, with every value labelled."""
     parts = [
         f"round {status.round}",
         _phase(status),
@@ -63,7 +63,7 @@ def _heading(status: PeerStatus) -> Text:
 
 
 def _notes(status: PeerStatus) -> list[Text]:
-    """Return whether others can dial this peer, and what is wrong, if anything is."""
+    """Return notes: whether others can dial this peer, and what is wrong, if anything."""
     notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
     return notes + [Text(note, style="bold yellow") for note in (status.trouble, status.pace) if note]
 
@@ -106,7 +106,7 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
     words = [] if line.trains else ["bootstrap"]
     if not line.reachable:
         words.append("dials out")
-    if _is_silent(line):  # killed or gone; what it last said of its state no longer holds
+    if _is_silent(line):  # killed or gone; its last published state no longer applies
         words.append("silent")
     elif line.trains:
         words.insert(0, "ready" if line.ready else "catching up")
@@ -123,7 +123,7 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
 
 
 def _ready(status: PeerStatus, noun: str = "") -> str:
-    """Return how many members that train hold the run's state; never more than there are: rosters come later."""
+    """Return how many trainers hold the run's state; the roster may lag behind, so never more than it lists."""
     if not status.num_members:
         return "no trainer listed yet"
     return f"{format_part(status.num_ready, status.num_members, noun)} ready"
@@ -139,7 +139,7 @@ def _is_silent(line: PeerLine) -> bool:
 
 
 def _phase(status: PeerStatus) -> str:
-    """Return what this peer does, in a word; a bootstrap peer serves those who train."""
+    """Return the phase of this peer; a bootstrap peer is "serving" instead of "training"."""
     if status.leaving and status.phase != "finished":
         return "leaving"
     return "serving" if status.role == "bootstrap" and status.phase == "training" else status.phase

@@ -49,8 +49,8 @@ def test_the_traffic_of_a_run_is_said_in_words_and_figures() -> None:
     notice = traffic_notice(expected())
     assert notice.topic == "traffic"
     assert notice.text == (
-        "with 16 trainers about 127.5 MB up and as much down every 30 min, 6.1 GB a day each way; a newcomer fetches "
-        "1.0 GB once; limit it with --max-upload and --max-download"
+        "with 16 trainers about 127.5 MB each way every 30 min, 6.1 GB a day each way; a new peer downloads "
+        "1.0 GB once; limit this with --max-upload and --max-download"
     )
     assert notice.figures["up_bytes"] == notice.figures["down_bytes"] == pytest.approx(127.5e6, rel=1e-3)
     assert notice.figures["cycle_seconds"] == 1800.0
@@ -60,7 +60,7 @@ def test_the_traffic_of_a_run_is_said_in_words_and_figures() -> None:
 
 def test_who_only_dials_out_sends_and_receives_other_amounts() -> None:
     at_home = traffic_notice(expected(is_reachable=False)).text
-    assert "68.0 MB up and as much down every 30 min" in at_home, "its contribution up, all entries down"
+    assert "68.0 MB each way every 30 min" in at_home, "its contribution up, all entries down"
     few = forecast(rules(), members=16, reachable=2, is_reachable=True)
     assert few.cycle.sent > 4 * expected().cycle.sent, "the few that can be dialled reduce for all"
 
@@ -82,7 +82,7 @@ def test_caps_that_carry_the_run_are_not_talked_about() -> None:
     [
         (0.5, "lets this peer send about 50 % of a contribution, each part of the model in about 1 round of 2"),
         (0.2, "lets this peer send about 20 % of a contribution, each part of the model in about 1 round of 5"),
-        (0.9, "lets this peer send about 90 % of a contribution; it receives all entries"),
+        (0.9, "lets this peer send about 90 % of a contribution; it still receives all entries"),
     ],
 )
 def test_an_upload_cap_below_the_need_says_how_much_takes_part(share: float, says: str) -> None:
@@ -91,18 +91,18 @@ def test_an_upload_cap_below_the_need_says_how_much_takes_part(share: float, say
     (text,) = cap_texts(of, up=share * needed / 8)
     assert text.startswith("this run needs about 711 kbit/s up; --max-upload ")
     assert says in text
-    assert text.endswith("it receives all entries")
+    assert text.endswith("it still receives all entries")
 
 
 def test_an_upload_cap_below_what_reducing_needs_says_so() -> None:
     (text,) = cap_texts(expected(), up=0.2 * MBIT)
-    assert "does not even carry what this peer hands out to others" in text
+    assert "is too little even for the entries of the spans that this peer averages" in text
     assert "--dial-out-only" in text
 
 
 def test_an_upload_cap_that_carries_no_span_says_so() -> None:
     (text,) = cap_texts(expected(is_reachable=False, cycle_seconds=20.0), up=0.6 * MBIT)
-    assert "carries no span of a contribution in time" in text
+    assert "is too little to send any span in time" in text
 
 
 def test_a_download_cap_below_the_entries_says_what_it_takes_to_follow() -> None:
@@ -113,5 +113,5 @@ def test_a_download_cap_below_the_entries_says_what_it_takes_to_follow() -> None
     )
     assert "cannot follow the run" in text
     (text,) = cap_texts(of, down=4.0 * MBIT)
-    assert "follows the entries, but what others contribute" in text
+    assert "receives the entries, but contributions" in text
     assert len(cap_texts(of, up=0.2 * MBIT, down=1.0 * MBIT)) == 2

@@ -236,7 +236,8 @@ class DrawnLine(LineWatch):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"), [(8, 4, "carries 1 of"), (8, 1, "carries 0.25 of"), (1, 8, "room enough again")]
+    ("before", "after", "words"),
+    [(8, 4, "carries 1 of"), (8, 1, "carries 0.25 of"), (1, 8, "a full share of averaging again")],
 )
 def test_what_a_peer_averages_follows_its_line_and_is_reported_once(before: int, after: int, words: str) -> None:
     line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)

@@ -699,7 +699,7 @@ def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, mo
         assert (limits.upload_bytes_per_second, limits.download_bytes_per_second) == (20e3, 40e3)
         assert (ada.last.max_upload, ada.last.max_download) == (160e3, 320e3)
         before, after = ada.texts("traffic")  # it averages too once it is proved that it can be dialled
-        assert before.startswith("with 1 trainer about 5.5 kB up and as much down every")
+        assert before.startswith("with 1 trainer about 5.5 kB each way every")
         assert after.startswith("with 1 trainer about 5.5 kB up and 2.8 kB down every")
         assert boot.texts("traffic") == [], "a bootstrap peer is announced nothing"
         stop.stop_now()

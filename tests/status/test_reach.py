@@ -43,13 +43,14 @@ NO = answer("45.10.0.2", "45.10.0.2:31338 timed out")
         (
             Standing(is_reachable=False, failures=(NO,)),
             "outbound only: no member could dial it (45.10.0.2:31338 timed out); forward TCP port 31338 on the router "
-            "to this machine, or do nothing: training works through others",
+            "to this machine, or do nothing: training works through other peers",
         ),
         (
             Standing(is_reachable=False, proofs=(answer("192.168.1.7"),), failures=(NO,)),
-            "outbound only: reached at 192.168.1.7:31338 only, within its own network, and some members live elsewhere "
+            "outbound only: reached only at 192.168.1.7:31338, within its own network, but some members are on "
+            "other networks "
             "(45.10.0.2:31338 timed out); forward TCP port 31338 on the router to this machine, or do nothing: "
-            "training works through others",
+            "training works through other peers",
         ),
     ],
 )
@@ -59,12 +60,12 @@ def test_the_sentence_says_how_it_is_and_what_to_do(standing: Standing, sentence
 
 def test_who_only_dials_out_because_it_was_told_so_is_not_sent_to_its_router() -> None:
     sentence = reach_sentence(Standing(is_reachable=False, failures=(NO,)), (), trains=True)
-    assert sentence == "outbound only, as told; training works through others"
+    assert sentence == "outbound only, as configured; training works through other peers"
 
 
 def test_a_bootstrap_that_nobody_reaches_is_not_told_to_do_nothing() -> None:
     near = Standing(is_reachable=False, proofs=(answer("192.168.1.7"),))
-    assert reach_sentence(near, (31337,), trains=False).endswith("or others can join through it from there only")
+    assert reach_sentence(near, (31337,), trains=False).endswith("or other peers can join through it only from there")
 
 
 def engine(
@@ -107,7 +108,7 @@ def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
 @pytest.mark.parametrize(
     ("stands", "others_learn", "text"),
     [
-        ({"members": ()}, False, "no roster came; is any member reachable?"),
+        ({"members": ()}, False, "no roster received; is any member reachable?"),
         ({"members": (BEN,)}, False, "this peer is not on roster 4 of 1 member"),
         (
             {"linked": (BEN,)},
@@ -123,19 +124,19 @@ def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
         (
             {"linked": (BEN, CLEO)},
             True,
-            "entries come without its contributions; is its upload too slow, or its clock wrong?",
+            "entries arrive without its contributions; is its upload too slow, or its clock wrong?",
         ),
         (
             {"linked": (BEN,), "averaging": (BEN,)},
             False,
-            "nobody's spans get entries; linked with 1 of 2 other members (45.10.0.9:31338 timed out)",
+            "no span gets an entry; linked with 1 of 2 other members (45.10.0.9:31338 timed out)",
         ),
         (
             {"members": (ADA,), "averaging": ()},
             False,
-            "nobody's spans get entries, and this peer is alone on the roster; is training too slow for a round?",
+            "no span gets an entry, and this peer is alone on the roster; is training too slow for a round?",
         ),
-        ({"linked": (BEN, CLEO)}, False, "nobody's spans get entries; linked with 2 of 2 other members"),
+        ({"linked": (BEN, CLEO)}, False, "no span gets an entry; linked with 2 of 2 other members"),
     ],
 )
 def test_why_it_is_in_no_entry_is_said_with_the_dials_that_failed(

@@ -208,7 +208,7 @@ def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -
     ]
     status = status_of(count, peer)
     assert (status.reachable, status.reachable_at, status.proved_by) == (False, ("45.10.0.2:5",), 0)
-    assert status.reach.startswith("outbound only: reached at 45.10.0.2:5")
+    assert status.reach.startswith("outbound only: reached only at 45.10.0.2:5")
 
 
 def test_what_others_sent_is_shown_without_control_characters() -> None:
@@ -239,12 +239,12 @@ def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_tha
     for round_index in range(late, 2 * late):
         assert say(round_index).trouble == ""
     for round_index in (2 * late, 2 * late + 1):
-        assert say(round_index).trouble.startswith("in no entry for 3 cycles: no roster came")
+        assert say(round_index).trouble.startswith("in no entry for 3 cycles: no roster received")
     peer.last_included = 2 * late + 1
     assert say(2 * late + 2).trouble == ""
     told = [event.text for event in watcher.events if event.topic == "trouble"]
     assert len(told) == 2
-    assert told[1] == "its contributions are in entries again"
+    assert told[1] == "contributions are included in entries again"
 
 
 def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan_says_so_once() -> None:
@@ -269,16 +269,16 @@ def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan
         status = say(cycles, steps)
         assert status.cycle_steps == pytest.approx(21.0)
         assert status.pace == (
-            "a cycle has 21 inner steps here, planned were 10, and long cycles learn less; if most islands are like "
-            f"this one, make the next run with new --step-seconds {cycle / 21:.2g}"
+            "a cycle has 21 inner steps here, 10 were planned, and longer cycles learn less; if most islands are like "
+            f"this one, create the next run with new --step-seconds {cycle / 21:.2g}"
         )
     assert say(4.0, 725).pace == ""
     (event,) = (event for event in watcher.events if event.topic == "pace")
     assert event.figures == {"cycle_steps": pytest.approx(21.0)}
     few = PLAN.rules.clock.num_fragments * 2 - 1
     assert say(5.0, 725 + 10 * few).pace == (
-        f"a cycle has {few} inner steps here, planned were 10: contributions are due in the first half of a round, so "
-        "many are missed; if most islands are like this one, make the next run with new --step-seconds "
+        f"a cycle has {few} inner steps here, 10 were planned; contributions are due in the first half of a round, so "
+        "many arrive late; if most islands are like this one, create the next run with new --step-seconds "
         f"{cycle / few:.2g}"
     )
 
@@ -293,7 +293,7 @@ def test_whoever_made_the_run_in_python_reads_what_to_write_there() -> None:
     for index in (1, 2):
         peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
         count.publish(peer, node, manifest, 1000, NOW + 100.0 * index * cycle)
-    assert watcher.last.pace.endswith(f"make the next run with new_run(step_seconds={cycle / 100:.2g})")
+    assert watcher.last.pace.endswith(f"create the next run with new_run(step_seconds={cycle / 100:.2g})")
 
 
 def test_a_run_without_a_plan_never_has_too_many_steps() -> None:

@@ -94,10 +94,10 @@ def test_a_peer_that_has_left_is_finished_and_a_bootstrap_peer_does_not_train() 
 
 
 def test_steps_of_a_cycle_are_shown_and_far_more_than_planned_are_a_note() -> None:
-    status = replace(STATUS, cycle_steps=23.4, pace="a cycle has 50 inner steps here, planned were 23")
+    status = replace(STATUS, cycle_steps=23.4, pace="a cycle has 50 inner steps here, 23 were planned")
     assert "23.4" in shown(status)
-    assert "planned were 23\n" in shown(status)
-    assert status_line(status).endswith(", a cycle has 50 inner steps here, planned were 23")
+    assert "23 were planned\n" in shown(status)
+    assert status_line(status).endswith(", a cycle has 50 inner steps here, 23 were planned")
 
 
 def test_a_line_says_what_every_number_is() -> None:
