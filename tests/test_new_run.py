@@ -73,7 +73,7 @@ def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(
         ({"step_seconds": 0.3, "islands": 0}, r"^islands is 0; expected at least 1$"),
         ({"step_seconds": 0.3, "uplink": "20"}, r"^uplink is '20'; expected a rate with its unit, .* such as 20mbit$"),
         ({"step_seconds": 0.3, "uplink": ""}, r"^uplink is ''; expected a rate with its unit, .* such as 20mbit$"),
-        ({"step_seconds": 1e9}, r"^a round would take .* name a faster line with its unit, such as 20mbit, fewer"),
+        ({"step_seconds": 1e9}, r"^a round would take .* give a faster uplink with its unit, such as 20mbit, fewer"),
     ],
 )
 def test_a_condition_that_means_nothing_is_answered_by_its_parameter(

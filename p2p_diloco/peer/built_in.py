@@ -1,4 +1,4 @@
-"""The built-in training: steps the decoder that the manifest describes on the run's text, in its own thread."""
+"""The built-in training: trains the manifest's decoder on the run's text, in its own thread."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
-LAST_STEP_SECONDS = 5.0  # a slow machine's step may take longer; it is not waited for
+LAST_STEP_SECONDS = 5.0  # a step on a slow machine may take longer; then do not wait for it
 
 
 class BuiltInTraining(Training):
     """Trains the built-in decoder on the run's text.
 
     Args:
-        evaluate_seconds: between two measurements of the held-out loss; 0: none.
+        evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
     """
 
     owns_process = True
@@ -39,10 +39,10 @@ class BuiltInTraining(Training):
         self._watch: HeldOutWatch | None = None
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
-        """Refuse a device or a text that is not here, and a run of another model."""
+        """Refuse a missing device or text, and a run that trains another model."""
         choose_device(settings.device)
         if manifest is not None:
-            _ = plan_run(manifest).shape  # raises where the model is somebody's own
+            _ = plan_run(manifest).shape  # raises if the model is not the built-in one
             open_run_text(manifest.data, settings.data)
         elif settings.data is not None:
             list_corpus_files(settings.data)
@@ -50,8 +50,8 @@ class BuiltInTraining(Training):
     def open(self, host: TrainingHost) -> TrainedState:
         """Build the model, its training thread and its evaluation."""
         plan, settings = host.plan, host.settings
-        # The first optimiser of a process imports torch._dynamo: seconds in which nothing else is reported.
-        text = "starting to train: PyTorch takes some seconds to load its optimisers"
+        # The first optimiser of a process imports torch._dynamo, which takes seconds.
+        text = "starting to train; PyTorch takes a few seconds to load its optimisers"
         host.in_loop(partial(host.hear, "starting", text))
         corpus = open_run_text(plan.manifest.data, settings.data)
         stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
@@ -81,15 +81,15 @@ class BuiltInTraining(Training):
         return self.state
 
     def start(self) -> None:
-        """Begin; steps are made once all spans are there."""
+        """Start the thread; it trains once all spans are loaded."""
         self._opened().start()
 
     def stop_stepping(self) -> None:
-        """Make no steps any more, but let θ follow entries."""
+        """Stop making steps, but keep applying entries to θ."""
         self._opened().stop_training()
 
     def wait_until_idle(self) -> None:
-        """Wait until φ, m and θ hold everything that was handed over."""
+        """Wait until all submitted updates are in φ, m and θ."""
         self._opened().wait_until_idle()
 
     async def measure(self) -> HeldOutLoss | None:
@@ -99,12 +99,12 @@ class BuiltInTraining(Training):
         return await self._watch.measure(self.state)
 
     async def end(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         if self._watch is not None:
             self._watch.close()
         if self._thread is not None:
             self._thread.stop()
-            # A thread that is in torch when the interpreter ends aborts the process.
+            # A thread that is inside torch when the interpreter exits aborts the process.
             await asyncio.to_thread(self._thread.join, LAST_STEP_SECONDS)
 
     def _opened(self) -> TrainingThread:

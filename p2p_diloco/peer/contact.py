@@ -1,4 +1,4 @@
-"""How a peer and others find each other: the invite that it prints now, and whether anybody whom it knows answers."""
+"""How peers find each other: keep the printed invite current, and report whether any known peer answers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.transport.link import Transport
 
 LONELY_SECONDS = 60.0
-"""Without any link for so long, a peer that knows addresses says what happened at each."""
+"""A peer without any link for this long reports what happened at each known address."""
 INVITE_SECONDS = 600.0
-"""A fresh invite is printed at most so often."""
+"""Minimum time between two printed invites."""
 
 
 class Contact:
-    """Call `watch` about once a second, after the addresses in the status.
+    """Watches the invite and the first contact. Call `watch` about once a second, after updating the addresses.
 
     Args:
-        known: peers that this one can ask.
-        has_met_somebody: one of them has answered.
-        own_model: others join from a loop of their own.
+        known: peers that this one can ask, with their addresses.
+        has_met_somebody: whether one of them has answered.
+        own_model: whether others join from their own training loop.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Contact:
         self._printed_at = float("-inf")
 
     def watch(self) -> None:
-        """Renew the invite in the status, print it when it names other peers, say who answered or that nobody did."""
+        """Update the invite in the status, report it if it names new peers, and report the first answer or its absence."""
         now = asyncio.get_running_loop().time()
         self._renew_invite(now)
         if not self._is_settled:
@@ -87,6 +87,6 @@ class Contact:
             self._reporter.report(
                 "link",
                 f"no answer within {LONELY_SECONDS:.0f} s from {counted(len(known), 'known peer')} "
-                f"({told_troubles(failures)}); this peer goes on trying; if they are gone for good, start it with an "
-                "invite that `p2p-diloco status` of a member prints",
+                f"({told_troubles(failures)}); still trying; if they are gone for good, restart with an invite printed "
+                "by `p2p-diloco status` on a member",
             )

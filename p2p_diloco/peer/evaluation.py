@@ -1,4 +1,4 @@
-"""Held-out loss of the anchor and of θ, measured beside training in a thread of its own."""
+"""Measure the held-out loss of the anchor and of θ during training, in a separate thread."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from p2p_diloco.training.evaluation import AnchorEvaluation, Slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
-    """Nats per byte on the held-out text."""
+    """Loss on the held-out text, nats per byte."""
 
     anchor: float
     local: float
 
 
 class HeldOutWatch:
-    """Measures both losses, with no more of the parameters copied at once than one part of the model has.
+    """Measures both losses, copying only one part of the model at a time.
 
-    Each part is taken as it is when its turn comes. While peers exchange, a fragment may move on between two parts;
-    once training has stopped the figures are those of what is held.
+    Each part is read when it is needed. During training, a fragment may be updated between two parts; once training
+    has stopped, the figures are exact.
     """
 
     def __init__(self, plan: RunPlan, corpus: Corpus) -> None:
@@ -41,22 +41,22 @@ class HeldOutWatch:
         self._measuring = asyncio.Lock()
 
     async def measure(self, state: TrainedState) -> HeldOutLoss:
-        """Measure the state as it is now; one measurement waits for the end of another."""
+        """Measure the current state; concurrent measurements run one after the other."""
         async with self._measuring:
             anchor = await self._loss(lambda part: self._anchor_of(state, part))
             return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(state, part)))
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _loss(self, fetch: Callable[[Sequence[Slice]], Awaitable[Sequence[Vector]]]) -> float:
         loop, loss = asyncio.get_running_loop(), None
-        # In the thread, which may still be busy with a part of a measurement that was given up.
+        # In the thread, which may still be busy with a cancelled measurement.
         await loop.run_in_executor(self._thread, self._evaluation.begin)
         for part in self._evaluation.parts:
             loss = await loop.run_in_executor(self._thread, self._evaluation.take, await fetch(part))
-        assert loss is not None, "the last part gives it"
+        assert loss is not None, "the last part returns it"
         return loss
 
     async def _anchor_of(self, state: TrainedState, part: Sequence[Slice]) -> list[Vector]:
@@ -67,7 +67,7 @@ class HeldOutWatch:
 
 
 def anchor_slice(plan: RunPlan, states: Mapping[SpanId, SpanState], wanted: Slice) -> Vector:
-    """Return a slice of a fragment of φ, a copy; not on the heap, where it would take the place of a gradient."""
+    """Return a copy of a slice of a fragment of φ; allocated outside the heap, so as not to displace a gradient."""
     pieces = []
     for span in plan.spans_of(wanted.fragment):
         place = plan.places[span]

@@ -1,4 +1,4 @@
-"""Founding a run: the start φ, the same on whatever machine founds it, and roster 0, signed by the organiser."""
+"""Found a run: the initial φ, identical on every machine, and roster 0, signed by the organiser."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from p2p_diloco.training.parameters import LocalParameters
 
 
 def make_start(plan: RunPlan, parameters: LocalParameters | None = None) -> dict[SpanId, Vector]:
-    """Return φ at the start, span by span, from the manifest's model and seed; not to be written to.
+    """Return the initial φ, span by span, from the manifest's model and seed; read-only.
 
     Args:
-        parameters: of a model that was built so and has not been trained, for whoever has one: what is returned may be
-            its very memory, so make states of it (`genesis_states` copies) before a step is made.
+        parameters: parameters of an untrained model built that way, if there is one. The result may share its memory,
+            so copy it (`genesis_states` does) before the first step.
     """
     if parameters is None:
         parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
@@ -34,10 +34,10 @@ def make_start(plan: RunPlan, parameters: LocalParameters | None = None) -> dict
 
 
 def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
-    """Return φ at the start from a safetensors file that holds the run's tensors by their names; others are left out.
+    """Read the initial φ from a safetensors file with the run's tensors by name; other tensors are ignored.
 
     Raises:
-        ConfigError: the file cannot be read, or lacks a tensor, or holds one of another shape or of no finite numbers.
+        ConfigError: the file cannot be read, or a tensor is missing, has another shape or is not finite.
     """
     shapes = plan.shapes
     fragments = [np.empty(fragment.elements, np.float32) for fragment in plan.fragments]
@@ -53,7 +53,7 @@ def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise ConfigError(f"{path} is no safetensors file ({error}); {_EXPORT}") from None
+        raise ConfigError(f"{path} is not a safetensors file ({error}); {_EXPORT}") from None
     return {span: fragments[span.fragment][place.start : place.stop] for span, place in plan.places.items()}
 
 
@@ -64,23 +64,23 @@ def _checked(tensor: Any, name: str, shape: tuple[int, ...], path: Path) -> Vect
     if tuple(tensor.shape) != shape:
         raise ConfigError(f"tensor {name} has shape {tuple(tensor.shape)} in {path} and {shape} in the run")
     if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-        raise ConfigError(f"tensor {name} in {path} holds other values than finite floating-point numbers")
+        raise ConfigError(f"tensor {name} in {path} holds values other than finite floating-point numbers")
     values: Vector = tensor.float().flatten().numpy()
     return values
 
 
 def genesis_digest(start: dict[SpanId, Vector]) -> Digest:
-    """Return the digest over the content digests of all spans at the start."""
+    """Return the digest over the content digests of all initial spans."""
     return sha256(*(genesis_state(start[span], ZERO_DIGEST).head.digest for span in sorted(start)))
 
 
 def found_roster(plan: RunPlan, founder: Member, organiser: SigningKey, genesis: Digest, cycle: int) -> CertifiedRoster:
-    """Return roster 0, the founder alone, signed with the organiser's key."""
+    """Return roster 0, which lists only the founder, signed with the organiser's key."""
     roster = founding_roster(plan.rules.run, genesis, founder, cycle)
     signature = organiser.sign(founding_statement(roster.digest()))
     return CertifiedRoster(roster=roster, ballot=0, votes=((PeerId(organiser.peer), signature),))
 
 
 def genesis_states(start: dict[SpanId, Vector], roster: Roster) -> dict[SpanId, SpanState]:
-    """Return all spans as they stand at the founding."""
+    """Return the initial states of all spans."""
     return {span: genesis_state(anchor_N, roster.digest()) for span, anchor_N in start.items()}

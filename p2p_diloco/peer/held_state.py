@@ -1,7 +1,7 @@
-"""The agreed state of a run as one peer holds it: spans that follow entries on a thread of their own.
+"""The agreed state of a run at one peer: spans, to which a separate thread applies entries.
 
-Neither the event loop nor training touches a whole vector for it. `HeldState` is all that a peer without a model has,
-such as a bootstrap while it is a member; `TrainedState` adds the model.
+Neither the event loop nor training processes whole vectors for this. A peer without a model, such as a bootstrap while
+it is a member, uses `HeldState`; `TrainedState` adds the model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class HeldState:
     """A `Replica` without a model.
 
     Args:
-        in_loop: hands a call over to the event loop.
-        died: called in the loop with any error that is not damaged memory.
-        damaged: called in the loop with a span that must be replaced because memory is damaged.
+        in_loop: schedules a call in the event loop.
+        died: called in the loop with any error other than damaged memory.
+        damaged: called in the loop with a span that must be replaced because its memory is damaged.
     """
 
     def __init__(
@@ -45,45 +45,45 @@ class HeldState:
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="follower")
 
     def hold(self, states: Mapping[SpanId, SpanState]) -> None:
-        """Hold these spans; before the first entry."""
+        """Set the spans; call this before the first entry."""
         self._states = dict(states)
         self._damaged_spans.clear()
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Drop all spans."""
         self._states = {}
 
     def close(self) -> None:
-        """End the thread after what it is doing."""
+        """Stop the thread after its current task."""
         self._follower.shutdown(wait=False, cancel_futures=True)
 
     def wait_until_idle(self) -> None:
-        """Wait until everything that was handed over is done; for a thread that may wait."""
+        """Wait until all submitted work is done; blocks."""
         self._follower.submit(lambda: None).result()
 
     # -- for the event loop
 
     def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span, while it is held and sound."""
+        """Return the span, or None if it is not held or damaged."""
         return self._states.get(span) if span not in self._damaged_spans else None
 
     def states(self) -> dict[SpanId, SpanState]:
-        """Return all spans as they are now."""
+        """Return the current state of all spans."""
         return dict(self._states)
 
     def moving_states(self) -> Mapping[SpanId, SpanState]:
-        """Return a view of the spans as they are whenever it is read: it keeps none that has been replaced.
+        """Return a live view of the spans, which keeps no replaced span alive.
 
-        Empty while one is damaged, so that no checkpoint is made of it.
+        Empty while a span is damaged, so that no checkpoint is made of it.
         """
         return MappingProxyType(self._states if not self._damaged_spans else {})
 
     def apply(self, update: SpanUpdate) -> None:
-        """Follow an entry of a span that is held, soon."""
+        """Schedule applying an entry to its span."""
         self._soon(lambda: self._follow(update))
 
     def replace(self, span: SpanId, state: SpanState) -> None:
-        """Hold a transferred span, before updates that are handed over later."""
+        """Schedule replacing a span by a transferred one, before updates submitted later."""
         held = self._states
         self._soon(lambda: self._put(held, span, state))
 
@@ -95,21 +95,21 @@ class HeldState:
         answer: Answer,
         spans: frozenset[SpanId] | None = None,
     ) -> None:
-        """Contribute nothing."""
+        """Answer with None: there is nothing to contribute."""
         answer(None)
 
     def progress(self) -> Progress:
-        """Return that nothing is trained."""
+        """Return empty progress: nothing is trained."""
         return Progress()
 
-    # -- on the thread that follows
+    # -- on the follower thread
 
     def _follow(self, update: SpanUpdate) -> None:
-        """Follow an entry; a span that cannot is left as it is, and follows no more before it is replaced."""
+        """Apply an entry; a span with damaged memory is left unchanged and ignored until it is replaced."""
         held = self._states
         state = held.get(update.span)
         if state is None or update.span in self._damaged_spans:
-            return  # dropped meanwhile, or to be replaced by what comes after this entry
+            return  # dropped meanwhile, or about to be replaced by a later state
         try:
             self._advance(held, state, update)
         except MEMORY_ERRORS as error:

@@ -1,4 +1,4 @@
-"""The end that all peers share: a last round, then all stand at the same boundary, then each hashes what it holds."""
+"""The common end of a run: after the last round, wait until all peers reach the same tips, then hash the state."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ BEATS_OF_AGREEMENT = 3
 
 
 async def wait_until_over(engine: PeerEngine, now: Callable[[], float], last_round: int) -> None:
-    """Let `last_round` be the last to which this peer contributes, and wait until it is over."""
+    """Contribute to no round after `last_round`, and wait until it is over."""
     engine.last_round = last_round
     over = engine.rules.clock.begin(last_round + 1)
-    while (left := over - now()) > 0:  # noqa: ASYNC110  # in steps, for swarm time may be corrected meanwhile
+    while (left := over - now()) > 0:  # noqa: ASYNC110  # in steps, because swarm time may be corrected meanwhile
         await asyncio.sleep(min(left, LOOK_SECONDS))
 
 
 async def wait_for_agreement(engine: PeerEngine, now: Callable[[], float]) -> bool:
-    """Wait until all ready peers that are heard have stood at one boundary for some heartbeats, or `AGREE_SECONDS`.
+    """Wait until all ready live peers have published the same tips for some heartbeats, or for `AGREE_SECONDS`.
 
     Returns:
-        Whether they did.
+        Whether they agreed.
     """
     beat = engine.rules.heartbeat_seconds
     give_up = now() + AGREE_SECONDS
@@ -41,7 +41,7 @@ async def wait_for_agreement(engine: PeerEngine, now: Callable[[], float]) -> bo
 
 
 def all_agree(engine: PeerEngine, now: float) -> bool:
-    """Return whether this peer, if it trains, and all ready peers that are heard stand where the others stand."""
+    """Return whether this peer, if it trains, and all ready live peers have the same tips."""
     mine = tuple(head.digest for head in engine.closed_heads(now))
     places = {tuple(head.digest for head in beat.heads) for beat in engine.membership.alive(now).values() if beat.ready}
     if engine.me.trains:
@@ -50,5 +50,5 @@ def all_agree(engine: PeerEngine, now: float) -> bool:
 
 
 def state_digest(states: Mapping[SpanId, SpanState]) -> str:
-    """Return one digest of φ, m and d of all spans, in hexadecimal."""
+    """Return one digest over φ, m and d of all spans, in hexadecimal."""
     return outer_digest([state for _, state in sorted(states.items())]).hex()

@@ -1,6 +1,6 @@
-"""What was learnt: the agreed model of a run, as a peer's newest checkpoint on this disk holds it.
+"""The trained model of a run, read from a peer's newest checkpoint.
 
-Only read, so that it works while the peer trains.
+This only reads, so that it works while the peer trains.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class LearntModel:
     """The anchor φ of a run.
 
     Attributes:
-        plan: of the run.
+        plan: plan of the run.
         parameters: φ by the names of the model's tensors, float32.
-        rounds: of exchange, up to the latest whose update is included; 0: it is the start.
-        refused: a sentence for each newer checkpoint that could not be believed.
+        rounds: number of rounds up to the latest whose update is included; 0: the initial model.
+        refused: a sentence for each newer checkpoint that was refused.
     """
 
     plan: RunPlan
@@ -47,7 +47,7 @@ class LearntModel:
 
     @property
     def cycles(self) -> float:
-        """The rounds in cycles, in each of which all fragments are due once."""
+        """The rounds in cycles; a cycle has one round per fragment."""
         return self.rounds / self.manifest.rounds.fragments
 
 
@@ -55,10 +55,10 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
     """Load the newest checkpoint in a state directory.
 
     Args:
-        state_directory: of a peer, which may be running.
-        run: which run, as the first digits of its id; None where there is one.
+        state_directory: state directory of a peer, which may be running.
+        run: first digits of the run id; None if there is only one run.
     Raises:
-        ConfigError: no peer has run there, or it is not clear which run is meant.
+        ConfigError: no peer has run there, or the run is ambiguous.
         StateError: there is no checkpoint yet, or none can be read.
     """
     folders = _run_folders(state_directory)
@@ -90,7 +90,7 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
 def _no_checkpoint(state_directory: Path) -> StateError:
     return StateError(
         f"the peer in {state_directory} has no checkpoint yet; it writes the first one a few seconds after it has the "
-        "state of the run, so try again then (p2p-diloco status shows how it does)"
+        "state of the run, so try again then (p2p-diloco status shows its progress)"
     )
 
 
@@ -101,7 +101,7 @@ def _run_folders(state_directory: Path) -> list[Path]:
         folders = []
     except OSError as error:
         raise StateError(
-            f"cannot read the state directory {state_directory}: {error.strerror}; let this user read it, or name "
+            f"cannot read the state directory {state_directory}: {error.strerror}; give this user read access, or name "
             "another with --state-directory"
         ) from None
     if not folders:
@@ -129,11 +129,11 @@ def _plan_of(folder: Path) -> RunPlan:
         manifest = decode_signed_manifest(path.read_bytes()).manifest
     except FileNotFoundError:
         raise StateError(
-            f"{folder} holds no manifest, which says what the model is; start its peer once more, which writes it, or "
-            "name the state directory of another peer with --state-directory"
+            f"{folder} has no manifest, which describes the model; start its peer once more to write it, or name the "
+            "state directory of another peer with --state-directory"
         ) from None
     except OSError as error:
-        raise StateError(f"cannot read {path}: {error.strerror}; let this user read it") from None
+        raise StateError(f"cannot read {path}: {error.strerror}; give this user read access") from None
     except FrameError as error:
         raise StateError(f"{path} is broken ({error}); name the state directory of another peer") from None
     return plan_run(manifest)

@@ -1,7 +1,7 @@
-"""How an island reaches the spans of its θ: where they lie on the host, or on a GPU with as little said as can be.
+"""Read and update the spans of an island's θ, on the host or on a GPU with as little transfer as possible.
 
-On a GPU a span is contributed without θ coming down: φ goes up, codes and scales come back, an eighth of what θ
-takes. Where θ follows an entry, what it moves by goes up and is added there.
+On a GPU a span is encoded without copying θ to the host: φ is copied to the GPU, and codes and scales come back, an
+eighth of the size of θ. To apply an entry to θ, the offset is copied to the GPU and added there.
 
 Legend: N = elements of one span.
 """
@@ -33,7 +33,7 @@ from p2p_diloco.training.parameters import LocalParameters
 
 
 class LocalSpans:
-    """Reads spans of θ as vectors, and moves them. For the thread that trains.
+    """Reads and updates spans of θ as vectors. For the training thread only.
 
     Args:
         parameters: θ.
@@ -44,7 +44,7 @@ class LocalSpans:
         self.parameters = parameters
 
     def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
-        """Contribute a span; see `contribute_span`."""
+        """Encode a contribution of a span; see `contribute_span`."""
         place, limits = self.plan.places[span], self.plan.manifest.limits
         local_N = self.parameters.view(span.fragment, place.start, place.stop)
         sent = contribute_span(
@@ -66,7 +66,7 @@ class LocalSpans:
         self.parameters.write(span.fragment, place.start, place.stop, local_N)
 
     def move(self, span: SpanId, scale: float, offset_N: Vector) -> None:
-        """Let a span of θ become scale · θ + offset; with a scale of 0 also where θ is not finite."""
+        """Set a span of θ to scale · θ + offset; with scale 0, θ need not be finite."""
         place = self.plan.places[span]
         if scale == 0.0:
             self.write(span, offset_N)
@@ -79,28 +79,28 @@ class LocalSpans:
 
 
 class DeviceSpans(LocalSpans):
-    """Contributes θ from where it is.
+    """Encodes contributions on the device that holds θ.
 
-    What cannot be encoded there is encoded on the host: a contribution while another is in flight, a span that ends
-    within a block, codecs of other than four bits.
+    Some cases are encoded on the host: a contribution while another is in flight, a span that ends within a block, and
+    codecs other than int4.
     """
 
     def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
-        """Contribute a span, encoded where θ is."""
+        """Encode a contribution of a span, on the device if possible."""
         found = None
         if not len(in_flight) and round_index > state.head.round:
             found = self._encode(span, state)
         if found is None:
             return super().contribute(span, state, in_flight, round_index)
         sent = Sent(found[1], partial(self.plan.codecs.contribution.decode, elements=state.elements))
-        # Nothing else is in flight, so nothing can overflow and θ stays; no vector is needed for it.
+        # Nothing else is in flight, so nothing can overflow and θ does not change; its vector is not needed.
         advance = record_contribution(state, in_flight, state.anchor_N, round_index=round_index, sent=sent)
         return SentSpan(*found, advance)
 
     def _encode(self, span: SpanId, state: SpanState) -> tuple[float, memoryview] | None:
-        """Return the norm of the pseudo-gradient and its encoding, shortened until reducers take it.
+        """Return the norm of the pseudo-gradient and its encoding, scaled down until reducers accept it.
 
-        None where the device cannot do it, or something is not finite.
+        None if the device cannot encode it, or something is not finite.
         """
         place, codec = self.plan.places[span], self.plan.codecs.contribution
         local = self.parameters.on_device(span.fragment, place.start, place.stop)
@@ -124,24 +124,24 @@ class DeviceSpans(LocalSpans):
 
 
 def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -> LocalSpans:
-    """Return how spans of θ are reached on a device: encoded there only where it encodes as the host does."""
+    """Return `DeviceSpans` if the device encodes exactly as the host does, otherwise `LocalSpans`."""
     is_suited = where.type != "cpu" and encodes_alike(where)
     return (DeviceSpans if is_suited else LocalSpans)(plan, parameters)
 
 
 def describe_device(where: torch.device, local: LocalSpans) -> str:
-    """Return a sentence that says where steps are made, and where contributions are encoded."""
+    """Return a sentence for people: the training device, and where contributions are encoded."""
     if where.type == "cpu":
         threads = torch.get_num_threads()
         return f"trains on the processor, {threads} {'thread' if threads == 1 else 'threads'}"
     name = f" ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else ""
-    encodes = "there" if isinstance(local, DeviceSpans) else f"on the processor, since {where.type} rounds otherwise"
+    encodes = "there" if isinstance(local, DeviceSpans) else f"on the processor, since {where.type} rounds differently"
     return f"trains on {where}{name}; contributions are encoded {encodes}"
 
 
 @cache
 def encodes_alike(where: torch.device) -> bool:
-    """Return whether a device encodes as the host does; tried out once."""
+    """Return whether a device encodes exactly as the host does; tested once."""
     loops, codec = span_kernels(), codec_named("int4")
     assert isinstance(codec, Int4Codec)
     return loops is not None and device.agrees(where, loops.contribute4, codec.loop_limits())

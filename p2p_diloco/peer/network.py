@@ -1,4 +1,4 @@
-"""How a peer goes on line: over libp2p, or within one process."""
+"""Network access of a peer: over libp2p, or within one process."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from p2p_diloco.transport.link import Transport, TransportLimits
 
 OpenDirectory: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Directory]]
-"""Takes the addresses of peers to join through."""
+"""Opens the directory, given the addresses of peers to join through."""
 
 
 class Network(Protocol):
-    """What a peer goes on line with."""
+    """Opens a peer's transport and directory."""
 
     def online(
         self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
     ) -> AbstractAsyncContextManager[tuple[Transport, OpenDirectory]]:
-        """Be on line inside the block; the directory is opened once the manifest is known.
+        """Open the transport for the block; the directory is opened later, once the manifest is known.
 
         Args:
-            say: told when the port of this peer changes.
+            say: called with a sentence when the port of this peer changes.
         """
 
 
 class Libp2pNetwork:
-    """The internet."""
+    """Network access over libp2p."""
 
     @asynccontextmanager
     async def online(
         self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
     ) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
-        """Be on line inside the block."""
+        """Open the transport for the block."""
         if not settings.dial_out_only:
             settings = await _with_port(settings, key, trains=trains, say=say)
         transport = Libp2pTransport(
@@ -57,7 +57,7 @@ class Libp2pNetwork:
 
 
 def transport_limits(settings: PeerSettings) -> TransportLimits:
-    """Return the caps of a machine."""
+    """Return the bandwidth caps from the settings."""
     return TransportLimits(
         upload_bytes_per_second=bytes_per_second(settings.max_upload),
         download_bytes_per_second=bytes_per_second(settings.max_download),
@@ -67,9 +67,9 @@ def transport_limits(settings: PeerSettings) -> TransportLimits:
 async def _with_port(
     settings: PeerSettings, key: SigningKey, *, trains: bool, say: Callable[[str], None]
 ) -> PeerSettings:
-    """Return the settings with the addresses to listen on, at the port that this peer had before unless they name one.
+    """Return the settings with the addresses to listen on, at this peer's previous port unless they name one.
 
-    A bootstrap peer begins at the port that people know, unless it was given hosts of its own.
+    A new bootstrap peer uses the well-known port, unless the settings name a port or hosts.
     """
     is_told = settings.port is not None or bool(settings.host_maddrs)
     listening = await keep_port(

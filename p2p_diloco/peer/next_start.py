@@ -1,4 +1,4 @@
-"""What a running peer keeps for its next start: the offset of swarm time, and where other peers were reached."""
+"""Save what the next start of a peer needs: the clock offset, and the addresses at which other peers were reached."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.storage.run_folder import RunFolder
 
 KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
-"""The offset of swarm time to the wall clock is written when it has changed by this much, and at most this often."""
+"""Write the offset between swarm time and wall clock after a change of this much, and at most this often."""
 
 
 class NextStart:
-    """Writes what has changed, in a thread of its own.
+    """Writes changed values in a separate thread.
 
     Args:
         soon: runs a call in that thread.
-        refused: called there with a sentence when the disk takes no addresses; no reason to stop.
+        refused: called there with a sentence if the addresses cannot be written; the peer continues.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class NextStart:
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
 
     def keep(self, clock: SwarmClock, addresses: dict[PeerId, tuple[str, ...]], moment: float) -> None:
-        """Keep both, where they have changed; call it about once a second.
+        """Save both if they have changed; call this about once a second.
 
         Args:
-            addresses: of peers, the best first.
-            moment: in seconds of any steady clock.
+            addresses: addresses by peer, the best first.
+            moment: seconds of any monotonic clock.
         """
         offset = clock.wall_offset_seconds
         has_moved = abs(offset - self._offset) > KEPT_OFFSET_SECONDS

@@ -1,4 +1,4 @@
-"""A model of one's own, stepped by a loop of one's own: what may take part, and how its steps are counted."""
+"""Train a user's own model in the user's own loop: check the model and optimisers, and count steps."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.parameters import LocalParameters, plain_name, trained
 
 OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
-"""Modules of optimisers that keep θ a second time and write it over the model's, so that a merge would be lost."""
+"""Modules of optimisers that keep a copy of θ and write it back to the model, which would undo a merge."""
 
 SAMPLED, PROBED_MERGES, LOST_SHARE = 4096, 4, 0.25
-"""Elements of the first tensor that are looked at around so many merges; a merge of which less is left was undone."""
+"""Sampled elements of the first tensor; number of merges to check; a merge counts as undone if less than this share
+of it remains."""
 CLEAR_STEPS = 4.0
-"""A merge is looked at if it is so many times as long as a step: a step as long may by itself lead back."""
+"""A merge is checked only if it is this many times as long as a step: a longer step could reverse it by itself."""
 
 LONGEST_STEP_SECONDS = 30.0
-"""After it the peer counts as not stepping: it follows and serves, and contributes nothing."""
+"""Without a step for this long, the peer counts as not stepping: it follows and serves, but contributes nothing."""
 
 _taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def describe_model(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a manifest says of a model: its trained tensors, and a digest of all else in its state.
+    """Return the manifest's description of a model: its trained tensors, and a digest of the rest of its state.
 
-    Rows of embeddings, what is tied to them and the output head are averaged plainly, all else radially: rows are rare,
-    and most islands have nothing to say about one.
+    Embeddings, tensors tied to them and the output head use the plain mean, all others the radial mean: a given row is
+    rare, and most islands have no update for it.
 
     Args:
         ignore: names of frozen tensors or buffers that may differ between peers.
     Raises:
-        ConfigError: a tensor cannot take part.
+        ConfigError: a tensor cannot be trained in a run.
     """
     rows = [(name, tuple(tensor.shape), _mean_of(model, name, tensor)) for name, tensor in checked(model).items()]
     return {
@@ -60,18 +61,18 @@ def checked(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained tensors by name.
 
     Raises:
-        ConfigError: there is none, or one cannot take part; the text names it and says what to do.
+        ConfigError: there is none, or one cannot be trained in a run; the text names it and the remedy.
     """
     tensors = trained(model)
     if not tensors:
-        raise ConfigError("the model has no parameter that requires a gradient; nothing could be averaged")
+        raise ConfigError("the model has no parameter that requires a gradient, so there is nothing to train")
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
-        raise ConfigError(f"parameters lie on {' and '.join(devices)}; put all that are trained on one device")
+        raise ConfigError(f"parameters are on {' and '.join(devices)}; put all trained parameters on one device")
     if (ranks := _num_ranks()) > 1:
         raise ConfigError(
-            f"this is one of {ranks} ranks of torch.distributed; islands of several processes cannot join yet, join "
-            "from a program of one process"
+            f"this is one of {ranks} ranks of torch.distributed; islands of several processes are not supported yet; "
+            "join from a single process"
         )
     for name, tensor in tensors.items():
         wrong = _what_is_wrong(tensor)
@@ -81,18 +82,16 @@ def checked(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_model(model: nn.Module, said: ModelSection) -> None:
-    """Check that a model is the run's.
+    """Check that a model matches the run's.
 
     Raises:
-        ConfigError: it is another one; the text names the first tensor that differs.
+        ConfigError: it differs; the text names the first tensor that does.
     """
     own = {name: tuple(tensor.shape) for name, tensor in checked(model).items()}
     agreed = {name: tuple(shape) for name, shape, _ in said.tensors}
     for name, shape in agreed.items():
         if name not in own:
-            raise ConfigError(
-                f"the run trains a tensor {name} of shape {shape}, which this model has not; {_SAME_MODEL}"
-            )
+            raise ConfigError(f"the run trains a tensor {name} of shape {shape}, which this model lacks; {_SAME_MODEL}")
         if own[name] != shape:
             raise ConfigError(f"tensor {name} has shape {own[name]} here and {shape} in the run; {_SAME_MODEL}")
     extra = next((name for name in own if name not in agreed), None)
@@ -100,8 +99,8 @@ def check_model(model: nn.Module, said: ModelSection) -> None:
         raise ConfigError(f"this model trains {extra} of shape {own[extra]}, which the run does not; {_SAME_MODEL}")
     if _digest_of_rest(model, said.ignored) != said.rest:
         raise ConfigError(
-            "frozen parameters or buffers of this model differ from those of the run; load the same base, or list what "
-            "may differ as ignored when the run is made"
+            "frozen parameters or buffers of this model differ from those of the run; load the same base model, or "
+            "list those that may differ as ignored when you create the run"
         )
 
 
@@ -109,10 +108,10 @@ _SAME_MODEL = "build the same model as the organiser"
 
 
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Check that optimisers leave θ where the swarm moves it.
+    """Check that no optimiser overwrites merges.
 
     Raises:
-        ConfigError: one keeps a copy of θ.
+        ConfigError: an optimiser keeps a copy of θ.
     """
     for optimizer in optimizers:
         kind = type(optimizer)
@@ -132,13 +131,13 @@ class _Probe:
 
 
 class OwnModel(Training):
-    """A model whose owner steps it.
+    """A model that the user's own loop trains.
 
     Args:
-        optimizers: that step it, whose steps are counted; none: every call of `stepped` is a step.
-        kept: what else goes on after a restart, by name; optimisers do in any case.
+        optimizers: the optimisers whose steps are counted; if empty, every call of `stepped` is a step.
+        kept: other objects whose state is restored after a restart, by name; optimisers always are.
     Raises:
-        ConfigError: the model or an optimiser cannot take part, or takes part already.
+        ConfigError: the model or an optimiser is not supported, or is already in a run.
     """
 
     def __init__(
@@ -150,9 +149,7 @@ class OwnModel(Training):
         checked(model)
         check_optimizers(optimizers)
         if model in _taking_part:
-            raise ConfigError(
-                "this model takes part in a run already; leave that one first, or join with another model"
-            )
+            raise ConfigError("this model is already in a run; leave that run first, or join with another model")
         _taking_part.add(model)
         self.model: nn.Module = model
         self._counts = bool(optimizers)
@@ -178,7 +175,7 @@ class OwnModel(Training):
             raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
 
     def open(self, host: TrainingHost) -> TrainedState:
-        """Make the state of this model in a run."""
+        """Create the state of this model in a run."""
         plan = host.plan
         parameters = LocalParameters(self.model, plan.fragments)
         device = next(iter(trained(self.model).values())).device
@@ -198,14 +195,14 @@ class OwnModel(Training):
         return self.state
 
     def is_stepping(self) -> bool:
-        """Return whether the last step is not long ago; a loop may stop at any time."""
+        """Return whether a step was made recently; a user's loop may stop at any time."""
         return self.state is None or self.state.seconds_since_step() <= LONGEST_STEP_SECONDS
 
     def border(self) -> None:
-        """Let the model follow the run and contribute what is due.
+        """Apply pending updates to the model, and contribute if a round asks for it.
 
         Raises:
-            ConfigError: the optimiser undid a merge.
+            ConfigError: the optimiser has undone a merge.
         """
         assert self.state is not None, "open it first"
         if not self._probes_left:
@@ -224,7 +221,7 @@ class OwnModel(Training):
         return tensor.detach().flatten()[:SAMPLED].clone()
 
     def _check_probe(self) -> None:
-        """See that the step after a merge began where the merge ended, not where it began."""
+        """Check that the step after a merge started from the merged parameters, not from the old ones."""
         probe, self._probe = self._probe, None
         if self._last is None or not self._probes_left:
             return
@@ -238,14 +235,14 @@ class OwnModel(Training):
         self._probes_left -= 1
         if _length(now - probe.before) < LOST_SHARE * moved and _length(now - probe.after) > (1 - LOST_SHARE) * moved:
             raise ConfigError(
-                "the optimiser wrote its own copy of the parameters over a merge, so nothing of the others would reach "
-                "this model; use one that works on the model's own tensors, such as torch.optim.AdamW"
+                "the optimiser overwrote a merge with its own copy of the parameters, so this model would learn "
+                "nothing from others; use one that works on the model's own tensors, such as torch.optim.AdamW"
             )
 
     def close(self) -> None:
-        """Keep the optimisers' state, and leave them and the model alone.
+        """Save the optimisers' state, and detach from the model and the optimisers.
 
-        Another thread than the one that steps saves nothing: the optimisers may be in the middle of a step.
+        Nothing is saved if called from a thread other than the training thread: a step may be in progress.
         """
         if self.state is not None and self._thread == threading.get_ident():
             self._thread = None
@@ -256,7 +253,7 @@ class OwnModel(Training):
         self._hooks = []
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of all tensors of the model's `state_dict` as they are now, no two in one piece of memory."""
+        """Return copies of all tensors of the model's `state_dict`; none share memory."""
         named = self.model.state_dict().items()
         return {
             plain_name(name): tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -265,18 +262,18 @@ class OwnModel(Training):
         }
 
     def stepped(self, tokens: int, loss: float | None) -> None:
-        """Count tokens, and a step if the optimiser made one since the last call."""
+        """Count tokens, and a step if the optimiser has made one since the last call."""
         assert self.state is not None, "open it first"
         self._waiting_tokens += tokens
         if self._counts and not self._steps:
-            return  # gradients are accumulated, or a GradScaler left the step out
+            return  # gradients are accumulated, or a GradScaler skipped the step
         self._thread = threading.get_ident()
         self._check_probe()
         self.state.stepped(self._waiting_tokens, loss)
         self._waiting_tokens = self._steps = 0
 
     def _count(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        # A GradScaler calls a fused optimiser also where gradients are infinite; its kernel then changes nothing.
+        # A GradScaler calls a fused optimiser even if gradients are infinite; its kernel then changes nothing.
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is None or not bool(found_inf):
             self._steps += 1
@@ -293,28 +290,28 @@ def _num_ranks() -> int:
 
 def _what_is_wrong(tensor: Tensor) -> str:
     if type(tensor).__name__ == "DTensor":
-        return "is sharded (DTensor); sharded models cannot join yet, keep it whole on each island"
+        return "is sharded (DTensor); sharded models are not supported yet; keep it whole on each island"
     if tensor.device.type == "meta":
-        return "is on the meta device and holds no numbers; materialise the model before it joins"
+        return "is on the meta device and has no values; materialise the model before it joins"
     if tensor.dtype != torch.float32:
         kind = str(tensor.dtype).removeprefix("torch.")
         return (
-            f"is {kind}; trained parameters are float32, for an update of 1e-5 moves no {kind} of 0.03: call "
-            "model.float() and use torch.autocast for speed"
+            f"is {kind}; trained parameters must be float32, because an update of 1e-5 does not change a {kind} of "
+            "0.03; call model.float() and use torch.autocast for speed"
         )
     if tensor.layout != torch.strided or not tensor.is_contiguous():
-        return "does not lie in one piece of memory; make it contiguous before the model joins"
+        return "is not contiguous in memory; make it contiguous before the model joins"
     return ""
 
 
 def _mean_of(model: nn.Module, name: str, tensor: Tensor) -> str:
-    """Return how a tensor is averaged; by what it is used for, as far as that shows."""
+    """Return how a tensor is averaged, as far as its use in the model can be seen."""
     is_embedding = any(tensor is module.weight for module in model.modules() if isinstance(module, nn.Embedding))
     return "plain" if is_embedding or _is_head(model, tensor) else "radial"
 
 
 def _is_head(model: nn.Module, tensor: Tensor) -> bool:
-    """Return whether a tensor is the last linear layer's: one row for each class."""
+    """Return whether a tensor is the weight of the last linear layer, with one row per class."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return bool(linear) and tensor is linear[-1].weight
 
@@ -330,7 +327,7 @@ def _rest(model: nn.Module, ignore: Sequence[str]) -> Iterator[tuple[str, Tensor
 
 
 def _digest_of_rest(model: nn.Module, ignore: Sequence[str]) -> str | None:
-    """Return one digest of frozen parameters and persistent buffers; None where there are none."""
+    """Return one digest over frozen parameters and persistent buffers; None if there are none."""
     parts: list[bytes] = []
     for name, tensor in sorted(_rest(model, ignore)):
         value = tensor.detach().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""What a command, or a loop of one's own, asks of a peer. Importing this brings neither torch nor the network."""
+"""The plan of a peer, made by a command or a user's loop. Importing this imports neither torch nor the network."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founding:
-    """A run to found, or to go on with as its founder.
+    """A run to found, or to continue as its founder.
 
     Attributes:
-        signed: its manifest.
+        signed: signed manifest of the run.
         organiser_key: signs the founding roster.
-        start: a file of tensors to begin from; None: the model that trains here, or the built-in one's seed.
-        names_founder: write this peer into the manifest as the only founder: a second bootstrap that is started with
-            the same run file founds another run then, with another id, and never a second history of this one.
+        start: file of initial tensors; None: the model trained here, or the built-in one's seed.
+        names_founder: write this peer into the manifest as the only founder. A second bootstrap started with the same
+            run file then founds another run, with another id, and never a second history of this one.
     """
 
     signed: SignedManifest
@@ -44,7 +44,7 @@ class Founding:
         return self.signed.manifest.digest()
 
     def by(self, me: PeerId) -> Founding:
-        """Return the same with a manifest that names its founder, which is this peer.
+        """Return a copy whose manifest names this peer as the founder.
 
         Raises:
             ConfigError: the run file names another founder.
@@ -52,8 +52,8 @@ class Founding:
         manifest, own = self.signed.manifest, format_peer_id(me)
         if manifest.founder not in (None, own):
             raise ConfigError(
-                f"the run names {manifest.founder} as its founder, and this peer is {own}; start it with the run's "
-                "invite, then it introduces peers to a run that exists"
+                f"the run names {manifest.founder} as its founder, but this peer is {own}; start it with the run's "
+                "invite instead, to introduce peers to the existing run"
             )
         if manifest.founder is not None or not self.names_founder:
             return self
@@ -65,8 +65,8 @@ class Clocks:
     """A machine's clocks, both in Unix seconds.
 
     Attributes:
-        steady: is never set while the machine runs.
-        wall: what the machine shows.
+        steady: monotonic; never adjusted while the machine runs.
+        wall: the machine's wall clock.
     """
 
     steady: Callable[[], float] = field(default_factory=steady_unix_seconds)
@@ -78,12 +78,12 @@ class PeerPlan:
     """One peer of a run.
 
     Attributes:
-        settings: this machine's choices.
+        settings: settings of this machine.
         source: the run to found, or the invite of the run to join.
         training: trains a model at this peer; None for a bootstrap peer, which does not train.
-        until_round: stop after this round, with all others; None: go on.
-        network: None: libp2p.
-        clocks: of this machine.
+        until_round: stop after this round, together with all others; None: run on.
+        network: network access; None: libp2p.
+        clocks: clocks of this machine.
     """
 
     settings: PeerSettings
@@ -95,15 +95,15 @@ class PeerPlan:
 
     @property
     def founding(self) -> Founding | None:
-        """The run to found, if this peer is to found one."""
+        """The run to found, if this peer founds one."""
         return self.source if isinstance(self.source, Founding) else None
 
     @property
     def invite(self) -> Invite | None:
-        """The invite that this peer came by."""
+        """The invite of the run to join, if this peer joins one."""
         return self.source if isinstance(self.source, Invite) else None
 
     @property
     def trains(self) -> bool:
-        """Whether anything is trained here."""
+        """Whether this peer trains."""
         return self.training is not None

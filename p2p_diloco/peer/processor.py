@@ -1,4 +1,4 @@
-"""How a peer's threads share the cores with each other and with inner steps."""
+"""Scheduling of a peer's threads, so that they do not interrupt inner steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 
 def wake_politely() -> bool:
-    """Have what this thread starts from now on wait for its turn when it wakes; tell whether the system knows how.
+    """Use batch scheduling for this thread and everything it starts; return whether that is active.
 
-    By itself Linux interrupts a running thread for one that has just got something to do. On a thin line each packet
-    wakes the libp2p daemon so, 11,000 times a cycle of ten million parameters, in the middle of an inner step. As a
-    batch process it comes a few milliseconds later and finds several packets: a third of its work, and steps that are
-    not slowed. On a core that is idle nothing changes.
+    By default Linux preempts a running thread when another one wakes. On a slow connection, every packet thus wakes the
+    libp2p daemon in the middle of an inner step, 11,000 times per cycle of ten million parameters. As a batch process,
+    the daemon runs a few milliseconds later and finds several packets: it needs a third of the CPU time and does not
+    slow steps down. On an idle core nothing changes.
 
-    To be called before there are threads or children: both inherit it. Somebody's own choice (`chrt`) stays.
+    Call this before starting threads or children, which inherit it. A policy set by the user (`chrt`) is kept.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return False
@@ -21,6 +21,6 @@ def wake_politely() -> bool:
         is_others = os.sched_getscheduler(0) == os.SCHED_OTHER
         if is_others:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a container that forbids it, a C library that cannot
+    except OSError:  # forbidden in this container, or missing in the C library
         return False
     return is_others

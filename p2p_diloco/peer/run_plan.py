@@ -1,4 +1,4 @@
-"""From the manifest to what the rooms need: model shape, fragments, spans, codecs, rules."""
+"""Derive from the manifest: model shape, fragments, spans, codecs, rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from p2p_diloco.training.parameters import sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPlace:
-    """Where a span lies in its fragment's flat vector."""
+    """Position of a span in its fragment's flat vector."""
 
     start: int
     stop: int
@@ -34,10 +34,10 @@ class SpanPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """All that follows from the manifest; equal on all peers.
+    """Everything derived from the manifest; equal on all peers.
 
     Attributes:
-        built_in: shape of the built-in decoder; None where the run trains a model of its organiser's own.
+        built_in: shape of the built-in decoder; None if the run trains the organiser's own model.
     """
 
     manifest: RunManifest
@@ -59,7 +59,7 @@ class RunPlan:
         """
         if self.built_in is None:
             raise ConfigError(
-                f'"{self.manifest.name}" trains a model of its own, which this command cannot build; found '
+                f'"{self.manifest.name}" trains its own model, which this command cannot build; found '
                 "or join it with p2p_diloco.found or p2p_diloco.join from a program that builds the same model"
             )
         return self.built_in
@@ -74,7 +74,7 @@ class RunPlan:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the model."""
+        """Number of parameters of the model."""
         return sum(fragment.elements for fragment in self.fragments)
 
     def spans_of(self, fragment: int) -> tuple[SpanId, ...]:
@@ -83,10 +83,10 @@ class RunPlan:
 
 
 def plan_run(manifest: RunManifest) -> RunPlan:
-    """Work out what a manifest means.
+    """Derive the plan of a manifest.
 
     Raises:
-        ConfigError: it asks for what does not fit together, such as more fragments than tensors.
+        ConfigError: its values contradict each other, such as more fragments than tensors.
     """
     if manifest.model.tensors:
         listed = [(name, math.prod(shape)) for name, shape, _ in manifest.model.tensors]
@@ -103,12 +103,12 @@ def plan_tensors(
     parameter_sizes: Sequence[tuple[str, int]],
     plain: frozenset[str] = EMBEDDINGS,
 ) -> RunPlan:
-    """Work out what a manifest means for a model of these tensors; a bench has other ones than the manifest's model.
+    """Derive the plan for a model with the given tensors; benchmarks use tensors other than the manifest's.
 
     Args:
-        shape: of the built-in decoder, if it is that.
-        parameter_sizes: (name, elements) of each, in model order.
-        plain: names of those whose means are plain in a run of radial means.
+        shape: shape of the built-in decoder; None for another model.
+        parameter_sizes: (name, elements) of each tensor, in model order.
+        plain: names of tensors that use the plain mean in a run with radial means.
     Raises:
         ConfigError: more fragments than tensors.
     """
@@ -144,7 +144,7 @@ def plan_tensors(
 def _radial_blocks(
     fragments: Sequence[Fragment], places: Mapping[SpanId, SpanPlace], plain: frozenset[str]
 ) -> dict[SpanId, RadialBlocks]:
-    """Return which blocks of each span have a radial mean: those without a row of an embedding."""
+    """Return which blocks of each span use the radial mean: those that contain no row of an embedding."""
     rows = [[(t.start, t.stop) for t in fragment.tensors if t.name in plain] for fragment in fragments]
     return {span: mark_radial(place.start, place.stop, rows[span.fragment]) for span, place in places.items()}
 

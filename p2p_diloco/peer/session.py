@@ -1,4 +1,4 @@
-"""A peer's life in a run, from the verified manifest to the checkpoint at the end."""
+"""A peer's session in a run, from the verified manifest to the final checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SessionParts:
     """The parts of a session.
 
     Attributes:
-        start: φ to found the run from, as long as it may be needed; emptied then, for it is as large as the model.
+        start: initial φ to found the run from; cleared once it is no longer needed, since it is as large as the model.
     """
 
     plan: PeerPlan
@@ -77,7 +77,7 @@ class SessionParts:
 
 
 class PeerSession:
-    """Puts engine, network and training together and runs them until the end."""
+    """Connects engine, network and training, and runs them until the end."""
 
     def __init__(self, parts: SessionParts, reporter: StatusReporter, stop: StopRequest) -> None:
         self._parts = parts
@@ -157,7 +157,7 @@ class PeerSession:
         me = Self(
             peer=key.peer,
             incarnation=folder.next_incarnation(),
-            can_be_dialled=False,  # until others have proved it
+            can_be_dialled=False,  # until other peers have proved it
             trains=self._parts.plan.trains,
             sign=key.sign,
         )
@@ -167,7 +167,7 @@ class PeerSession:
         return engine
 
     async def run(self) -> None:
-        """Be this peer until told to stop, or until the round that was named."""
+        """Run this peer until it is asked to stop, or until the last round."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         plan = self._parts.plan
@@ -185,7 +185,7 @@ class PeerSession:
             self._training.start()
             await self._live(node)
         finally:
-            self._parts.transport.listener = SilentListener()  # what still comes finds nobody at work
+            self._parts.transport.listener = SilentListener()  # ignore what still arrives
             self._worker.close()
             self._writer.shutdown(wait=False)
             await self._training.end()
@@ -216,22 +216,22 @@ class PeerSession:
         self._in_loop(partial(self._reporter.report, "addresses", sentence))
 
     def _in_loop(self, call: Callable[[], None]) -> None:
-        """Hand a call over to the loop; a thread may still have something to say when the loop is closed already."""
+        """Schedule a call in the loop; a thread may still call this after the loop is closed."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
     def _report_loops(self, result: object, error: BaseException | None) -> None:
-        """Go on without what could not be compiled, and report it: it costs time, not bytes."""
+        """Report that loops could not be compiled; without them the peer is slower, but computes the same bytes."""
         if reason := why_no_loops():
             self._reporter.report(
                 "loops",
-                f"numba's compiled loops cannot be used here ({reason}); NumPy does the work on vectors, to the same "
-                "bytes, in about three times the processor time",
+                f"numba's compiled loops are not available here ({reason}); using NumPy instead, with the same bytes "
+                "and about three times the processor time",
             )
 
     def _check_answer(self, result: object, error: BaseException | None) -> None:
-        """End this peer where other bytes come out than everywhere."""
+        """Fail if this machine computes other bytes than the known answer."""
         if isinstance(error, ConfigError):
             self._fail(error)
 
@@ -262,7 +262,7 @@ class PeerSession:
     # -- the state to begin with
 
     async def _take_up_state(self, node: SwarmNode) -> None:
-        """Begin from the checkpoint and the entries on disk, found the run, or begin with nothing and fetch."""
+        """Load the checkpoint and the entries on disk, or found the run, or start empty and fetch the state."""
         rosters = self._engine.book
         states = await asyncio.to_thread(self._archive.recall)
         if states is not None:
@@ -293,7 +293,7 @@ class PeerSession:
         self._held().hold(states)
         self._engine.hold_state({span: state.head for span, state in states.items()})
 
-    # -- living
+    # -- running
 
     async def _live(self, node: SwarmNode) -> None:
         async with self._services(node) as services:
@@ -315,7 +315,7 @@ class PeerSession:
 
     @asynccontextmanager
     async def _services(self, node: SwarmNode) -> AsyncIterator[asyncio.Task[None]]:
-        """Run node, links, status, memory, evaluation and checkpoints; the task ends only when one of them fails."""
+        """Run node, links, status, memory, evaluation and checkpoints; the task ends only if one of them fails."""
         task = asyncio.ensure_future(self._serve(node))
         try:
             yield task
@@ -339,7 +339,7 @@ class PeerSession:
             tasks.create_task(self._saver.run(), name="checkpoints")
 
     def _addresses(self) -> tuple[str, ...]:
-        """Return what to tell others: where this peer was reached first, loopback only when nothing else exists."""
+        """Return the addresses to announce: proved ones first, loopback only if there is nothing else."""
         listening = without_loopback(self._parts.transport.listen_addresses())
         return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
 
@@ -378,7 +378,7 @@ class PeerSession:
             self._held().drop()
             self._engine.drop_state()
             self._reporter.phase = "training"
-            self._reporter.report("start", "others hold the state now, and give it to whoever comes")
+            self._reporter.report("start", "other peers hold the state now and send it to new peers")
 
     async def _evaluate(self) -> None:
         while True:
@@ -403,24 +403,22 @@ class PeerSession:
         return True
 
     def _all_states(self) -> Mapping[SpanId, SpanState] | None:
-        """Return the spans as they move on, or None while one is missing."""
+        """Return a live view of the spans, or None while one is missing."""
         states = self._held().moving_states()
         return states if len(states) == len(self._plan.places) else None
 
     # -- ending
 
     async def _wait_for_last_round(self) -> None:
-        """Wait until the last round is over and all ready peers that are heard stand where this one stands."""
+        """Wait until the last round is over and all ready live peers have the same tips as this one."""
         last_round = await self._stop.wait_for_last_round()
         await wait_until_over(self._engine, self._clock.now, last_round)
         self._training.stop_stepping()
         if not await wait_for_agreement(self._engine, self._clock.now):
-            self._reporter.report(
-                "branch", f"some peers heard do not stand where this one stood after round {last_round}"
-            )
+            self._reporter.report("branch", f"some live peers have other bytes than this one after round {last_round}")
 
     async def _end(self, node: SwarmNode) -> None:
-        """Finish the round, say good-bye, checkpoint; at once when told so."""
+        """Finish the round, announce the leave, save a checkpoint; return early if asked to stop at once."""
         told = self._stop.is_leaving
         self._reporter.phase = "leaving"
         work = asyncio.ensure_future(self._finish(node, told))
@@ -441,7 +439,7 @@ class PeerSession:
             node.leave()
             end_of_round = clock.begin(clock.round_at(self._clock.now()) + 1)
             await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
-            while not node.may_go():  # noqa: ASYNC110  # what the others vote has no event of its own
+            while not node.may_go():  # noqa: ASYNC110  # there is no event for the others' votes
                 await asyncio.sleep(LEAVE_PAUSE_SECONDS)
         if self._parts.plan.trains:
             self._training.stop_stepping()

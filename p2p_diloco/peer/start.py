@@ -1,4 +1,4 @@
-"""One peer from its first word to its last: identity, transport, manifest, state, training, rounds, leaving."""
+"""Run one peer from start to end: identity, transport, manifest, state, training, rounds, leaving."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from p2p_diloco.transport.link import Lane, Transport
 
 START_SECONDS = 60.0
 BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
-"""Of each parameter on the host, at the very least: the anchor and its momentum in float32, and what is trained."""
+"""Minimum host bytes per parameter: anchor and momentum in float32, and for training the parameters themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResult:
-    """How it ended: SHA-256 over φ and m of all spans in hexadecimal, and the last held-out loss of the anchor."""
+    """The result of a peer: SHA-256 over φ and m of all spans in hexadecimal, and the anchor's last held-out loss."""
 
     state_digest: str
     anchor_loss: float | None
 
 
 class Refused(ConfigError):
-    """This machine lacks something that the run needs. Nothing was begun, and no other peer knows of this one."""
+    """This machine lacks something that the run needs. Nothing was started, and no other peer lists this one."""
 
 
 @contextmanager
 def nothing_left_if_refused(plan: PeerPlan) -> Iterator[None]:
-    """Run a peer, and close its observer, inside the block: if it is `Refused`, the files that it made are removed.
+    """Remove the files that a peer created if it is `Refused`; run the peer and close its observer inside the block.
 
-    What was there before stays, and so does what others have put beside it meanwhile.
+    Earlier files are kept, and so are files that others have added meanwhile.
     """
     folder = run_folder(plan.settings.state_directory, plan.source.run).absolute()
     state = folder.parent
@@ -69,17 +69,17 @@ def nothing_left_if_refused(plan: PeerPlan) -> Iterator[None]:
             for file in new_files:
                 file.unlink(missing_ok=True)
             for place in new_folders:
-                place.rmdir()  # fails where somebody else has put something
+                place.rmdir()  # fails if the folder is not empty
         raise
 
 
 async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -> PeerResult:
-    """Be a peer until told to stop, or until the round that the plan names.
+    """Run a peer until it is asked to stop, or until the last round of the plan.
 
     Raises:
-        ConfigError: the settings, the invite or the text do not fit.
-        NetworkError: no bootstrap answered, the port is taken, the libp2p daemon died.
-        StateError: the disk refuses or holds something broken.
+        ConfigError: the settings, the invite or the text are invalid.
+        NetworkError: no bootstrap answered, the port is taken, or the libp2p daemon died.
+        StateError: the disk cannot be used, or a file is broken.
     """
     settings = plan.settings
     start = _check_founder(plan)
@@ -151,7 +151,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
 
 
 def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
-    """Refuse before anybody is invited what nobody could join; return φ of the start file, if there is one."""
+    """Refuse to found a run that nobody could join; return φ of the start file, if there is one."""
     founding = plan.founding
     if founding is None:
         return {}
@@ -160,13 +160,13 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
         start = read_start(run, founding.start)
     elif run.built_in is None and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(
-            f'"{run.manifest.name}" trains a model of its own; found it from the loop that has the model '
-            "(p2p_diloco.found), or give its first tensors: bootstrap run.toml --start model.safetensors"
+            f'"{run.manifest.name}" trains its own model; found it from the training loop of the model '
+            "(p2p_diloco.found), or give its initial tensors: bootstrap run.toml --start model.safetensors"
         )
     if plan.settings.dial_out_only and not plan.settings.initial_peers:
         raise ConfigError(
-            "others join through the peer that founds a run, and none can reach one that only dials out; "
-            "leave --dial-out-only out"
+            "other peers join through the founder of a run, and cannot reach it if it only dials out; "
+            "remove --dial-out-only"
         )
     return start
 
@@ -176,7 +176,7 @@ def _brings_model(plan: PeerPlan) -> bool:
 
 
 def _has_founded(settings: PeerSettings, founding: Founding) -> bool:
-    """Return whether this peer has founded the run at an earlier start, and has the state on its disk."""
+    """Return whether this peer has founded the run before, and has its state on disk."""
     if not settings.identity_file.exists():
         return False
     run = founding.by(load_or_create_identity(settings.identity_file).peer).run
@@ -184,16 +184,16 @@ def _has_founded(settings: PeerSettings, founding: Founding) -> bool:
 
 
 def _check_listed(plan: PeerPlan, manifest: RunManifest, me: PeerId, reporter: StatusReporter) -> None:
-    """Refuse to wait for ever where the run lists who takes part and this peer is not on the list.
+    """Refuse to start if the run lists its peers and this peer is not on the list; it would wait for ever.
 
-    A bootstrap peer goes on: it gives the manifest, and the directory shows whom else to ask.
+    A bootstrap peer starts anyway: it serves the manifest, and the directory shows other peers.
     """
     trust, own = manifest.trust, format_peer_id(me)
     if trust.mode == "open" or own in trust.peers:
         return
     if not plan.trains:
         if plan.founding is None:
-            reporter.report("trust", f"{explain_unlisted(me)}; until then this peer only hands out the manifest")
+            reporter.report("trust", f"{explain_unlisted(me)}; until then this peer only serves the manifest")
     elif plan.founding is not None:
         raise ConfigError(
             f"{own} (this peer) is not on the list of its own run; add it to [trust] peers in the run file"
@@ -203,7 +203,7 @@ def _check_listed(plan: PeerPlan, manifest: RunManifest, me: PeerId, reporter: S
 
 
 async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
-    """Refuse what is not here: memory, a device, a text, the model; of the run only once its manifest is at hand."""
+    """Check memory, device, text and model; what depends on the run only once its manifest is known."""
     if manifest is not None:
         _check_memory(plan, manifest)
     if plan.training is not None:
@@ -211,25 +211,25 @@ async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
 
 
 def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
-    """Refuse what cannot be held here, before anything is: whoever signs a manifest may name any size."""
+    """Refuse a model that does not fit into memory before allocating it, since a manifest can name any size."""
     parameters, has = plan_run(manifest).num_parameters, memory_of_machine()
     needs = parameters * (BYTES_TO_TRAIN if plan.trains else BYTES_TO_HOLD)
     if needs > has:
         raise ConfigError(
-            f"the model has {parameters:,} parameters and needs at least {needs / 1e9:.1f} GB of memory to "
-            f"{'train' if plan.trains else 'be held'}; this machine has {has / 1e9:.1f} GB"
+            f"the model has {parameters:,} parameters and needs at least {needs / 1e9:.1f} GB of memory to be "
+            f"{'trained' if plan.trains else 'held'}; this machine has {has / 1e9:.1f} GB"
         )
 
 
 def memory_of_machine() -> int:
-    """Return the bytes of memory of this machine, in use or not."""
+    """Return the total memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _known_addresses(
     plan: PeerPlan, folder: RunFolder, me: PeerId, reporter: StatusReporter
 ) -> dict[PeerId, tuple[str, ...]]:
-    """Return whom to ask first: the settings' initial peers, those of the invite, then peers of earlier starts."""
+    """Return the peers to ask, in order: initial peers from the settings, from the invite, then from earlier starts."""
     invited = plan.invite.bootstraps if plan.invite is not None else ()
     known: dict[PeerId, tuple[str, ...]] = {}
     for address in (*plan.settings.initial_peers, *invited):
@@ -237,9 +237,7 @@ def _known_addresses(
         known[peer] = (*known.get(peer, ()), address)
     kept = folder.recall_addresses()
     if not kept and folder.read(ADDRESSES_FILE) not in (None, b"{}"):
-        reporter.report(
-            "addresses", f"{folder.path / ADDRESSES_FILE} cannot be read; this start asks only whom it was given"
-        )
+        reporter.report("addresses", f"{folder.path / ADDRESSES_FILE} cannot be read; using only the given addresses")
     for peer, addresses in kept.items():
         known[peer] = (*known.get(peer, ()), *addresses)
     return {peer: tuple(dict.fromkeys(addresses)) for peer, addresses in known.items() if peer != me}
@@ -250,8 +248,8 @@ class _Found:
     """The manifest of the run, and what came with it.
 
     Attributes:
-        answered: who gave it; None where it was here.
-        records: of peers to dial.
+        answered: the peer that sent it; None if it was on this machine.
+        records: records of peers to dial.
     """
 
     verified: VerifiedManifest
@@ -267,11 +265,11 @@ async def _find_manifest(
     reporter: StatusReporter,
     stop: StopRequest,
 ) -> _Found | None:
-    """Return the manifest: given, kept from an earlier start, or from the swarm; None: told to go before."""
+    """Return the manifest: given, saved by an earlier start, or fetched from the swarm; None if stopped before."""
     run = plan.source.run
     if plan.founding is not None:
         verified = plan.founding.signed.verify(run)
-        # For whoever reads this folder later: its checkpoints say nothing of the model.
+        # Readers of this folder need it: the checkpoints do not describe the model.
         folder.write(MANIFEST_FILE, verified.encoded)
         return _Found(verified=verified)
     kept = folder.read(MANIFEST_FILE)
@@ -280,7 +278,7 @@ async def _find_manifest(
             return _Found(verified=decode_signed_manifest(kept).verify(run))
         except FrameError as error:
             raise StateError(
-                f"{folder.path / MANIFEST_FILE} is broken ({error}); move it away to fetch it anew"
+                f"{folder.path / MANIFEST_FILE} is broken ({error}); move it away to fetch it again"
             ) from None
     reporter.phase = "fetching manifest"
     if not known:
@@ -296,7 +294,7 @@ async def _find_manifest(
         reporter.report("asking", "stopped before any peer answered")
         return None
     invited = {parse_peer_address(address)[1] for address in (plan.invite.bootstraps if plan.invite else ())}
-    place = "the invite names it" if fetched.peer in invited else "met before, the invite does not name it"
+    place = "named in the invite" if fetched.peer in invited else "known from before, not named in the invite"
     reporter.report("asking", f"{short_peer_id(fetched.peer)} answered ({place})")
     verified = decode_signed_manifest(fetched.manifest).verify(run)
     folder.write(MANIFEST_FILE, verified.encoded)

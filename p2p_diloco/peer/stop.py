@@ -1,4 +1,4 @@
-"""How a peer is told to go: after a round that all others know of, politely, or at once."""
+"""Ask a peer to stop: after an agreed round, after the current round, or at once."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class StopRequest:
         self._has_last_round = asyncio.Event()
 
     def end_after(self, last_round: int) -> None:
-        """Contribute to no round after this one, and go when all stand at its end; the first word counts."""
+        """Contribute to no round after this one, and end when all peers agree on it; only the first call counts."""
         if self._last_round is None:
             self._last_round = last_round
             self._has_last_round.set()
 
     def leave(self) -> None:
-        """Say good-bye, finish the round, checkpoint, go."""
+        """Announce the leave, finish the round, save a checkpoint, end."""
         self._leave.set()
 
     def stop_now(self) -> None:
-        """Go at once."""
+        """Stop at once."""
         self._leave.set()
         self._now.set()
 
     @property
     def is_leaving(self) -> bool:
-        """Return whether this peer was told to go."""
+        """Return whether this peer has been asked to leave."""
         return self._leave.is_set()
 
     async def wait_for_last_round(self) -> int:
-        """Wait until there is a round to end after, and return it."""
+        """Wait until a last round is set, and return it."""
         await self._has_last_round.wait()
         assert self._last_round is not None
         return self._last_round
 
     async def wait_for_leave(self) -> None:
-        """Wait until this peer is told to go."""
+        """Wait until this peer is asked to leave."""
         await self._leave.wait()
 
     async def wait_for_stop(self) -> None:
-        """Wait until this peer is told to go at once."""
+        """Wait until this peer is asked to stop at once."""
         await self._now.wait()

@@ -1,8 +1,8 @@
-"""The agreed state of a peer that trains, and how θ follows it without waiting for it.
+"""The agreed state of a peer that trains, and how updates reach θ without blocking training.
 
-φ and m follow entries on a thread of their own, while a step is made. What θ is to become then waits, span by span,
-and the thread that trains brings it about at its next step border: θ ← scale · θ + offset, where a merge that keeps
-has scale 1. So entries are followed, served and stored also while nobody steps, and θ belongs to one thread alone.
+A separate thread applies entries to φ and m while a step runs. The resulting update of θ is queued span by span, and
+the training thread applies it at its next step border: θ ← scale · θ + offset, where scale is 1 for a merge that keeps
+local progress. So entries are applied, served and stored even without steps, and only one thread touches θ.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from p2p_diloco.training.evaluation import Slice
 IDLE_SECONDS = 0.05
 LOSS_SMOOTHING = 0.95
 RATE_WINDOW_SECONDS = 30.0
-"""The window over which tokens per second are counted."""
+"""Window over which tokens per second are measured."""
 
 
 _NOTHING_IN_FLIGHT = InFlight()
 
 
 class Absorbed(NamedTuple):
-    """An entry that θ follows, for the diary."""
+    """An entry applied to θ, for the diary."""
 
     entry: Digest
     own_included: bool
 
 
 class Took(NamedTuple):
-    """A span that was replaced, for the diary."""
+    """A replaced span, for the diary."""
 
     head: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Local:
-    """What lies between a span's agreed state and θ.
+    """The pending difference between a span's agreed state and θ.
 
     Attributes:
-        in_flight: contributions without their entries.
-        scale, offset_N: θ is to become scale · θ + offset; no offset: it is where it should be.
-        events: what that is made of.
+        in_flight: contributions whose entries have not arrived.
+        scale, offset_N: θ must become scale · θ + offset; no offset: θ is up to date.
+        events: the events that this update combines.
     """
 
     in_flight: InFlight = _NOTHING_IN_FLIGHT
@@ -74,7 +74,7 @@ class _Local:
 
 
 class _Request(NamedTuple):
-    """A contribution that a round waits for."""
+    """A request for a contribution to a round."""
 
     round: int
     fragment: int
@@ -90,24 +90,24 @@ class _Look(NamedTuple):
 
 @dataclass(slots=True)
 class _Counts:
-    """Tokens and steps of this peer, in all or when a fragment was last contributed."""
+    """Tokens and steps of this peer: in total, or up to the last contribution of a fragment."""
 
     tokens: int = 0
     steps: int = 0
 
 
 class TrainedState(HeldState):
-    """A `Replica` with a model that somebody trains.
+    """A `Replica` with a model in training.
 
-    One thread trains. It calls `begin` until the model holds φ, then `stepped` and `border` after each of its steps.
+    One thread trains. It calls `begin` until the model holds φ, then `stepped` and `border` after each step.
 
     Args:
         local: θ, span by span.
         now: swarm seconds, callable from any thread.
-        wake: called, from any thread, when there is something to do at a border.
-        diary: of all that happens to θ.
-        inner: what the thread that trains keeps for itself.
-        hear: told, in the loop, what could not be kept or taken up again; `(topic, text)`.
+        wake: called, from any thread, when there is work for a step border.
+        diary: records everything that happens to θ.
+        inner: private state of the training thread, such as optimisers.
+        hear: called in the loop with `(topic, text)` if that state cannot be saved or restored.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TrainedState(HeldState):
         self._moved: deque[SpanId] = deque()
         self._requests: deque[_Request] = deque()
         self._looks: deque[_Look] = deque()
-        # Zeros below zero: whatever is added to one is what comes of it, to the bit.
+        # Negative zeros: -0.0 + x is x, bit for bit, for every x.
         longest = max(place.stop - place.start for place in plan.places.values())
         self._nothing = frozen(np.full(longest, -0.0, np.float32))
 
@@ -158,41 +158,41 @@ class TrainedState(HeldState):
         answer: Answer,
         spans: frozenset[SpanId] | None = None,
     ) -> None:
-        """Contribute at the next step border."""
+        """Request a contribution at the next step border."""
         while self._requests and self._requests[0].deadline < self._now():
-            self._requests.popleft().answer(None)  # nobody steps
+            self._requests.popleft().answer(None)  # no step was made in time
         self._requests.append(_Request(round_index, fragment, deadline, answer, spans))
         self.wake()
 
     def look(self, slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
-        """Hand a copy of these slices of θ, as they are at the next step border, to `hand_over`, in the loop."""
+        """Copy these slices of θ at the next step border, and call `hand_over` with them in the loop."""
         self._looks.append(_Look(slices, hand_over))
         self.wake()
 
     def keep_inner(self) -> None:
-        """Keep what the thread that trains has for itself at the next step border."""
+        """Save the training thread's private state at the next step border."""
         self._keeps_inner = self._inner is not None
         self.wake()
 
     def progress(self) -> Progress:
-        """Return what heartbeats publish of this peer's training."""
+        """Return the training progress that heartbeats publish."""
         return self._progress
 
     def seconds_since_step(self) -> float:
-        """Return for how long no step has been counted."""
+        """Return the seconds since the last counted step."""
         return time.monotonic() - self._stepped_at
 
-    # -- for the thread that trains
+    # -- for the training thread
 
     @property
     def fraction(self) -> float:
-        """How far the run is, 0 to 1: entries that the state holds over those that are planned, not wall time."""
+        """Progress of the run, 0 to 1: entries applied over entries planned, not wall time."""
         heights = sum(state.head.height for state in self._states.values())
         planned = self._plan.manifest.rounds.planned_cycles * max(1, len(self._states))
         return min(1.0, heights / planned)
 
     def begin(self) -> bool:
-        """Begin with θ := φ once all spans are there; return whether they are."""
+        """Set θ := φ once all spans are present; return whether that is done."""
         if not self._is_loaded and len(self._states) == len(self._plan.places):
             heads = {}
             for span, lock in self._locks.items():
@@ -208,7 +208,7 @@ class TrainedState(HeldState):
         return self._is_loaded
 
     def stepped(self, tokens: int, loss: float | None = None) -> None:
-        """Count a step of the optimiser, which trained on so many tokens since the last one."""
+        """Count a step of the optimiser, and the tokens since the last one."""
         moment = time.monotonic()
         self._stepped_at = moment
         if loss is not None:
@@ -231,11 +231,11 @@ class TrainedState(HeldState):
         return (self.counts.tokens - before) / max(moment - began, 1e-3)
 
     def border(self) -> None:
-        """Let θ follow what was followed meanwhile, and contribute what is due; between two steps."""
+        """Between two steps: apply pending updates to θ, and answer requests for contributions and copies."""
         for _ in range(len(self._moved)):
             span = self._moved.popleft()
             lock = self._locks[span]
-            if not lock.acquire(blocking=False):  # it is followed just now; no reason to wait
+            if not lock.acquire(blocking=False):  # an entry is being applied right now; do not wait
                 self._moved.append(span)
                 continue
             try:
@@ -251,7 +251,7 @@ class TrainedState(HeldState):
             self.save_inner()
 
     def save_inner(self) -> None:
-        """Keep now what this thread has for itself."""
+        """Save this thread's private state now."""
         self._keeps_inner = False
         if self._inner is None or not self._is_loaded:
             return
@@ -274,18 +274,18 @@ class TrainedState(HeldState):
         self._in_loop(lambda: self._hear(topic, text))
 
     def in_flight(self, span: SpanId) -> InFlight:
-        """Return a span's contributions without their entries."""
+        """Return a span's contributions whose entries have not arrived."""
         return self._locals[span].in_flight if span in self._locals else _NOTHING_IN_FLIGHT
 
     @property
     def has_work(self) -> bool:
-        """Whether a border would do anything."""
+        """Whether a border has anything to do."""
         return bool(self._moved or self._requests or self._looks or self._keeps_inner)
 
     def contribute(
         self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None
     ) -> FragmentContribution | None:
-        """Contribute a fragment to a round, or the `chosen` spans of it; None when there is nothing new."""
+        """Encode a contribution of a fragment, or of its `chosen` spans; None without a step since the last one."""
         before = self._contributed[fragment]
         tokens, steps = self.counts.tokens - before.tokens, self.counts.steps - before.steps
         if steps == 0 or not self._is_loaded:
@@ -320,7 +320,7 @@ class TrainedState(HeldState):
         return EncodedSpan(span=span, parent=state.head.digest, norm=sent.norm, payload=sent.payload)
 
     def _settle(self, span: SpanId) -> None:
-        """Let θ become what it is to be."""
+        """Apply the pending update of a span to θ."""
         held = self._locals[span]
         if held.offset_N is None:
             return
@@ -334,13 +334,13 @@ class TrainedState(HeldState):
                     self._diary.took(self.counts.steps, span, event.head)
 
     def _copies(self, slices: Sequence[Slice]) -> tuple[Vector, ...]:
-        """Return a copy of these slices of θ; not on the heap, where it would take the place of a gradient."""
+        """Return copies of these slices of θ, allocated outside the heap so as not to displace a gradient."""
         copies = tuple(passing_vector(stop - start) for _, start, stop in slices)
         for copy_N, (fragment, start, stop) in zip(copies, slices, strict=True):
             np.copyto(copy_N, self.local.parameters.view(fragment, start, stop))
         return copies
 
-    # -- on the thread that follows
+    # -- on the follower thread
 
     def _advance(self, held: dict[SpanId, SpanState], state: SpanState, update: SpanUpdate) -> None:
         span, plan = update.span, self._plan
@@ -368,7 +368,7 @@ class TrainedState(HeldState):
         with self._locks[span]:
             local, event = self._locals.get(span), Took(state.head.digest)
             if local is not None and span in self._damaged_spans:
-                # What θ would follow from is damaged, so it begins again at the anchor.
+                # The state that θ was based on is damaged, so θ restarts from the anchor.
                 events = (*local.events, event) if self._diary is not None else ()
                 self._locals[span] = _Local(scale=0.0, offset_N=state.anchor_N, events=events)
                 self._moved.append(span)

@@ -22,19 +22,19 @@ from p2p_diloco.training.parameters import LocalParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingHost:
-    """The run, the peer and the callbacks that a training works with.
+    """The run, the peer and the callbacks that a training uses.
 
     Attributes:
-        plan: of the run.
-        run: its id.
-        peer, incarnation: this start of this peer.
-        settings: of this machine.
-        folder: of the run on this machine.
-        now: swarm seconds, callable from any thread.
-        in_loop: hands a call over to the event loop.
-        died: called in the loop when training ended with an error.
+        plan: plan of the run.
+        run: run id.
+        peer, incarnation: this peer and its start.
+        settings: settings of this machine.
+        folder: the run's folder on this machine.
+        now: returns swarm seconds; callable from any thread.
+        in_loop: schedules a call in the event loop.
+        died: called in the loop if training ends with an error.
         damaged: called in the loop with a span that must be replaced.
-        hear: told, in the loop, what could not be kept; `(topic, text)`.
+        hear: called in the loop with `(topic, text)` to report something, such as a failed save.
     """
 
     plan: RunPlan
@@ -51,13 +51,13 @@ class TrainingHost:
 
 
 class Training(ABC):
-    """Trains a model at a peer. A session calls these methods in the event loop unless they say otherwise.
+    """Trains a model at a peer. A session calls these methods in the event loop unless noted otherwise.
 
     Attributes:
-        model: the model of an own loop; None: it is built from the manifest.
-        state: of the model, once it is open.
-        owns_process: whether the allocator and the like are this peer's to set.
-        evaluate_seconds: between two measurements of the held-out loss; 0: none.
+        model: the user's own model; None: it is built from the manifest.
+        state: state of the model, once it is open.
+        owns_process: whether this peer may change process-wide settings such as the allocator.
+        evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
     """
 
     model: nn.Module | None = None
@@ -66,57 +66,57 @@ class Training(ABC):
     evaluate_seconds = 0.0
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
-        """Refuse what is not here, before anything is begun; in a thread that may wait.
+        """Check the requirements before anything is started; called in a thread that may block.
 
-        A joiner calls it twice: before anybody is asked, and with what was answered.
+        A joining peer calls it twice: before it contacts anyone, and with the fetched manifest.
 
         Args:
-            manifest: once it is at hand, and verified unless this peer founds the run.
+            manifest: the manifest once it is known; verified unless this peer founds the run.
         Raises:
             ConfigError: a device or a text is missing, or the run trains another model.
         """
 
     @abstractmethod
     def open(self, host: TrainingHost) -> HeldState:
-        """Make the state of the run at this peer; in a thread that may wait."""
+        """Create the state of the run at this peer; called in a thread that may block."""
 
     def parameters(self) -> LocalParameters | None:
         """Return θ, if there is a model."""
         return self.state.local.parameters if self.state is not None else None
 
     def keep_inner(self) -> None:
-        """Keep the optimiser's state and the like at the next step border."""
+        """Save optimiser state and the like at the next step border."""
         if self.state is not None:
             self.state.keep_inner()
 
     def start(self) -> None:
-        """Begin to step as soon as all spans are there."""
+        """Start training as soon as all spans are loaded."""
 
     def is_stepping(self) -> bool:
-        """Return whether steps are made."""
+        """Return whether steps are being made."""
         return True
 
     def stop_stepping(self) -> None:
-        """Make no steps any more, but let θ follow entries."""
+        """Stop making steps, but keep applying entries to θ."""
 
     def wait_until_idle(self) -> None:
-        """Wait until everything that was handed over is followed; in a thread that may wait."""
+        """Wait until all submitted updates are applied; called in a thread that may block."""
         assert self.state is not None, "open it first"
         self.state.wait_until_idle()
 
     async def measure(self) -> HeldOutLoss | None:
-        """Return the held-out loss of the state that is held now, or None where none is measured."""
+        """Return the held-out loss of the current state, or None if it is not measured."""
         return None
 
     async def end(self) -> None:
-        """End what was begun."""
+        """Stop and clean up."""
 
 
 class NoTraining(Training):
-    """What a bootstrap peer has in place of a model: it holds the state while nobody else does, and trains nothing."""
+    """The training of a bootstrap peer: it holds the state while nobody else does, and trains nothing."""
 
     owns_process = True
 
     def open(self, host: TrainingHost) -> HeldState:
-        """Make a state without a model."""
+        """Create a state without a model."""
         return HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)

@@ -1,4 +1,4 @@
-"""The built-in trainer's thread: inner steps without end, and between two of them what the swarm has for θ."""
+"""The built-in trainer's thread: runs inner steps, and applies updates from the swarm between them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from p2p_diloco.training.inner_loop import InnerLoop
 
 
 class InnerSteps:
-    """Steps of the built-in inner loop, counted by the state of the model that it trains."""
+    """Runs steps of the built-in inner loop and counts them in the model's state."""
 
     def __init__(self, loop: InnerLoop, state: TrainedState) -> None:
         self.loop = loop
         self.state = state
 
     def step(self) -> None:
-        """Make one."""
+        """Make one step."""
         self.loop.set_progress(self.state.fraction)
         step = self.loop.step()
-        if step.applied:  # else its loss may be NaN, which would never leave the average again
+        if step.applied:  # otherwise its loss may be NaN, which would stay in the average for ever
             self.state.stepped(step.tokens, step.loss)
 
 
 class TrainingThread:
-    """Steps a model; it alone touches θ.
+    """The thread that trains a model; only it touches θ.
 
     Args:
-        state: of the model.
-        step: makes a step of it; None: nobody trains, and θ only follows.
-        in_loop: hands a call over to the event loop.
-        died: called in the loop when training ended with an error.
+        state: state of the model.
+        step: makes one step; None: no training, θ only follows entries.
+        in_loop: schedules a call in the event loop.
+        died: called in the loop if training ends with an error.
     """
 
     def __init__(
@@ -54,26 +54,26 @@ class TrainingThread:
         state.wake = self._woken.set
 
     def start(self) -> None:
-        """Begin; training starts when all spans are there."""
+        """Start the thread; training starts once all spans are loaded."""
         self._thread.start()
 
     def stop_training(self) -> None:
-        """Make no inner steps any more, but let θ follow entries."""
+        """Stop making inner steps, but keep applying entries to θ."""
         self._training = False
 
     def stop(self) -> None:
-        """Finish what waits and end the thread."""
+        """Finish pending work and end the thread."""
         self._stopping = True
         self._woken.set()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end of the thread; False when it did not come in time. One that never began has ended."""
+        """Wait for the thread to end; return whether it has. A thread that was never started counts as ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def wait_until_idle(self) -> None:
-        """Wait until everything that was handed over is in φ, m and θ; for a thread that may wait."""
+        """Wait until all submitted updates are in φ, m and θ; blocks."""
         self.state.wait_until_idle()
         while self.state.has_work and self._thread.is_alive():
             time.sleep(IDLE_SECONDS)
@@ -95,6 +95,6 @@ class TrainingThread:
             self._in_loop(lambda: self._died(failure))
 
     def may_step(self) -> bool:
-        """Return whether an inner step is due; otherwise the next entry is waited for."""
+        """Return whether to make an inner step; otherwise wait for the next entry."""
         may_train = self._training and not self._stopping and self._step is not None
         return self.state.begin() and may_train

@@ -1,4 +1,4 @@
-"""Waiting for one of several ends, and finding the error in a group of them."""
+"""Wait for the first of several coroutines, and unwrap exception groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Result = TypeVar("_Result")
 
 
 async def wait_for_first(*waits: Coroutine[Any, Any, None]) -> None:
-    """Return when one of these ends, or raise what it raises; the others are cancelled."""
+    """Return when the first of these ends, or raise its exception; cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -22,7 +22,7 @@ async def wait_for_first(*waits: Coroutine[Any, Any, None]) -> None:
 
 
 async def result_before(work: Coroutine[Any, Any, _Result], end: Coroutine[Any, Any, None]) -> _Result | None:
-    """Return what `work` returns, or raise what it raises; None if `end` came first, and then `work` has ended too."""
+    """Return the result of `work`, or raise its exception; cancel it and return None if `end` comes first."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
         await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -34,7 +34,7 @@ async def result_before(work: Coroutine[Any, Any, _Result], end: Coroutine[Any, 
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the first error in a group of groups; people read one sentence, not a tree."""
+    """Return the first error in nested exception groups, so that people read one sentence instead of a tree."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,7 +1,7 @@
-"""What a run would need, worked out before anybody starts one: bytes, length of a cycle, speed kept.
+"""Estimate what a run needs before it starts: traffic, length of a cycle, speed relative to training alone.
 
-Bytes follow from the codecs and the grid (`testing/scale.py` measures the same swarm and comes to 3 % more, for
-headers). How long the outer work takes on a core is measured by whoever asks, see `measure_outer_work`.
+Traffic follows from the codecs and the grid (`testing/scale.py` measures the same swarm and finds 3 % more, for
+headers). The caller measures the CPU time of the outer work, see `measure_outer_work`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from p2p_diloco.rate import check_count, check_positive, format_rate
 from p2p_diloco.span.vector_work import encode_contribution
 
 LARGEST_FRAGMENT = 500_000_000
-"""Parameters of a fragment, at most, where the number of fragments allows it."""
+"""Maximum parameters of a fragment, unless that needs more than `MOST_FRAGMENTS`."""
 WANTED_FRAGMENTS, MOST_FRAGMENTS = 4, 24
 STEPS_OF_A_ROUND = 4
-"""At least, for islands contribute at step borders and only in the first half of a round: two of them lie in it."""
+"""Minimum steps in a round: islands contribute between steps, only in the first half of a round, which has two then."""
 SHARE_OF_LINE = 0.5
-"""A cycle is so long that the exchange takes this share of the line: rounds have deadlines, and lines have bad days."""
+"""A cycle is long enough that the exchange uses at most this share of the uplink, since rounds have deadlines."""
 SHARE_OF_CORES = 0.1
-"""And so long that the outer work takes at most this share of it."""
+"""A cycle is long enough that the outer work takes at most this share of it."""
 SAFE_ROUND_SECONDS = 2.0
-"""Rounds this long have all contributions over the internet, in one row and in several; in half of that some are lost,
-and busy machines miss more (docs/decisions/0033)."""
+"""Over the internet, rounds of this length receive all contributions, in one row and in several. Rounds half as long
+lose some, and busy machines lose more (docs/decisions/0033)."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
 """Final loss by inner steps per cycle, four islands: `python -m research sync --size micro`."""
 BFLOAT16_BYTES = 2
@@ -52,21 +52,21 @@ Bound = Literal["steps", "line", "cores", "rounds", "heartbeat"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is known of a run.
+    """The inputs of an estimate.
 
     Attributes:
-        parameters: of the model.
-        islands: that train.
-        uplink_bits: per second, of the slowest island.
-        step_seconds: an inner step.
+        parameters: number of parameters of the model.
+        islands: number of islands that train.
+        uplink_bits: upload rate of the slowest island, bits per second.
+        step_seconds: duration of an inner step.
         group_size: peers that average in one row.
         contribution, row_mean, entry: codecs.
-        cores: that share an island's outer work; a process uses one.
-        core_nanoseconds: of one core for each parameter and cycle.
-        fewest_steps: of a cycle, whatever the line would carry. The more often, the better it learns, down to here at
-            least (`python -m research sync`, docs/lab-log.md).
-        heartbeat_seconds: of the manifest; members of a shorter cycle would not be heard in it.
-        fragments: where their number is settled; None: as suits.
+        cores: CPU cores that share an island's outer work; a process uses one.
+        core_nanoseconds: time of one core per parameter and cycle.
+        fewest_steps: minimum steps of a cycle, even on a fast uplink. Shorter cycles learn better, at least down to
+            this length (`python -m research sync`, docs/lab-log.md).
+        heartbeat_seconds: from the manifest; a cycle must be long enough for a heartbeat of every member.
+        fragments: number of fragments if it is fixed; None: choose it.
     """
 
     parameters: int
@@ -92,20 +92,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What follows.
+    """The result of an estimate.
 
     Attributes:
-        bytes_per_parameter: sent by an island in a cycle.
-        received_per_parameter: bytes that come in: as many, or fewer with one or two islands, whose bootstrap reduces.
-        transfer_seconds: of a cycle's bytes on an empty line.
-        cycle_seconds: recommended.
+        bytes_per_parameter: bytes sent by an island in a cycle, per parameter.
+        received_per_parameter: bytes received: the same, or fewer with one or two islands, where the bootstrap reduces.
+        transfer_seconds: time to send a cycle's bytes on an idle uplink.
+        cycle_seconds: recommended length of a cycle.
         steps: inner steps in a cycle.
-        set_by: which of the bounds is the longest, and so the cycle's length.
-        fragments, spans_per_fragment: of the manifest.
-        round_seconds: a fragment's share of the cycle.
-        utilisation: share of the time that goes into inner steps.
-        data_parallel_step_seconds: of bfloat16 gradients in a ring over the same line, nothing hidden.
-        host_bytes: beyond training: anchor, momentum, and a fragment on its way.
+        set_by: the longest of the bounds, which sets the length of a cycle.
+        fragments, spans_per_fragment: values for the manifest.
+        round_seconds: length of a round: a cycle has one per fragment.
+        utilisation: share of the time spent in inner steps.
+        data_parallel_step_seconds: a data-parallel step over the same uplink: bfloat16 ring all-reduce, no overlap.
+        host_bytes: host memory beyond training: anchor, momentum, and one fragment in transfer.
     """
 
     bytes_per_parameter: float
@@ -123,7 +123,7 @@ class Plan:
 
 
 def make_plan(question: Question) -> Plan:
-    """Work out what a run needs.
+    """Compute what a run needs.
 
     Raises:
         ConfigError: rounds would be longer than a manifest allows.
@@ -168,15 +168,15 @@ def _check_round(seconds: float, question: Question) -> None:
     if seconds > LONGEST_ROUND:
         raise ConfigError(
             f"a round would take {seconds / DAY_SECONDS:,.1f} days at {format_rate(question.uplink_bits)}; a manifest "
-            f"allows {LONGEST_ROUND / DAY_SECONDS:.0f}: name a faster line with its unit, such as 20mbit, "
+            f"allows {LONGEST_ROUND / DAY_SECONDS:.0f}; give a faster uplink with its unit, such as 20mbit, "
             "fewer parameters or shorter steps"
         )
 
 
 def loss_cost(steps: float) -> float:
-    """Return by which share of the loss a cycle of so many steps ends above one of the fewest; at most what was tried.
+    """Return the relative increase of the final loss for cycles of `steps` steps, compared with the shortest measured.
 
-    Between two lengths that were tried, by the logarithm of the steps.
+    Interpolates between measured lengths in the logarithm of the steps; constant beyond the longest.
     """
     best = LOSS_BY_STEPS[min(LOSS_BY_STEPS)]
     for (fewer, less), (more, loss) in pairwise(LOSS_BY_STEPS.items()):
@@ -187,9 +187,9 @@ def loss_cost(steps: float) -> float:
 
 
 def flow_per_parameter(question: Question) -> Flow:
-    """Return the bytes that an island moves in a cycle for each parameter.
+    """Return the bytes that an island sends and receives per parameter and cycle.
 
-    The mean over islands that can all be dialled, with a bootstrap peer that founded the run.
+    This is the mean over islands that can all be dialled, in a run with a bootstrap peer.
     """
     contribution, row_mean, entry = (
         _bytes_of(name) for name in (question.contribution, question.row_mean, question.entry)
@@ -211,14 +211,14 @@ def _bytes_of(codec_name: str) -> float:
 
 
 def measure_outer_work(elements: int = 1 << 21, repeats: int = 3) -> float:
-    """Return how many nanoseconds of one core a parameter costs in a cycle: contribute, reduce, absorb, merge.
+    """Measure the core nanoseconds per parameter and cycle of the outer work: contribute, reduce, absorb, merge.
 
-    The best of a few runs, here and now; a busy machine says more.
+    Returns the best of a few runs on this machine; the value is higher on a busy one.
     """
     codec = codec_named("int4")
     state = genesis_state(np.zeros(elements, np.float32), ZERO_DIGEST)
     rng = np.random.Generator(np.random.Philox(key=1))
-    local_N = rng.standard_normal(elements, dtype=np.float32) * np.float32(0.01)  # too short to be clipped
+    local_N = rng.standard_normal(elements, dtype=np.float32) * np.float32(0.01)  # too small to be clipped
     best = math.inf
     for _ in range(repeats):
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""Measures an inner step of a run's built-in model on this machine."""
+"""Measure an inner step of a run's built-in model on this machine."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from p2p_diloco.training.model import build_model
 from p2p_diloco.training.shape import MODEL_SIZES, ModelShape
 
 BUDGET_SECONDS, PART_SECONDS = 3.0, 1.0
-"""For steps of the whole model, and for those of a part."""
+"""Time limits for steps of the whole model, and for steps of a part of it."""
 MOST_STEPS = 20
 SMALL_STEP = 1e10
-"""Operations of a step that is played whole at once: any core makes them within a second."""
+"""Operations of a step that is measured whole without an estimate: any core does them within a second."""
 MISSING_CORES = 0.3
-"""If the cores that other programs leave idle are this much fewer than the training threads, the measurement is off."""
+"""A measurement counts as disturbed if other programs leave this many fewer cores idle than there are threads."""
 BYTES_OF_A_PARAMETER = 20
-"""At least, of one that is trained: θ, its gradient, two moments, and φ."""
+"""Minimum memory per trained parameter: θ, its gradient, two moments, and φ."""
 
 
 class Unmeasured(Exception):
-    """Why a step cannot be measured here, for people."""
+    """A step cannot be measured here; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """An inner step.
+    """A measured inner step.
 
     Attributes:
-        seconds: that it takes.
-        is_estimated: whether only a part was played, a block of the model and a window or two of the batch.
-        is_disturbed: whether other programs took the processor meanwhile.
+        seconds: duration.
+        is_estimated: whether only a part was run: one block of the model and one or two windows of the batch.
+        is_disturbed: whether other programs used the processor meanwhile.
     """
 
     seconds: float
@@ -49,21 +49,21 @@ class MeasuredStep:
 
 
 def measure_inner_step(manifest: RunManifest, *, device: str = "auto", threads: int | None = None) -> MeasuredStep:
-    """Make some inner steps and return how long one takes; in a few seconds of an idle machine, whatever the model.
+    """Run some inner steps and return how long one takes. On an idle machine this takes a few seconds for any model.
 
-    Where some steps would take longer than that, one block of the model makes steps of one window and of two, from
-    which follows what all blocks and windows take. The text does not matter: it is the standard library's.
+    If whole steps would take longer, it runs one block of the model on one window and on two, and extrapolates to all
+    blocks and windows. The text does not matter; it uses the standard library's source.
 
     Args:
-        manifest: of the run.
+        manifest: manifest of the run.
         device: as in the settings of a machine.
-        threads: the same; None: as many as PyTorch takes.
+        threads: as in the settings; None: PyTorch's default.
     Raises:
-        ConfigError: no such device.
-        Unmeasured: the model is not the built-in one, or cannot be trained here.
+        ConfigError: the device does not exist.
+        Unmeasured: the model is not built in, or cannot be trained here.
     """
     if manifest.model.tensors:
-        raise Unmeasured("the run trains a model of its own")
+        raise Unmeasured("the run trains its own model")
     shape = dataclasses.replace(MODEL_SIZES[manifest.model.size], **manifest.model.changes())
     place = choose_device(device)
     needed, free = BYTES_OF_A_PARAMETER * shape.num_parameters, psutil.virtual_memory().available
@@ -77,13 +77,13 @@ def measure_inner_step(manifest: RunManifest, *, device: str = "auto", threads: 
         torch.set_num_threads(threads or own_threads)
         step = _play(manifest, shape, place, time.perf_counter)
         if step.is_disturbed:
-            # Threads that wait for each other lose most. The processor time of a single one tells more.
+            # Threads that wait for each other suffer most, so the CPU time of a single thread is a better measure.
             torch.set_num_threads(1)
             alone = _play(manifest, shape, place, time.process_time)
             fastest = min(step, alone, key=lambda played: played.seconds)
             step = dataclasses.replace(fastest, is_disturbed=True)
         return step
-    except (RuntimeError, ValueError) as error:  # PyTorch's: no memory on the device, a kernel that is not there
+    except (RuntimeError, ValueError) as error:  # from PyTorch: out of device memory, a missing kernel
         raise Unmeasured(f"training fails on {place} ({str(error).partition(chr(10))[0]})") from error
     finally:
         torch.set_num_threads(own_threads)
@@ -98,7 +98,7 @@ def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock:
         stream = BatchStream(corpus, run, peer, batch=batch, context=played.context)
         return InnerLoop(build_model(played, 0), stream, dataclasses.replace(rule, batch=batch), device)
 
-    _fastest_step(loop(1, 1, MODEL_SIZES["tiny"]), 0.0, clock)  # whatever PyTorch does once
+    _fastest_step(loop(1, 1, MODEL_SIZES["tiny"]), 0.0, clock)  # PyTorch's one-time setup
     began, by_others = time.perf_counter(), _processor_seconds_of_others()
 
     def played(seconds: float, *, is_estimated: bool) -> MeasuredStep:
@@ -114,21 +114,21 @@ def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock:
         if 2.0 * estimate > BUDGET_SECONDS:
             return played(estimate, is_estimated=True)
     whole = loop(shape.layers, rule.batch)
-    _fastest_step(whole, 0.0, clock)  # the first makes the moments of its optimisers
+    _fastest_step(whole, 0.0, clock)  # the first step allocates the optimisers' moments
     return played(_fastest_step(whole, BUDGET_SECONDS, clock), is_estimated=False)
 
 
 def _processor_seconds_of_others() -> float:
-    """Return the processor time that this machine has spent on other processes since it was started."""
+    """Return the CPU seconds that this machine has spent on other processes since it was booted."""
     times = psutil.cpu_times()
     return float(times.user + getattr(times, "nice", 0.0) + times.system) - time.process_time()
 
 
 def _fastest_step(loop: InnerLoop, budget_seconds: float, clock: Callable[[], float]) -> float:
-    """Make steps until the time is used up, at least one; return the shortest, which other programs disturbed least."""
+    """Run steps until the time is used up, at least one; return the shortest, which was disturbed least."""
     end, steps = time.perf_counter() + budget_seconds, list[float]()
     while not steps or (time.perf_counter() < end and len(steps) < MOST_STEPS):
         began = clock()
-        loop.step()  # waits for the device, since it reads loss and norm
+        loop.step()  # waits for the device, because it reads loss and norm
         steps.append(clock() - began)
     return min(steps)

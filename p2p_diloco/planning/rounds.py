@@ -1,4 +1,4 @@
-"""The rounds of a new run: how long its cycle is, from an inner step, the slowest line and the number of islands."""
+"""Choose the rounds of a new run from the inner step time, the slowest uplink and the number of islands."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from p2p_diloco.training.shape import MODEL_SIZES
 COMPILED_NANOSECONDS = 10.0
 """Processor time of the outer step per parameter and cycle, with compiled loops (docs/performance.md)."""
 MOST_CYCLES = 2**20
-"""That a manifest plans."""
+"""Maximum number of cycles that a manifest can plan."""
 RETAINED_SECONDS = 320.0
-"""Entries are retained for so long at least, however short cycles are: checkpoints are a quarter of that apart, and
-each is as large as the whole state."""
+"""Minimum time for which entries are retained, even with short cycles: the time between checkpoints is a quarter of
+it, and each checkpoint is as large as the whole state."""
 _ROUND, _FRAGMENTS, _STEPS = "rounds.round_seconds", "rounds.fragments", "rounds.planned_steps"
 _RETAINED = "limits.retained_cycles"
 _FEWEST_STEPS = min(LOSS_BY_STEPS)
@@ -42,9 +42,9 @@ class Conditions:
     """The islands and the network that a run is planned for.
 
     Attributes:
-        islands: that train at a time.
-        uplink_bits: per second, of the slowest island.
-        step_seconds: an inner step.
+        islands: number of islands that train at a time.
+        uplink_bits: upload rate of the slowest island, bits per second.
+        step_seconds: duration of an inner step.
     """
 
     islands: int
@@ -54,11 +54,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRounds:
-    """Values for a manifest, and notes on them for the person who makes the run.
+    """Values for a manifest, and notes on them for the organiser.
 
     Attributes:
-        values: by dotted key.
-        notes: a line each; the first has the cycle.
+        values: values by dotted key.
+        notes: one line each; the first describes the cycle.
     """
 
     values: dict[str, Any]
@@ -66,14 +66,14 @@ class ChosenRounds:
 
 
 def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Conditions) -> ChosenRounds:
-    """Choose a cycle of as few inner steps as the line, the processor and the clock allow.
+    """Choose a cycle with as few inner steps as the uplink, the processor and the clock allow.
 
     Args:
-        manifest: of the run, with what its organiser has settled.
-        given: dotted keys that the organiser settled; they stay.
-        conditions: what the run is to suit.
+        manifest: manifest of the run, with the values that its organiser has set.
+        given: dotted keys that the organiser has set; they are kept.
+        conditions: the conditions to plan for.
     Raises:
-        ConfigError: a condition that means nothing, or rounds longer than a manifest allows.
+        ConfigError: a condition is invalid, or rounds would be longer than a manifest allows.
     """
     question = Question(
         parameters=_num_parameters(manifest),
@@ -90,7 +90,7 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
     )
     plan = make_plan(question)
     tensors = manifest.model.tensors
-    if tensors and plan.fragments > len(tensors) and _FRAGMENTS not in given:  # a fragment is of whole tensors
+    if tensors and plan.fragments > len(tensors) and _FRAGMENTS not in given:  # a fragment consists of whole tensors
         question = dataclasses.replace(question, fragments=len(tensors))
         plan = make_plan(question)
     if _ROUND in given:
@@ -100,7 +100,7 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         chosen: dict[str, Any] = {_STEPS: steps}
         notes = [_cycle(question, plan, cycle, steps, fragments), *_warnings(question, plan, cycle, fragments)]
     else:
-        # Up to the next millisecond, so that no bound is missed by rounding.
+        # Round up to the next millisecond, so that rounding violates no bound.
         round_seconds = math.ceil(1000.0 * plan.round_seconds - 1e-6) / 1000.0
         chosen = {_ROUND: round_seconds, _FRAGMENTS: plan.fragments, _STEPS: plan.steps}
         notes = [_cycle(question, plan, plan.cycle_seconds, plan.steps, plan.fragments), *_reason(question, plan)]
@@ -112,10 +112,10 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
 
 
 def plan_end(manifest: RunManifest, hours: float) -> ChosenRounds:
-    """Choose the number of cycles of a run that is to be done after so many hours.
+    """Choose the number of cycles of a run that is planned to last `hours`.
 
     Raises:
-        ConfigError: it means nothing, or is more than a manifest plans.
+        ConfigError: `hours` is invalid, or more than a manifest can plan.
     """
     cycle = manifest.rounds.round_seconds * manifest.rounds.fragments
     cycles = round(hours * 3600.0 / cycle) if math.isfinite(hours) else 0
@@ -124,7 +124,10 @@ def plan_end(manifest: RunManifest, hours: float) -> ChosenRounds:
             f"--hours is {hours:g}; expected {cycle / 3600:.3g} to {MOST_CYCLES * cycle / 3600:.0f}, from one cycle of "
             f"{cycle:.3g} s to {MOST_CYCLES:,}; leave it out for a run without a planned end"
         )
-    note = f"planned for {hours:g} h, {counted(cycles, 'cycle')}: the inner rate falls until then, and the run goes on"
+    note = (
+        f"planned for {hours:g} h, {counted(cycles, 'cycle')}: the inner learning rate falls until then; the run "
+        "continues afterwards"
+    )
     return ChosenRounds(values={"rounds.planned_cycles": cycles, "inner.schedule": "cosine"}, notes=(note,))
 
 
@@ -147,22 +150,22 @@ def _cycle(question: Question, plan: Plan, cycle: float, steps: int, fragments: 
 
 
 def _reason(question: Question, plan: Plan) -> list[str]:
-    """Say what makes a cycle longer than learning wants it, and what that costs."""
+    """Explain what makes a cycle longer than is best for learning, and what that costs."""
     if plan.steps <= _FEWEST_STEPS:
         return []
     busy, work = f"{100 * SHARE_OF_LINE:.0f} %", f"{100 * SHARE_OF_CORES:.0f} %"
     reasons = {
-        "steps": f"its {counted(plan.fragments, 'fragment')} set that: {STEPS_OF_A_ROUND} steps in each round",
-        "line": f"the line sets that: {_exchange(question, plan)}, and is to fill at most {busy} of a cycle",
-        "cores": f"the processor sets that: the outer work is to take at most {work} of a cycle",
-        "rounds": f"the clock sets that: {_short_rounds()}",
-        "heartbeat": f"membership.heartbeat_seconds = {question.heartbeat_seconds:g} sets that: a cycle is no shorter",
+        "steps": f"set by its {counted(plan.fragments, 'fragment')}: each round has {STEPS_OF_A_ROUND} steps",
+        "line": f"set by the uplink: {_exchange(question, plan)}, and should take at most {busy} of a cycle",
+        "cores": f"set by the processor: the outer work should take at most {work} of a cycle",
+        "rounds": f"set by the shortest safe round: {_short_rounds()}",
+        "heartbeat": f"set by membership.heartbeat_seconds = {question.heartbeat_seconds:g}: a cycle cannot be shorter",
     }
     return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"]
 
 
 def _warnings(question: Question, plan: Plan, cycle: float, fragments: int) -> list[str]:
-    """Say what is wrong with a cycle that the organiser chose."""
+    """Return warnings about a cycle that the organiser chose."""
     warnings = []
     steps = cycle / question.step_seconds
     if cycle / fragments < SAFE_ROUND_SECONDS:
@@ -170,8 +173,8 @@ def _warnings(question: Question, plan: Plan, cycle: float, fragments: int) -> l
     if plan.transfer_seconds > SHARE_OF_LINE * cycle:
         least = plan.transfer_seconds / SHARE_OF_LINE / fragments
         warnings.append(
-            f"the line is thin for that: {_exchange(question, plan)}, more than {100 * SHARE_OF_LINE:.0f} % of the "
-            f"cycle, so contributions come late; rounds of {least:.3g} s have room"
+            f"the uplink is too slow for that: {_exchange(question, plan)}, more than {100 * SHARE_OF_LINE:.0f} % of "
+            f"the cycle, so contributions arrive late; rounds of {least:.3g} s are long enough"
         )
     if steps > 2 * plan.steps:
         warnings.append(f"without {_ROUND} a cycle would be {counted(plan.steps, 'step')}; {_cost(steps)}")

@@ -262,8 +262,8 @@ def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys:
     )
     assert capsys.readouterr().out.splitlines()[1:3] == [
         "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
-        "the clock sets that: rounds under 2 s lose contributions over the internet; cycles of 45 steps end with a "
-        "loss about 6 % above that of 8 (short trials; `python -m research sync --size micro` in a checkout repeats "
+        "set by the shortest safe round: rounds under 2 s lose contributions over the internet; cycles of 45 steps "
+        "end with a loss about 6 % above that of 8 (short trials; `python -m research sync --size micro` in a checkout repeats "
         "them)",
     ]
 
@@ -323,7 +323,7 @@ def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Cap
     assert main(["new", "--hours", "2", "--step-seconds", "0.5"]) == 0
     manifest = read_run_toml(tmp_path / "run.toml")
     assert (manifest.rounds.planned_cycles, manifest.inner.schedule) == (1800, "cosine")
-    assert "planned for 2 h, 1800 cycles: the inner rate falls until then, and the run goes on\n" in (
+    assert "planned for 2 h, 1800 cycles: the inner learning rate falls until then; the run continues afterwards\n" in (
         capsys.readouterr().out
     )
     assert main(["new", "other.toml", "--hours", "2", "--inner.schedule", "constant", *TOLD]) == 0

@@ -87,7 +87,7 @@ def test_rounds_that_no_manifest_allows_are_said_with_what_to_type(capsys: pytes
     assert main(["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20bit"]) == 2
     errors = capsys.readouterr().err
     assert "days at 0.02 kbit/s; a manifest allows 7" in errors
-    assert "name a faster line with its unit, such as 20mbit, fewer parameters" in errors
+    assert "give a faster uplink with its unit, such as 20mbit, fewer parameters" in errors
 
 
 @pytest.mark.parametrize("others", [[], ["--parameters", "1M", "--islands", "2"]])

@@ -134,7 +134,7 @@ def test_an_export_of_a_model_of_somebody_s_own_has_the_names_of_its_tensors(tmp
     assert "| training loss | 0.5, of" in card
     assert "| trained on" not in card, "peers bring their own data"
     assert main(["sample", "def main"]) == 2
-    assert '"night" trains a model of its own, which this command cannot build' in capsys.readouterr().err
+    assert '"night" trains its own model, which this command cannot build' in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("run")

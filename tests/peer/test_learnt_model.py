@@ -136,7 +136,7 @@ def test_a_peer_without_a_checkpoint_is_asked_to_be_waited_for(tmp_path: Path) -
         load_learnt_model(tmp_path)
     assert str(caught.value) == (
         f"the peer in {tmp_path} has no checkpoint yet; it writes the first one a few seconds after it has the state "
-        "of the run, so try again then (p2p-diloco status shows how it does)"
+        "of the run, so try again then (p2p-diloco status shows its progress)"
     )
 
 
@@ -164,7 +164,7 @@ def test_a_folder_without_a_manifest_says_how_to_get_one(tmp_path: Path) -> None
     folder = folder_of(tmp_path)
     save(folder, trained()[1])
     (folder.path / MANIFEST_FILE).unlink()
-    with pytest.raises(StateError, match=r"holds no manifest, which says what the model is; start its peer once more"):
+    with pytest.raises(StateError, match=r"has no manifest, which describes the model; start its peer once more"):
         load_learnt_model(tmp_path)
     folder.write(MANIFEST_FILE, b"x" * 100)
     with pytest.raises(StateError, match=r"manifest.json is broken \(a manifest that this version cannot read"):

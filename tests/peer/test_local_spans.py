@@ -232,7 +232,11 @@ def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(
     [
         (LocalSpans, "cpu", "trains on the processor, [0-9]+ threads?"),
         (DeviceSpans, "meta", "trains on meta; contributions are encoded there"),
-        (LocalSpans, "meta", "trains on meta; contributions are encoded on the processor, since meta rounds otherwise"),
+        (
+            LocalSpans,
+            "meta",
+            "trains on meta; contributions are encoded on the processor, since meta rounds differently",
+        ),
     ],
 )
 def test_where_an_island_trains_and_encodes_is_said(pair: Pair, kind: type[LocalSpans], where: str, said: str) -> None:

@@ -167,7 +167,7 @@ def without_bias() -> nn.Module:
     [
         (lambda: small(width=16), r"tensor embedding.weight has shape \(50, 16\) here and \(50, 12\) in the run"),
         (other_layer, r"this model trains extra.weight of shape \(3, 3\), which the run does not"),
-        (without_bias, r"the run trains a tensor hidden.bias of shape \(12,\), which this model has not"),
+        (without_bias, r"the run trains a tensor hidden.bias of shape \(12,\), which this model lacks"),
         (lambda: small(seed=1), "frozen parameters or buffers of this model differ from those of the run"),
     ],
     ids=["other width", "one more", "one less", "other base"],
@@ -201,9 +201,9 @@ def transposed() -> nn.Module:
     ("model", "expected"),
     [
         (lambda: nn.Linear(4, 4).requires_grad_(False), "the model has no parameter that requires a gradient"),
-        (lambda: nn.Linear(4, 4).bfloat16(), "parameter weight is bfloat16; trained parameters are float32"),
-        (lambda: nn.Linear(4, 4, device="meta"), "parameter weight is on the meta device and holds no numbers"),
-        (transposed, "parameter weight does not lie in one piece of memory"),
+        (lambda: nn.Linear(4, 4).bfloat16(), "parameter weight is bfloat16; trained parameters must be float32"),
+        (lambda: nn.Linear(4, 4, device="meta"), "parameter weight is on the meta device and has no values"),
+        (transposed, "parameter weight is not contiguous in memory"),
     ],
     ids=["frozen", "bfloat16", "meta", "transposed"],
 )
@@ -216,7 +216,7 @@ def test_ranks_of_torch_distributed_are_refused(monkeypatch: pytest.MonkeyPatch,
     new_run(tmp_path / "run.toml", small())
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    refused = "this is one of 2 ranks of torch.distributed; .* join from a program of one process"
+    refused = "this is one of 2 ranks of torch.distributed; .* join from a single process"
     with pytest.raises(ConfigError, match=refused):
         found(tmp_path / "run.toml", small())
     with pytest.raises(ConfigError, match=refused):
@@ -226,7 +226,7 @@ def test_ranks_of_torch_distributed_are_refused(monkeypatch: pytest.MonkeyPatch,
 def test_a_model_takes_part_once_at_a_time() -> None:
     model = small()
     first = OwnModel(model, ())
-    with pytest.raises(ConfigError, match="this model takes part in a run already"):
+    with pytest.raises(ConfigError, match="this model is already in a run"):
         OwnModel(model, ())
     first.close()
     OwnModel(model, ()).close()
@@ -339,7 +339,7 @@ def test_an_optimiser_that_undoes_merges_is_found_out(kind: Any, hold: Callable[
     merge(own, plan)
     step_by(optimizer, 1.0)
     if kind is Stubborn:
-        with pytest.raises(ConfigError, match="the optimiser wrote its own copy of the parameters over a merge"):
+        with pytest.raises(ConfigError, match="the optimiser overwrote a merge with its own copy of the parameters"):
             own.stepped(1, None)
     else:
         own.stepped(1, None)

@@ -21,7 +21,7 @@ def test_an_own_copy_is_opened(tmp_path: Path) -> None:
 
 def test_a_path_in_the_manifest_is_never_opened(tmp_path: Path) -> None:
     path = write_text(tmp_path)
-    with pytest.raises(ConfigError, match="say where your copy of that text lies with --data PATH"):
+    with pytest.raises(ConfigError, match="give the path of your copy of that text with --data PATH"):
         open_run_text(DataSection(path=str(path)), None)
 
 
@@ -52,7 +52,7 @@ def test_another_text_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
     path = write_text(tmp_path)
     fingerprint = open_corpus(path).fingerprint.hex()
     path.write_text(path.read_text() + "one word more")
-    text = rf"words\.txt has fingerprint [0-9a-f]{{16}}…, the run wants {fingerprint[:16]}…"
+    text = rf"words\.txt has fingerprint [0-9a-f]{{16}}…, the run expects {fingerprint[:16]}…"
     with pytest.raises(ConfigError, match=text):
         open_run_text(DataSection(fingerprint=fingerprint), str(path))
 

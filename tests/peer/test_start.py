@@ -169,7 +169,7 @@ def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, m
     async def scene(stage: PeerStage) -> None:
         signed = manifest.sign(ORGANISER)
         plan = stage.founder(signed=signed, names_founder=True)
-        with pytest.raises(ConfigError, match="trains a model of its own; found it from the loop that has the model"):
+        with pytest.raises(ConfigError, match="trains its own model; found it from the training loop of the model"):
             await run_peer(plan, Watcher(), StopRequest())
         invites = []
         for beginning in (path, None):
@@ -210,7 +210,7 @@ def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
         second = asyncio.ensure_future(run_peer(plan, introducer, end))
         await asyncio.sleep(5.0)
         (text,) = introducer.texts("trust")
-        assert text.endswith("until then this peer only hands out the manifest")
+        assert text.endswith("until then this peer only serves the manifest")
         for each in (stop, end):
             each.stop_now()
         await asyncio.gather(founder, second)
@@ -269,7 +269,7 @@ def test_who_kept_its_identity_but_lost_its_folder_is_a_later_incarnation_and_be
 def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     async def scene(stage: PeerStage) -> None:
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, content)
-        with pytest.raises(StateError, match=r"manifest\.json is broken .*; move it away to fetch it anew"):
+        with pytest.raises(StateError, match=r"manifest\.json is broken .*; move it away to fetch it again"):
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
@@ -400,7 +400,7 @@ def test_a_newcomer_gets_in_with_the_invite_of_a_ready_member_when_the_bootstrap
         assert printed.bootstraps[0] == lives.watchers["ben"].last.addresses[0]
         lives.start("cleo", stage.joiner("cleo", printed, until_round=None))
         await lives.ready("cleo")
-        assert any(text.endswith("answered (the invite names it)") for text in lives.watchers["cleo"].texts("asking"))
+        assert any(text.endswith("answered (named in the invite)") for text in lives.watchers["cleo"].texts("asking"))
         assert any("others join with: p2p-diloco join" in text for text in lives.watchers["ben"].texts("invite"))
         await lives.kill()
 
@@ -427,7 +427,7 @@ def test_who_has_been_a_member_comes_back_with_an_invite_of_which_nobody_lives(
         lives.start("ben", stage.joiner("ben", DEAD, until_round=None))
         await lives.ready("ben")
         asked = lives.watchers["ben"].texts("asking")
-        assert asked[-1].endswith("answered (met before, the invite does not name it)")
+        assert asked[-1].endswith("answered (known from before, not named in the invite)")
         await lives.kill()
 
     play(tmp_path, monkeypatch, scene)
@@ -444,7 +444,7 @@ def test_who_comes_back_to_nobody_says_what_happened_at_each_and_goes_on_trying(
         lonely = [text for text in ada.texts("link") if text.startswith("no answer within 60 s from 1 known peer (")]
         assert len(lonely) == 1
         assert "refused" in lonely[0]
-        assert "this peer goes on trying" in lonely[0]
+        assert "still trying" in lonely[0]
         await lives.kill()
 
     play(tmp_path, monkeypatch, scene)
@@ -529,7 +529,7 @@ def test_kept_addresses_that_cannot_be_read_are_said(tmp_path: Path, monkeypatch
         RunFolder(tmp_path / "ada", RUN).write(ADDRESSES_FILE, b'{"12D3": ["/ip')
         ada = lives.start("ada", stage.joiner("ada", invite, until_round=None))
         await lives.ready("ada")
-        assert ada.texts("addresses")[0].endswith("peers.json cannot be read; this start asks only whom it was given")
+        assert ada.texts("addresses")[0].endswith("peers.json cannot be read; using only the given addresses")
         await lives.kill()
 
     play(tmp_path, monkeypatch, scene)
@@ -600,7 +600,7 @@ def test_a_joiner_whose_run_trains_another_model_is_refused_and_leaves_nothing_b
         async def refused(name: str) -> None:
             plan = replace(stage.joiner(name, invite), training=makes())
             watcher = Writer(plan.settings.state_directory)
-            expected = r"trains a model of its own|build the same model as the organiser"
+            expected = r"trains its own model|build the same model as the organiser"
             with pytest.raises(ConfigError, match=expected), nothing_left_if_refused(plan):
                 await run_peer(plan, watcher, StopRequest())
             assert watcher.texts("manifest"), "it wrote events, a key and the manifest"
@@ -631,7 +631,7 @@ def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path, monkeyp
 def test_a_founder_that_nobody_can_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         hidden = stage.settings("boot", dial_out_only=True)
-        with pytest.raises(ConfigError, match="leave --dial-out-only out"):
+        with pytest.raises(ConfigError, match="remove --dial-out-only"):
             await run_peer(replace(stage.founder(), settings=hidden), Watcher(), StopRequest())
 
     play(tmp_path, monkeypatch, scene)
@@ -749,7 +749,7 @@ def test_a_joiner_refuses_a_model_that_this_machine_cannot_hold(
 ) -> None:
     async def scene(stage: PeerStage) -> None:
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
-        text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to train; this machine has 0.0 GB"
+        text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to be trained; this machine has 0.0 GB"
         with pytest.raises(ConfigError, match=text):
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
 

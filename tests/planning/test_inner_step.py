@@ -69,7 +69,7 @@ def test_of_a_large_model_only_a_part_is_made_and_tells_of_all_of_it(monkeypatch
 
 
 def test_what_cannot_be_trained_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unmeasured, match="the run trains a model of its own"):
+    with pytest.raises(Unmeasured, match="the run trains its own model"):
         measure_inner_step(manifest(tensors=[("weight", (64, 64), "radial")]))
     monkeypatch.setattr(inner_step, "BYTES_OF_A_PARAMETER", psutil.virtual_memory().total)
     with pytest.raises(Unmeasured, match=r"training 1,012,320 parameters takes at least .* GB of memory, and .* free"):

@@ -70,8 +70,8 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {},
             (
                 "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
-                "the clock sets that: rounds under 2 s lose contributions over the internet; cycles of 45 steps "
-                f"end with a loss about 6 % above that of 8 {TRIALS}",
+                "set by the shortest safe round: rounds under 2 s lose contributions over the internet; cycles of 45 "
+                f"steps end with a loss about 6 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -80,7 +80,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {},
             (
                 "a cycle is 287 steps of 45 ms, 4 rounds of 3.23 s; 500 kbit/s each way",
-                "the line sets that: an exchange takes 6.5 s at 1 Mbit/s, and is to fill at most 50 % of a cycle; "
+                "set by the uplink: an exchange takes 6.5 s at 1 Mbit/s, and should take at most 50 % of a cycle; "
                 f"cycles of 287 steps end with a loss more than 18 % above that of 8 {TRIALS}",
             ),
         ),
@@ -90,7 +90,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {"membership.heartbeat_seconds": 4.0},
             (
                 "a cycle is 89 steps of 45 ms, 2 rounds of 2 s; 1.61 Mbit/s each way",
-                "membership.heartbeat_seconds = 4 sets that: a cycle is no shorter; cycles of 89 steps end with a "
+                "set by membership.heartbeat_seconds = 4: a cycle cannot be shorter; cycles of 89 steps end with a "
                 f"loss about 10 % above that of 8 {TRIALS}",
             ),
         ),
@@ -100,7 +100,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {"rounds.fragments": 8},
             (
                 "a cycle is 32 steps of 500 ms, 8 rounds of 2 s; 403 kbit/s each way",
-                "its 8 fragments set that: 4 steps in each round; cycles of 32 steps end with a loss about 4.2 % "
+                "set by its 8 fragments: each round has 4 steps; cycles of 32 steps end with a loss about 4.2 % "
                 f"above that of 8 {TRIALS}",
             ),
         ),
@@ -121,8 +121,8 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 22 steps of 45 ms, 2 rounds of 0.5 s; 6.45 Mbit/s each way",
                 "rounds of 0.5 s are short: rounds under 2 s lose contributions over the internet",
-                "the line is thin for that: an exchange takes 3.2 s at 2 Mbit/s, more than 50 % of the cycle, so "
-                "contributions come late; rounds of 3.23 s have room",
+                "the uplink is too slow for that: an exchange takes 3.2 s at 2 Mbit/s, more than 50 % of the cycle, so "
+                "contributions arrive late; rounds of 3.23 s are long enough",
             ),
         ),
     ],
@@ -175,7 +175,9 @@ def test_a_planned_end_is_so_many_cycles_with_a_rate_that_falls() -> None:
     )
     end = plan_end(manifest, 12.0)
     assert end.values == {"rounds.planned_cycles": 10_800, "inner.schedule": "cosine"}
-    assert end.notes == ("planned for 12 h, 10800 cycles: the inner rate falls until then, and the run goes on",)
+    assert end.notes == (
+        "planned for 12 h, 10800 cycles: the inner learning rate falls until then; the run continues afterwards",
+    )
     for hours in (0.0, -1.0, 1e6, float("nan")):
         with pytest.raises(ConfigError, match=r"--hours is .*; expected 0.00111 to 1165, from one cycle of 4 s to"):
             plan_end(manifest, hours)

@@ -102,7 +102,7 @@ def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_
             assert all(torch.equal(one, two) for one, two in zip(start, loop.model.parameters(), strict=True))
         assert all(torch.equal(one, two) for one, two in zip(own, loop.model.parameters(), strict=True))
         assert not any(torch.equal(one, two) for one, two in zip(own, start, strict=True))
-        with pytest.raises(p2p_diloco.ConfigError, match="this model takes part in a run already"):
+        with pytest.raises(p2p_diloco.ConfigError, match="this model is already in a run"):
             p2p_diloco.join(swarm.invite, loop.model)
         began = time.monotonic()
         swarm.leave()
@@ -175,7 +175,7 @@ def test_the_command_and_another_model_are_refused_and_leave_nothing_behind(tmp_
         command = [sys.executable, "-m", "p2p_diloco", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         assert done.returncode == 2
-        assert '"run" trains a model of its own, which this command cannot build' in done.stderr
+        assert '"run" trains its own model, which this command cannot build' in done.stderr
         with pytest.raises(p2p_diloco.ConfigError, match="build the same model as the organiser"):
             p2p_diloco.join(swarm.invite, nn.Linear(3, 3), settings={"state_directory": tmp_path / "cleo", **HOME})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ada", "organiser.key", "run.toml"]

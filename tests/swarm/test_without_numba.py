@@ -23,8 +23,8 @@ def test_a_peer_without_numba_holds_the_same_bytes(tmp_path: Path) -> None:
         assert set(digests) == {"ann", "bob"}
         assert len(set(digests.values())) == 1
         assert [event.text for event in swarm.peers["bob"].events("loops")] == [
-            "numba's compiled loops cannot be used here (ModuleNotFoundError: No module named 'numba'); NumPy does the "
-            "work on vectors, to the same bytes, in about three times the processor time"
+            "numba's compiled loops are not available here (ModuleNotFoundError: No module named 'numba'); using NumPy "
+            "instead, with the same bytes and about three times the processor time"
         ]
         assert not swarm.peers["ann"].events("loops")
         assert swarm.peers["bob"].status.inner_steps > 0
