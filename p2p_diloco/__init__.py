@@ -43,10 +43,10 @@ __all__ = [
 _HOMES = {
     "api": ("Swarm", "found", "join", "new_run"),
     "errors": ("ConfigError", "NetworkError", "P2PDilocoError", "StateError"),
-    "manifest": ("RunManifest",),
-    "settings": ("PeerSettings",),
-    "watch.event_log": ("PeerEvent",),
-    "watch.status_file": ("PeerStatus",),
+    "config.manifest": ("RunManifest",),
+    "config.settings": ("PeerSettings",),
+    "status.event_log": ("PeerEvent",),
+    "status.status_file": ("PeerStatus",),
 }
 _RENAMED = {"Manifest": "RunManifest", "Settings": "PeerSettings", "Event": "PeerEvent", "Status": "PeerStatus"}
 
