@@ -55,7 +55,7 @@ class Contact:
         self._printed_at = float("-inf")
 
     def watch(self) -> None:
-        """Update the invite in the status, report it if it names new peers, and report the first answer or its absence."""
+        """Update the invite in the status, report it if it names new peers, and report the first answer, or none."""
         now = asyncio.get_running_loop().time()
         self._renew_invite(now)
         if not self._is_settled:
