@@ -1,7 +1,7 @@
-"""What lies on a peer's disk of the agreed state: checkpoints, the entries since, and the state that follows from both.
+"""The agreed state on a peer's disk: checkpoints, later entries, and the state rebuilt from both.
 
-A checkpoint and the entries after it give the bytes of now. So nothing that was on a disk is lost when all peers are
-killed at once, and a peer can tell whether its memory is still sound.
+A checkpoint plus the entries after it give the current bytes. So nothing on disk is lost even if all peers are killed
+at once, and a peer can check whether its memory is sound.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from p2p_diloco.storage.entry_log import EntryLog
 
 ENTRIES_FOLDER = "entries"
 TOGETHER_BYTES = 16 * 1024 * 1024
-"""Of vectors that are written at once: who asks for an entry waits so long, and a disk that refuses costs all."""
+"""Maximum bytes of vectors written at once: requests for an entry wait meanwhile, and a failed write loses all."""
 
 
 class ReplayPlan(Protocol):
-    """What an archive needs of a run plan: how entries are kept, decoded and followed."""
+    """What an archive needs from a run plan: how entries are kept, decoded and applied."""
 
     @property
     def rules(self) -> RunRules: ...
@@ -40,15 +40,15 @@ class ReplayPlan(Protocol):
 
 
 class Archive:
-    """An `EntryArchive` of the swarm, and where a peer's state comes from when it starts.
+    """An `EntryArchive` of the swarm, and the source of a peer's state when it starts.
 
     Args:
         folder: the run's folder on this machine.
-        keep: how many checkpoints stay.
-        soon: runs a function on the thread that writes, one after the other.
-        hear: told sentences about the disk, from any thread; `(topic, text)`.
+        keep: number of checkpoints to keep.
+        soon: runs functions on the writer thread, one at a time.
+        hear: called with `(topic, text)` about the disk, from any thread.
     Raises:
-        StateError: the folder of the entries cannot be made or read.
+        StateError: the folder of the entries cannot be created or read.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Archive:
     ) -> None:
         self.checkpoints = CheckpointFolder(folder, run=plan.rules.run, elements=plan.rules.span_elements, keep=keep)
         self.wants_checkpoint = False
-        """Whether a span was replaced since the last one: the entries on disk do not lead to it."""
+        """Whether a span was replaced since the last checkpoint, so that the entries on disk do not lead to it."""
         self._plan = plan
         self._soon = soon
         self._hear = hear
@@ -75,22 +75,22 @@ class Archive:
     # -- for the swarm
 
     def keep_entry(self, entry: Entry) -> None:
-        """Keep an entry, soon; a disk that refuses is told once, and once more when it takes entries again."""
+        """Schedule writing an entry; a failing disk is reported once, and once more when it works again."""
         self._write_soon(entry)
 
     def give_up(self, span: SpanId) -> None:
-        """Forget the entries kept of a span, soon."""
+        """Schedule discarding the stored entries of a span."""
         self.wants_checkpoint = True
         self._write_soon(span)
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Return the entry that follows `parent`, or None."""
+        """Return the stored entry that follows `parent`, or None."""
         return self._log.entry_after(span, parent)
 
     def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
         """Return the span at chain digest `digest`, from the oldest checkpoint that leads there.
 
-        The oldest, because a bit that flipped in memory may have got into a younger one.
+        The oldest is used because newer checkpoints may contain a flipped bit from memory.
         """
         for state in self.checkpoints.load_span(span):
             reached = self._follow(state, span, until=digest)
@@ -99,7 +99,7 @@ class Archive:
         return None
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
-        """Return the span as it was before the entry that led to `tip`, from the oldest checkpoint that leads there."""
+        """Return the span before the entry that led to `tip`, from the oldest checkpoint that leads there."""
         for state in self.checkpoints.load_span(span):
             before: SpanState | None = None
             while state.head.digest != tip and (reached := self._follow_one(state, span)) is not None:
@@ -115,8 +115,8 @@ class Archive:
             self._soon(self._write_all)
 
     def _write_all(self) -> None:
-        """Write what waits, and wait once for the disk."""
-        self._is_called = False  # first, so that nothing is left lying that comes while the last is written
+        """Write everything in the queue, then sync once."""
+        self._is_called = False  # reset first, so that items added during the last write are not missed
         if not self._waiting:
             return
         try:
@@ -128,11 +128,11 @@ class Archive:
             return
         self._say_refused("")
         if self._log.num_given_up > self._num_given_up:
-            self._hear("entries", "the disk is full; entries of the oldest cycles were given up to make room")
+            self._hear("entries", "the disk is full; deleted the entries of the oldest cycles to make room")
         self._num_given_up = self._log.num_given_up
 
     def _write_next(self) -> None:
-        """Write what waits first, and with an entry those behind it, up to `TOGETHER_BYTES`."""
+        """Write the first item in the queue, together with further entries up to `TOGETHER_BYTES`."""
         first = self._waiting.popleft()
         if isinstance(first, SpanId):
             self._log.give_up(first)
@@ -145,21 +145,21 @@ class Archive:
         self._log.keep(entries)
 
     def _say_refused(self, sentence: str) -> None:
-        """Say once that the disk refuses, and once that it does no more."""
+        """Report once that the disk fails, and once that it works again."""
         if sentence and not self._is_refused:
             self._hear("entries", sentence)
         elif self._is_refused and not sentence:
-            self._hear("entries", "entries are kept on disk again")
+            self._hear("entries", "writing entries to disk again")
         self._is_refused = bool(sentence)
 
-    # -- for the start and for checkpoints
+    # -- for the start and checkpoints
 
     def make_room(self) -> bool:
-        """Give up the oldest cycle of entries for something that matters more; tell whether that freed anything."""
+        """Delete the oldest entries to free space for more important data; return whether that freed any."""
         return self._log.make_room()
 
     def recall(self) -> dict[SpanId, SpanState] | None:
-        """Return the state as this disk knows it: the newest sound checkpoint and all entries that follow it."""
+        """Return the state on this disk: the newest sound checkpoint with all later entries applied."""
         states, refused = self.checkpoints.load_newest()
         for sentence in refused:
             self._hear("checkpoint", sentence)
@@ -170,28 +170,28 @@ class Archive:
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
             entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
-            self._hear("replay", f"replayed {entries} from this disk on top of the checkpoint")
+            self._hear("replay", f"replayed {entries} from disk on top of the checkpoint")
         return recalled
 
     def save(self, states: Mapping[SpanId, SpanState]) -> None:
         """Write a checkpoint.
 
         Raises:
-            StateError: the disk refuses; earlier ones stay.
+            StateError: the write failed; earlier checkpoints are kept.
         """
         self.wants_checkpoint = False
-        heights = _heights(states)  # before they move on, while others are written
+        heights = _heights(states)  # read first, since spans advance during the write
         self.checkpoints.save(states)
         self._log.note_checkpoint(heights)
 
     def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
-        """Absorb the entries on disk, in parent order, up to `until` or the last one."""
+        """Apply the entries on disk, in parent order, up to `until` or the last one."""
         while state.head.digest != until and (reached := self._follow_one(state, span)) is not None:
             state = reached
         return state
 
     def _follow_one(self, state: SpanState, span: SpanId) -> SpanState | None:
-        """Absorb the next entry on disk; None where there is none that can be."""
+        """Apply the next entry on disk; None if there is none, or it cannot be applied."""
         entry = self._log.entry_after(span, state.head.digest)
         if entry is None:
             return None
@@ -199,7 +199,7 @@ class Archive:
             update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)
             return absorb(state, entry=entry.absorbed(), update_N=update_N, rule=self._plan.outer)
         except (FrameError, NonFiniteUpdate, StateError) as error:
-            self._hear("entries", f"an entry kept of {span} cannot be replayed: {error}")
+            self._hear("entries", f"a stored entry of {span} cannot be replayed: {error}")
             return None
 
 

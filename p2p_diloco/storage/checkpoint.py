@@ -1,4 +1,4 @@
-"""Checkpoints: all spans with their heads and content digests in one safetensors file, written whole or not at all."""
+"""Checkpoints: all spans with their heads and content digests in one safetensors file, written atomically."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _KINDS = ("anchor", "momentum")
 
 
 class CheckpointFolder:
-    """The checkpoints of one peer in one run, the latest `keep` of them.
+    """The latest `keep` checkpoints of one peer in one run.
 
-    A file that cannot be believed is set aside under the name `refused-…`, so that it takes no sound one's place. One
-    that cannot be read just now may be sound, so nothing is moved for it.
+    A broken file is renamed to `refused-…`, so that it does not count as one of them. A file that cannot be read at the
+    moment may be sound, so it is not moved.
 
     Args:
-        elements: of each span, from the manifest.
-        keep: how many stay.
+        elements: number of elements of each span, from the manifest.
+        keep: number of checkpoints to keep.
     """
 
     def __init__(self, folder: Path, *, run: Digest, elements: Mapping[SpanId, int], keep: int) -> None:
@@ -47,10 +47,10 @@ class CheckpointFolder:
         self._keep = keep
 
     def save(self, states: Mapping[SpanId, SpanState]) -> None:
-        """Write a further checkpoint, then remove those that are too old.
+        """Write a checkpoint, then remove the oldest ones.
 
         Raises:
-            StateError: the disk refuses; earlier checkpoints stay as they were.
+            StateError: the write failed; earlier checkpoints are unchanged.
         """
         numbers = self._numbers()
         number = numbers[-1] + 1 if numbers else 0
@@ -59,12 +59,12 @@ class CheckpointFolder:
             self._path(old).unlink(missing_ok=True)
 
     def load_newest(self) -> tuple[dict[SpanId, SpanState] | None, tuple[str, ...]]:
-        """Return the newest checkpoint that can be believed, or None, and a sentence for each that was refused.
+        """Return the newest sound checkpoint, or None, and a sentence for each that was refused.
 
         Raises:
-            UnreadableCheckpoint: one that is newer than any that can be believed cannot be read; all are left as they
-                are, for to go on from an older one would in time push it out.
-            StateError: those refused cannot be set aside.
+            UnreadableCheckpoint: a checkpoint newer than any sound one cannot be read. Nothing is changed: continuing
+                from an older one would eventually delete it.
+            StateError: a refused checkpoint cannot be renamed.
         """
         states, refused = self._newest_of(self.paths())
         if refused:
@@ -72,7 +72,7 @@ class CheckpointFolder:
         return states, tuple(refused.values())
 
     def read_newest(self) -> tuple[dict[SpanId, SpanState] | None, tuple[str, ...]]:
-        """Return the same of a peer that may be running: nothing is moved.
+        """Return the same for a peer that may be running, without renaming anything.
 
         Raises:
             UnreadableCheckpoint: as for `load_newest`.
@@ -80,12 +80,12 @@ class CheckpointFolder:
         while True:
             paths = self.paths()
             states, refused = self._newest_of(paths)
-            # A peer that trains may write the next and remove those seen here, while they are read.
+            # A running peer may write a new checkpoint and remove these while they are read.
             if states is not None or paths == self.paths():
                 return states, tuple(refused.values())
 
     def _newest_of(self, paths: Sequence[Path]) -> tuple[dict[SpanId, SpanState] | None, dict[Path, str]]:
-        """Return the last of `paths` that can be believed, or None, and a sentence for each that was refused."""
+        """Return the last sound checkpoint of `paths`, or None, and a sentence for each that was refused."""
         refused: dict[Path, str] = {}
         for path in reversed(paths):
             try:
@@ -100,7 +100,7 @@ class CheckpointFolder:
         return None, refused
 
     def load_span(self, span: SpanId) -> Iterator[SpanState]:
-        """Yield a span as each checkpoint holds it, the oldest first; what cannot be believed is passed over."""
+        """Yield a span from each checkpoint, oldest first; broken ones are skipped."""
         for number in self._numbers():
             try:
                 states = load_checkpoint(self._path(number), self._run, {span: self._elements[span]})
@@ -110,7 +110,7 @@ class CheckpointFolder:
                 yield states[span]
 
     def paths(self) -> tuple[Path, ...]:
-        """Return the files, the oldest first."""
+        """Return the files, oldest first."""
         return tuple(self._path(number) for number in self._numbers())
 
     def _numbers(self) -> list[int]:
@@ -120,8 +120,8 @@ class CheckpointFolder:
             return []
         except OSError as error:
             raise UnreadableCheckpoint(
-                f"cannot read the folder of checkpoints {self._folder}: {error.strerror}; let this user read it, or "
-                "choose another place with --state-directory"
+                f"cannot read the folder of checkpoints {self._folder}: {error.strerror}; give this user read access, "
+                "or choose another place with --state-directory"
             ) from None
         return sorted(int(match[1]) for match in matches if match is not None)
 
@@ -129,7 +129,7 @@ class CheckpointFolder:
         return self._folder / f"checkpoint-{number:09d}.safetensors"
 
     def _set_aside(self, refused: Sequence[Path]) -> None:
-        """Keep the first of `refused`, the newest, under another name; one is enough to look at."""
+        """Keep only the newest of `refused`, under another name, for inspection."""
         newest, *others = refused
         try:
             for old in [*self._folder.glob(f"{_SET_ASIDE}*"), *others]:
@@ -140,18 +140,19 @@ class CheckpointFolder:
             newest.rename(newest.with_name(_SET_ASIDE + newest.name))
         except OSError as error:
             raise StateError(
-                f"cannot set the broken checkpoint {newest} aside: {error.strerror}; let this user write to its folder"
+                f"cannot rename the broken checkpoint {newest}: {error.strerror}; give this user write access to its "
+                "folder"
             ) from None
 
 
 def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState]) -> None:
-    """Write all spans, each as it is in `states` when its turn comes.
+    """Write all spans, reading each from `states` when it is written.
 
-    They may move on meanwhile, each along its own chain; whoever loads them follows each from where it stood. So
-    nothing need be held for this, and nothing is copied.
+    Spans may advance during the write, each along its own chain; a reader continues each from its stored position. So
+    nothing has to be paused or copied.
 
     Raises:
-        StateError: the disk refuses; an earlier checkpoint stays as it was.
+        StateError: the write failed; an earlier checkpoint is unchanged.
     """
     spans = {f"{span.fragment}.{span.index}": span for span in sorted(states)}
     heads = dict.fromkeys(spans, _LONGEST_HEAD)
@@ -177,21 +178,21 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
         )
     except OSError as error:
         raise StateError(
-            f"cannot write the checkpoint {path}: {error}; the one before is kept; free some space or choose another "
+            f"cannot write the checkpoint {path}: {error}; the previous one is kept; free some space or choose another "
             "place with --state-directory"
         ) from None
 
 
 def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> dict[SpanId, SpanState] | None:
-    """Read the spans that `elements` names; None when there is no checkpoint.
+    """Read the spans named in `elements`; None if there is no checkpoint.
 
     Raises:
-        UnreadableCheckpoint: the system does not let it be read, which says nothing about what it holds.
-        StateError: it is broken, of another run, does not fit the manifest, or its bytes are not those that were
-            written; it is left as it is.
+        UnreadableCheckpoint: the file cannot be read at the moment; it may be sound.
+        StateError: it is broken, of another run, does not match the manifest, or its bytes have changed since it was
+            written; the file is not touched.
     """
     try:
-        # By hand first: safetensors calls a file that may not be opened "not found".
+        # Open it directly first: safetensors reports a file without read permission as "not found".
         path.open("rb").close()
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}
@@ -200,7 +201,7 @@ def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> 
             heads, contents = json.loads(metadata["heads"]), json.loads(metadata["contents"])
             return {span: _read_span(file, span, heads, contents, count) for span, count in elements.items()}
     except _ForeignCheckpointError:
-        raise StateError(f"the checkpoint {path} belongs to another run and is not taken") from None
+        raise StateError(f"the checkpoint {path} belongs to another run and is not used") from None
     except FileNotFoundError:
         return None
     except (
@@ -212,20 +213,20 @@ def load_checkpoint(path: Path, run: Digest, elements: Mapping[SpanId, int]) -> 
         ValueError,
         IsADirectoryError,
     ) as error:
-        raise StateError(f"the checkpoint {path} is broken ({error}) and is not taken") from None
+        raise StateError(f"the checkpoint {path} is broken ({error}) and is not used") from None
     except OSError as error:
         raise UnreadableCheckpoint(
-            f"cannot read the checkpoint {path}: {error.strerror or error}; it is left as it is: let this user read it "
-            "and see that its disk is well, or move it away to begin without it, then start again"
+            f"cannot read the checkpoint {path}: {error.strerror or error}; it was not changed; give this user read "
+            "access and check the disk, or move it away to start without it, then start again"
         ) from None
 
 
 class UnreadableCheckpoint(StateError):
-    """The system does not let a checkpoint be read, for now; it may be sound, so it is neither replaced nor moved."""
+    """A checkpoint cannot be read at the moment; it may be sound, so it is neither replaced nor moved."""
 
 
 class _ForeignCheckpointError(Exception):
-    """The file is sound, but of another run."""
+    """The file is sound but belongs to another run."""
 
 
 def _read_span(
@@ -237,12 +238,12 @@ def _read_span(
         raise ValueError(f"{span} has shape {anchor_N.shape}, expected {elements} finite numbers")
     state = SpanState(head=_head_from_json(heads[name]), anchor_N=anchor_N, momentum_N=momentum_N)
     if content_digest(anchor_N, momentum_N, state.head.digest).hex() != contents[name]:
-        raise ValueError(f"the bytes of {span} are not those that were written")
+        raise ValueError(f"the bytes of {span} have changed since they were written")
     return state
 
 
 def _kept(vector_N: Any) -> Any:
-    """Return what was read where spans lie; what is no vector of numbers as we write them is refused later."""
+    """Copy a vector into span memory; anything else is returned as it is and refused later."""
     return copy_of(vector_N) if is_vector(vector_N) else vector_N
 
 
@@ -260,7 +261,7 @@ _LONGEST_HEAD = _head_to_json(
         median_weight=-sys.float_info.min * (1.0 + sys.float_info.epsilon),
     )
 )
-"""As text, no head is longer: that float has 17 digits, a sign and an exponent of three."""
+"""The longest possible head as text: these floats have 17 digits, a sign and a three-digit exponent."""
 
 
 def _head_from_json(document: Mapping[str, Any]) -> SpanHead:
@@ -272,9 +273,11 @@ def _head_from_json(document: Mapping[str, Any]) -> SpanHead:
         radius=float(document["radius"]),
         median_weight=float(document["median_weight"]),
     )
-    # Until protocol version 6 spans were founded without a radius: such a start is made anew.
+    # Until protocol version 6 spans were founded without a radius; such checkpoints are refused.
     if head.height < 0 or not (0.0 < head.radius < math.inf and 0.0 < head.median_weight < math.inf):
-        raise ValueError(f"a head of height {head.height}, radius {head.radius}, median weight {head.median_weight}")
+        raise ValueError(
+            f"invalid head: height {head.height}, radius {head.radius}, median weight {head.median_weight}"
+        )
     return head
 
 

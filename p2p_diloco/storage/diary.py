@@ -1,6 +1,6 @@
-"""What an island did and after which of its steps, line by line, so that a twin can do the same again.
+"""The diary: what an island did and after which step, line by line, so that a replay can repeat it.
 
-Off unless asked for (`keep_diary`). A line is written at once: a process that is killed keeps all but the last.
+It is off by default (`keep_diary`). Each line is written at once: a killed process loses at most the last one.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ DIARY_FILE = "diary.jsonl"
 
 
 class Diary:
-    """Appends to a file in `folder`; every call raises StateError when the disk refuses."""
+    """Appends to a file in `folder`; every call raises StateError if the write fails."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / DIARY_FILE
 
     def began(self, position: int) -> None:
-        """An island begins anew, with nothing, at this position of its stream of windows."""
+        """Record that an island starts empty, at this position of its stream of windows."""
         self._write("began", position=position)
 
     def loaded(self, heads: Mapping[SpanId, Digest], kept: str | None = None) -> None:
-        """θ := φ, where the spans stand at these chain digests; the optimiser goes on from what `kept` names."""
+        """Record θ := φ at these chain digests; the optimiser state labelled `kept` was restored."""
         inner = {} if kept is None else {"kept": kept}
         self._write("loaded", heads=[[*span, digest.hex()] for span, digest in sorted(heads.items())], **inner)
 
     def kept(self, steps: int, label: str) -> None:
-        """The optimiser's state was kept after so many steps."""
+        """Record that the optimiser's state was saved after `steps` steps."""
         self._write("kept", steps=steps, label=label)
 
     def contributed(self, steps: int, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None) -> None:
-        """A snapshot was taken after so many steps, of the `chosen` spans where not all were."""
+        """Record a contribution after `steps` steps, of the `chosen` spans or of all."""
         only = {"only": sorted(span.index for span in chosen)} if chosen is not None else {}
         self._write("contributed", steps=steps, round=round_index, fragment=fragment, **only)
 
     def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
-        """An entry was absorbed."""
+        """Record that an entry was absorbed."""
         self._write("absorbed", steps=steps, span=[*span], entry=entry.hex(), own=own_included)
 
     def took(self, steps: int, span: SpanId, head: Digest) -> None:
-        """A span was replaced by one that stands at this chain digest."""
+        """Record that a span was replaced by one at this chain digest."""
         self._write("took", steps=steps, span=[*span], head=head.hex())
 
     def _write(self, what: str, **figures: Any) -> None:
@@ -58,15 +58,15 @@ class Diary:
 
 
 def chosen_spans(line: Mapping[str, Any]) -> frozenset[SpanId] | None:
-    """Return the spans that a line of what was contributed names; None: all."""
+    """Return the spans in a record of a contribution; None: all."""
     return frozenset(SpanId(line["fragment"], index) for index in line["only"]) if "only" in line else None
 
 
 def read_diary(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a diary; a torn last one is left out.
+    """Yield the records of a diary; an incomplete last line is skipped.
 
     Raises:
-        StateError: there is none, or a line in the middle is no line of a diary.
+        StateError: there is no diary, or a line is not a valid record.
     """
     path = folder / DIARY_FILE
     try:

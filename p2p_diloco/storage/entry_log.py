@@ -1,12 +1,12 @@
-"""Entries on disk, for others who missed them and for this peer's own restart: one file for each height.
+"""Entries on disk, for peers that missed them and for this peer's restart: one file per height.
 
-A file is a row of frames: length, sequence number and checksum, then a message as it travels, or the word that the
-entries kept of a span before are given up. A torn end is cut off when the log is opened, a frame with a wrong checksum
-is passed over. Of each span the entries of its last heights are kept, and a file is unlinked when no span wants it any
-more. Rounds play no part: an entry may claim any round, but its height is one more than its parent's.
+A file is a sequence of frames: length, sequence number and checksum, then either a message in its wire format, or a
+marker that all earlier entries of a span are discarded. A torn end is truncated when the log is opened, and a frame
+with a wrong checksum is skipped. Each span keeps the entries of its last heights, and a file is unlinked when no span
+needs it. Files are by height, not by round: an entry may claim any round, but its height is one more than its parent's.
 
-Entries that wait together are written together: opening a file and taking a checksum of a vector that has been hashed
-once already cost as much as bringing its bytes to the file.
+Waiting entries are written together: opening a file and checksumming an already hashed vector cost as much as writing
+its bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2p_diloco.storage.whole_file import sync_file
 _FRAME = struct.Struct("<IQ8s")
 _Buffer = bytes | bytearray | memoryview
 MOST_BUFFERS = 512
-"""In one write; the system takes 1,024."""
+"""Maximum buffers in one write; the system's limit is 1,024."""
 _GIVEN_UP = struct.Struct("<4sHI")
 _GIVEN_UP_MARK = b"gone"
 _FILE_NAME = re.compile(r"height-(\d{20})\.log", re.ASCII)
@@ -38,7 +38,7 @@ _FILE_NAME = re.compile(r"height-(\d{20})\.log", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where an entry lies."""
+    """The location of an entry."""
 
     height: int
     offset: int
@@ -47,14 +47,14 @@ class _Place:
 
 
 class EntryLog:
-    """Entries by span and parent. May be used from several threads.
+    """Entries by span and parent. Thread-safe.
 
     Args:
-        folder: made if it is missing.
-        keep_cycles: how many entries are kept of each span, the latest one included: one comes in a cycle at most.
-        mends: cut off what a crash has torn; not of a peer that may be running, whose last write may be under way.
+        folder: created if it is missing.
+        keep_cycles: number of entries to keep per span, including the latest; there is at most one per cycle.
+        mends: truncate a torn end; do not use this on a peer that may be running, whose last write may be unfinished.
     Raises:
-        StateError: the folder cannot be made or read.
+        StateError: the folder cannot be created or read.
     """
 
     def __init__(self, folder: Path, *, keep_cycles: int, mends: bool = True) -> None:
@@ -64,7 +64,7 @@ class EntryLog:
         self._places: dict[SpanId, dict[Digest, _Place]] = {}
         self._ends: dict[int, int] = {}
         self.num_given_up = 0
-        """Heights unlinked before their time, because the disk was full."""
+        """Number of heights unlinked early because the disk was full."""
         self._checkpointed: dict[SpanId, int] = {}
         self._sequence = 0
         self._unsynced: set[int] = set()
@@ -78,17 +78,17 @@ class EntryLog:
     # -- writing
 
     def keep(self, entries: Sequence[Entry]) -> None:
-        """Append entries; those that are kept already are left as they are. Safe from a power cut after `sync`.
+        """Append entries that are not stored yet. They survive a power failure after `sync`.
 
-        When the disk is full the lowest height makes room, as long as there is a lower one. It does not if an entry of
-        it comes after the newest checkpoint: a replay could not get from there to later entries without it.
+        If the disk is full, the lowest height is unlinked to make room, unless it is the height being written or holds
+        an entry after the newest checkpoint, which a replay would need.
 
         Raises:
-            StateError: the disk refuses; what was kept before stays, of these some may be.
+            StateError: the write failed; earlier entries are kept, and some of the new ones may be.
         """
         with self._lock:
             by_height: dict[int, list[Entry]] = {}
-            # One that comes twice at once is written once; of two that differ the later one counts, as in a row.
+            # Write duplicates once; of two different entries with the same parent, the later one wins.
             for entry in {entry.digest(): entry for entry in entries}.values():
                 places = self._places.get(entry.span, {})
                 known = places.get(entry.parent)
@@ -111,7 +111,7 @@ class EntryLog:
             at += place.frame_bytes
 
     def _top(self, span: SpanId) -> int:
-        """Return the greatest height kept of a span."""
+        """Return the greatest stored height of a span."""
         return max((place.height for place in self._places.get(span, {}).values()), default=0)
 
     def _forget_below(self, span: SpanId) -> None:
@@ -121,16 +121,16 @@ class EntryLog:
             del places[parent]
 
     def _unlink_unwanted(self) -> None:
-        """Unlink the files of which no span wants an entry; the newest stays, for it may hold that one is given up."""
+        """Unlink the files that no span needs; keep the newest, which may hold a discard marker."""
         wanted = {place.height for places in self._places.values() for place in places.values()}
         for height in self._ends.keys() - wanted - {self._newest()}:
             self._unlink(height)
 
     def give_up(self, span: SpanId) -> None:
-        """Forget what is kept of a span, also across restarts.
+        """Discard the stored entries of a span, also across restarts.
 
         Raises:
-            StateError: the disk refuses; it is forgotten until a restart only.
+            StateError: the write failed; the entries are discarded only until a restart.
         """
         with self._lock:
             if self._places.pop(span, None) is not None:
@@ -138,10 +138,10 @@ class EntryLog:
                 self._append(self._newest(), [self._frame((body,), sha256(body))])
 
     def sync(self) -> None:
-        """Wait until all that was kept is on the disk.
+        """Sync all written entries to the disk.
 
         Raises:
-            StateError: the disk refuses.
+            StateError: the sync failed.
         """
         with self._lock:
             waiting, self._unsynced = self._unsynced, set()
@@ -153,12 +153,12 @@ class EntryLog:
                 raise _refused(self._path(height), error) from None
 
     def note_checkpoint(self, heights: Mapping[SpanId, int]) -> None:
-        """Note where spans stand in the newest checkpoint: entries above that make no room for later ones."""
+        """Record the heights of the newest checkpoint: entries above them are not deleted to make room."""
         with self._lock:
             self._checkpointed = dict(heights)
 
     def make_room(self) -> bool:
-        """Unlink the lowest height, unless it is the only one; tell whether that freed anything."""
+        """Unlink the lowest height, unless it is the only one; return whether that freed anything."""
         with self._lock:
             return self._make_room()
 
@@ -170,12 +170,12 @@ class EntryLog:
         return True
 
     def _frame(self, body: Sequence[_Buffer], what: Digest) -> tuple[_Buffer, ...]:
-        """Return the next frame: its head, and the parts of its body, of which `what` is a digest."""
+        """Return the next frame: its header, and the parts of its body, whose digest is `what`."""
         self._sequence += 1
         return _FRAME.pack(sum(map(len, body)), self._sequence, _checksum(self._sequence, what)), *body
 
     def _append(self, height: int, frames: Sequence[Sequence[_Buffer]]) -> int:
-        """Write frames behind the last whole one; return where the first begins."""
+        """Write frames after the last complete one; return the offset of the first."""
         path, end = self._path(height), self._ends.get(height, 0)
         buffers = [part for frame in frames for part in frame]
         while True:
@@ -207,7 +207,7 @@ class EntryLog:
     # -- reading
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Return the entry of `span` that follows `parent`; None when it is not kept, or not whole any more."""
+        """Return the entry of `span` that follows `parent`; None if it is not stored or damaged."""
         with self._lock:
             place = self._places.get(span, {}).get(parent)
         if place is None:
@@ -222,7 +222,7 @@ class EntryLog:
         return entry if entry is not None and entry.parent == parent else None
 
     def kept(self) -> Iterator[Entry]:
-        """Yield all entries that are kept and whole, span by span."""
+        """Yield all stored, intact entries, span by span."""
         with self._lock:
             wanted = [(span, parent) for span, places in self._places.items() for parent in places]
         for span, parent in wanted:
@@ -231,7 +231,7 @@ class EntryLog:
                 yield entry
 
     def num_entries(self) -> int:
-        """Return how many entries are kept."""
+        """Return the number of stored entries."""
         with self._lock:
             return sum(map(len, self._places.values()))
 
@@ -253,7 +253,7 @@ class EntryLog:
             self._forget_below(span)
 
     def _scan(self, path: Path, height: int) -> Iterator[tuple[int, SpanId, Digest | None, _Place | None]]:
-        """Yield what each whole frame of a file says, without its payload; what is behind the last one is torn."""
+        """Yield the index record of each complete frame of a file; truncate what follows the last one."""
         raw = path.read_bytes()
         whole_bytes = 0
         for offset, sequence, entry, frame_bytes in _frames(raw):
@@ -278,8 +278,8 @@ class EntryLog:
 def _frames(raw: bytes) -> Iterator[tuple[int, int, Entry | None, int]]:
     """Yield offset, sequence number, entry and length of each frame.
 
-    The sequence number is 0, and there is no entry, where the checksum is wrong or the frame is of no known kind; None
-    with another number is the word that a span is given up.
+    If the checksum is wrong or the kind unknown, the sequence number is 0 and the entry None. An entry of None with
+    another number is a discard marker.
     """
     at = 0
     while at + _FRAME.size <= len(raw):
@@ -305,17 +305,17 @@ def _entry_in(body: bytes) -> Entry | None:
 
 
 def _sum_of(entry: Entry) -> Digest:
-    """Return a digest over all of an entry. Its vector has been hashed already, or is hashed once for all uses."""
+    """Return a digest over a whole entry. Its vector is hashed only once for all uses."""
     return sha256(entry.digest(), entry.signature)
 
 
 def _checksum(sequence: int, what: Digest) -> bytes:
-    """Tell torn and damaged frames, not forged ones: what an entry says of itself is checked where it is followed."""
+    """Return the checksum that detects torn and damaged frames; forged entries are detected when they are applied."""
     return sha256(sequence.to_bytes(8, "little"), what)[:8]
 
 
 def _write_at(path: Path, offset: int, buffers: Sequence[_Buffer]) -> None:
-    """Write `buffers` at `offset`, over what a write that failed may have left there; whole or an error."""
+    """Write all `buffers` at `offset`, over the remains of a failed write, or raise."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         if os.fstat(descriptor).st_size != offset:
@@ -327,7 +327,7 @@ def _write_at(path: Path, offset: int, buffers: Sequence[_Buffer]) -> None:
 
 
 def _write_some(descriptor: int, offset: int, buffers: Sequence[_Buffer]) -> int:
-    """Write as many buffers as the system takes at once; return where the last one ends."""
+    """Write buffers in one call if possible; return the end offset."""
     views = [memoryview(buffer) for buffer in buffers]
     while views:
         written = os.pwritev(descriptor, views, offset)
@@ -341,6 +341,6 @@ def _write_some(descriptor: int, offset: int, buffers: Sequence[_Buffer]) -> int
 
 def _refused(path: Path, error: OSError) -> StateError:
     return StateError(
-        f"cannot write {path}: {error.strerror}; what was kept before is served, later entries are not kept before "
+        f"cannot write {path}: {error.strerror}; stored entries are still served, but new ones are not stored until "
         "there is space"
     )

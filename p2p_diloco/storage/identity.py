@@ -1,4 +1,4 @@
-"""The file that makes a peer the same peer after a restart, and the lock that keeps it one peer."""
+"""The identity file, which keeps a peer's id across restarts, and the lock that allows only one process to use it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from p2p_diloco.signing import SigningKey
 
 
 def load_or_create_identity(path: Path) -> SigningKey:
-    """Return the key in `path`; make a new one, readable by nobody else, where there is none.
+    """Return the key in `path`; create one, readable only by its owner, if there is none.
 
-    Two processes that start at once with one path get one key. libp2p's daemon reads the same file.
+    Two processes that start at once with the same path get the same key. libp2p's daemon reads the same file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else; it is left as it is.
+        ConfigError: the file cannot be read, or is not a key; it is not changed.
         StateError: there is none, and it cannot be written.
     """
     if not _exists(path):
@@ -34,14 +34,14 @@ def load_or_create_identity(path: Path) -> SigningKey:
 
 @contextmanager
 def lock_identity(path: Path) -> Iterator[None]:
-    """Hold the identity in `path` for this process alone; the lock goes with the process, however it ends.
+    """Lock the identity in `path` for this process; the lock ends with the process, however it exits.
 
-    A child that is forked meanwhile, such as a DataLoader's worker, does not inherit it: it may live on after a kill.
+    Forked children, such as DataLoader workers, do not inherit the lock, because they may outlive a killed parent.
 
-    Two peers with one identity would answer for each other and spoil both.
+    Two peers with the same identity would receive each other's messages, and neither would work.
 
     Raises:
-        ConfigError: another process of this machine holds it, or it cannot be locked.
+        ConfigError: another process on this machine holds the lock, or the file cannot be locked.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
-"""State that an island keeps for itself beside its checkpoints: its optimisers, and anything else that a loop hands in.
+"""An island's private state next to its checkpoints: its optimisers, and other objects passed by a training loop.
 
-It is private and never sent. After a restart, a peer begins at the shared model and restores the state saved last.
+It is never sent. After a restart, a peer starts from the shared model and restores the last saved private state.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ INNER_FILE = "inner.pt"
 
 
 class Stateful(Protocol):
-    """Anything with a state that can be taken and put back, such as an optimiser, a schedule or a data loader."""
+    """Anything with a state that can be saved and restored, such as an optimiser, a schedule or a data loader."""
 
     def state_dict(self) -> Any:
-        """Return the state: numbers, texts, tensors, and lists and dicts of them."""
+        """Return the state: numbers, strings, tensors, and lists and dicts of them."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go on from a state."""
+        """Restore a state."""
         ...
 
 
 class InnerState:
-    """Things with a state, by name, and the file in which they are kept. For the thread that trains.
+    """Saves and restores the state of named objects in a file. For the training thread.
 
     Args:
         folder: the run's folder on this machine.
@@ -43,14 +43,14 @@ class InnerState:
         self._is_proved = False
 
     def save(self, label: str) -> None:
-        """Write all parts in place of what was there.
+        """Replace the file with the current state of all parts.
 
-        The disk is not waited for: after a power cut an optimiser that begins anew costs some steps and no more.
+        There is no fsync: after a power failure, a reset optimiser costs only some steps.
 
         Args:
-            label: of this moment, for `load`.
+            label: identifies this save; `load` returns it.
         Raises:
-            StateError: the disk refuses, or a part has a state that could not be read again.
+            StateError: the write failed, or the state of a part could not be read back.
         """
         if not self._parts:
             return
@@ -65,14 +65,14 @@ class InnerState:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise StateError(
-                f"optimiser and loop state cannot be kept ({_first_line(error)}); after a restart they begin anew"
+                f"cannot save the optimiser and loop state ({_first_line(error)}); after a restart it will be reset"
             ) from None
 
     def load(self) -> str | None:
-        """Let the parts go on from what was kept, and return its label; None where nothing was.
+        """Restore the parts from the file and return its label; None if there is no file.
 
         Raises:
-            StateError: it cannot be read, or is of other things; the parts named in the text begin anew.
+            StateError: it cannot be read or does not match; the parts named in the text are reset.
         """
         if not self._parts or not self._path.exists():
             return None
@@ -81,13 +81,13 @@ class InnerState:
             label, parts = str(kept["label"]), dict(kept["parts"])
         except Exception as error:
             raise StateError(
-                f"{self._path} cannot be read ({_first_line(error)}); these begin anew: {', '.join(self._parts)}"
+                f"{self._path} cannot be read ({_first_line(error)}); these are reset: {', '.join(self._parts)}"
             ) from None
         refused = [
             f"{name} ({reason})" for name, part in self._parts.items() if (reason := _put(part, parts.get(name)))
         ]
         if refused:
-            raise StateError(f"{self._path} does not fit, and these begin anew: {', '.join(refused)}")
+            raise StateError(f"{self._path} does not match, so these are reset: {', '.join(refused)}")
         return label
 
 
@@ -96,9 +96,9 @@ def _taken(part: Stateful) -> dict[str, Any]:
 
 
 def _put(part: Stateful, kept: Any) -> str:
-    """Let a part go on from its state; return why not, or nothing."""
+    """Restore a part from its state; return why that failed, or an empty string."""
     if not isinstance(kept, dict):
-        return "it was not kept"
+        return "it was not saved"
     if kept["kind"] != _kind(part):
         return f"it was a {kept['kind']}"
     if kept["shapes"] != _shapes(part):
@@ -115,7 +115,7 @@ def _kind(part: Stateful) -> str:
 
 
 def _shapes(part: Stateful) -> list[list[int]]:
-    """Return the shapes of what an optimiser steps: loading one of other shapes fails steps later, in its step."""
+    """Return the shapes of an optimiser's parameters; a state of other shapes would load, but fail in a later step."""
     groups: Sequence[dict[str, Any]] = getattr(part, "param_groups", ())
     return [list(tensor.shape) for group in groups for tensor in group["params"]]
 

@@ -1,8 +1,8 @@
-"""The port that a peer listens on, the same one at every start, so that the addresses that others kept stay good.
+"""The port that a peer listens on: the same at every start, so that its known addresses stay valid.
 
-It lies in the state directory. A new peer's port follows from its identity: two state directories of one machine have
-different identities, so neither takes the port of the other while that is not running. It is below those that systems
-hand out for outgoing connections, so no browser takes it meanwhile.
+It is stored in the state directory. A new peer derives its port from its identity: two state directories on one machine
+have different identities, so neither takes the other's port while that is not running. The range is below the ephemeral
+ports, so that outgoing connections of other programs do not take it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from p2p_diloco.transport.p2pd import check_ports_are_free
 PORT_FILE = "port"
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 OLD_DAEMON_SECONDS = 3.0
-"""For so long the libp2p daemon of a peer that was killed may go on listening."""
+"""How long the libp2p daemon of a killed peer may keep listening."""
 
 _PROBE_SECONDS = 0.1
 _CANDIDATES = 64
@@ -37,14 +37,14 @@ async def keep_port(
     preferred: int | None = None,
     say: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Return the addresses to listen on, with the kept port where they leave the port open (port 0).
+    """Return the addresses to listen on, with the stored port in place of port 0.
 
     Args:
-        host_maddrs: to listen on, without peer id. One that names a port keeps it.
-        folder: the state directory; what is listened on is kept there.
-        peer: draws the port of a first start.
-        preferred: port of a first start, if it is free: a bootstrap's.
-        say: told in one sentence when this peer's port changes.
+        host_maddrs: addresses to listen on, without peer id. An explicit port is kept.
+        folder: the state directory, in which the port is stored.
+        peer: determines the port of a first start.
+        preferred: port of a first start if it is free, such as the bootstrap port.
+        say: called with a sentence when this peer's port changes.
     """
     kept = _read(folder)
     named = {port_of(address) for address in host_maddrs} - {0}
@@ -59,12 +59,12 @@ async def keep_port(
             before = kept if kept is not None else preferred
             if before not in (None, port):
                 say(
-                    f"port {before} is taken by another program; this peer listens on {port} now and keeps it; let "
-                    "that port through where the other was open"
+                    f"port {before} is used by another program; this peer now listens on {port} and keeps that port; "
+                    f"open it wherever port {before} was open"
                 )
             _write(folder, port, say)
             return _at(host_maddrs, port)
-    return tuple(host_maddrs)  # the system may still know one
+    return tuple(host_maddrs)  # let the system choose
 
 
 def _at(host_maddrs: Sequence[str], port: int) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def _candidates(peer: PeerId, preferred: int | None) -> Iterator[int]:
 
 
 async def _comes_free(host_maddrs: Sequence[str]) -> bool:
-    """Return whether a kept port is free, or soon is: whoever was killed a moment ago may still hold it."""
+    """Return whether the stored port is free, or becomes free soon: a peer killed a moment ago may still hold it."""
     for _ in range(round(OLD_DAEMON_SECONDS / _PROBE_SECONDS)):
         if _is_free(host_maddrs):
             return True
@@ -97,7 +97,7 @@ def _is_free(host_maddrs: Sequence[str]) -> bool:
 
 
 def _read(folder: Path) -> int | None:
-    """Return the kept port; a file that is torn or holds something else counts as none."""
+    """Return the stored port; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         with (folder / PORT_FILE).open("rb") as file:
             port = int(file.read(16).decode("ascii"))

@@ -1,4 +1,4 @@
-"""What a peer must remember across restarts, in `<state>/<run>/`: rosters, votes, incarnation, addresses."""
+"""A peer's persistent state of one run, in `<state>/<run>/`: rosters, votes, incarnation, addresses."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from p2p_diloco.storage.whole_file import append_to_file, replace_file, write_al
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"
-"""What was behind the last roster that could be read, each time."""
+"""Collects the unreadable ends cut off from the roster file."""
 BALLOTS_FILE = "ballots.bin"
 LIVELINESS_FILE = "liveliness.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
 CLOCK_FILE = "clock"
 LATEST_INCARNATION = (1 << 32) - (1 << 20)
-"""What a wall clock may give: a roster has 32 bits for this number, which leaves room for a million starts."""
+"""Maximum incarnation taken from a wall clock: a roster has 32 bits for it, which leaves a million further starts."""
 MOST_OFFSET_SECONDS = 1e10
-"""Nobody's wall clock is more than some three hundred years off the run's time."""
+"""Maximum offset between a wall clock and the run's time, about three hundred years."""
 
 MOST_ADDRESSES_KEPT = 48
-"""Peers whose addresses survive a restart: so many can be asked within a minute."""
+"""Number of peers whose addresses are saved; this many can be asked within a minute."""
 
 _LENGTH_BYTES = 4
 
 
 class RunFolder:
-    """One peer's files of one run; every write is whole or not at all.
+    """One peer's files of one run; every write is atomic.
 
     Raises:
-        StateError: the disk refuses; the text says what to do. Nothing agreed is lost with it.
+        StateError: a file cannot be read or written; the text says what to do. No agreed state is lost.
     """
 
     def __init__(self, state_directory: Path, run: Digest) -> None:
         self.path = run_folder(state_directory, run)
         self.least_incarnation = 1
-        """No start gets a lower number. A folder that is new, or was restored from a backup, does not know how many
-        starts there were, so this is taken from the clock."""
+        """Minimum incarnation of the next start. A folder that is new or restored from a backup does not know the
+        number of starts, so this is taken from the clock."""
         self.make_room: Callable[[], bool] = lambda: False
-        """Frees space on a full disk for what a peer is bound to; tells whether it could."""
+        """Frees space on a full disk for essential files; returns whether it could."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _disk_error(self.path, error) from None
 
     def keep_ballots(self, ballots: Ballots) -> None:
-        """Keep what this peer is bound to, before it says so."""
+        """Save this peer's ballots; call this before they are sent."""
         self.write(BALLOTS_FILE, to_bytes(ballots, BALLOTS_LAYOUT))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
@@ -71,15 +71,15 @@ class RunFolder:
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep the record of this peer's line of rosters, if the disk takes it: a full disk must not stop the peer."""
+        """Save the liveliness record if possible; a full disk must not stop the peer."""
         record = to_bytes(liveliness, LIVELINESS_LAYOUT)
         with contextlib.suppress(OSError):
             replace_file(self.path / LIVELINESS_FILE, lambda draft: write_all(draft, record))
 
     def recall(self) -> Recalled:
-        """Return all that a peer that is started again must know of its earlier starts."""
+        """Return everything that a restarted peer must know about its earlier starts."""
         fields = None
-        with contextlib.suppress(StateError):  # it protects only until eight cycles after the last entry
+        with contextlib.suppress(StateError):  # it matters only until eight cycles after the last entry
             fields = self._recall(LIVELINESS_FILE, LIVELINESS_LAYOUT)
         return Recalled(
             rosters=self.recall_rosters(),
@@ -88,15 +88,15 @@ class RunFolder:
         )
 
     def recall_ballots(self) -> Ballots:
-        """Return what this peer was bound to, or nothing."""
+        """Return the saved ballots, or empty ones."""
         fields = self._recall(BALLOTS_FILE, BALLOTS_LAYOUT)
         return Ballots(**fields) if fields is not None else NO_BALLOTS
 
     def recall_rosters(self) -> tuple[CertifiedRoster, ...]:
-        """Return all rosters kept, in the order in which they came.
+        """Return all saved rosters, in order of arrival.
 
-        What cannot be read, as the end that a crash has torn, is moved to a file of its own, so that later ones follow
-        the last whole one.
+        An unreadable end, such as one torn by a crash, is moved to a separate file, so that later rosters follow the
+        last complete one.
         """
         raw = self.read(ROSTERS_FILE) or b""
         rosters, whole_bytes = _whole_rosters(raw)
@@ -106,33 +106,33 @@ class RunFolder:
         return rosters
 
     def read_rosters(self) -> tuple[CertifiedRoster, ...]:
-        """Return the same of a peer that may be running: nothing is written."""
+        """Return the same for a peer that may be running, without writing anything."""
         return _whole_rosters(self.read(ROSTERS_FILE) or b"")[0]
 
     def next_incarnation(self) -> int:
         """Count this start and return its number, at least `least_incarnation`.
 
         Raises:
-            StateError: the count is broken. Nobody would hear a peer that begins to count anew.
+            StateError: the file is broken. Other peers would ignore a peer that restarts the count.
         """
         path, raw = self.path / INCARNATION_FILE, self.read(INCARNATION_FILE)
         if raw is not None and not raw.strip().isdigit():
-            # Seconds since 1970 are more than any count of starts that began at one, or at such seconds.
+            # Seconds since 1970 exceed any earlier count, which began at 1 or at such a time.
             raise StateError(
-                f"{path} is broken; put a greater number there than it held: date +%s > {quote(str(path))}"
+                f"{path} is broken; write a number greater than the old one: date +%s > {quote(str(path))}"
             )
         incarnation = max(int(raw or 0) + 1, min(self.least_incarnation, LATEST_INCARNATION))
         self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 
     def keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
-        """Keep where peers were reached, the best first, so that a restart needs no bootstrap and no good invite."""
+        """Save the addresses of reached peers, best first, so that a restart needs no bootstrap and no valid invite."""
         kept = islice(known.items(), MOST_ADDRESSES_KEPT)
         document = {format_peer_id(peer): list(addresses) for peer, addresses in kept}
         self.write(ADDRESSES_FILE, json.dumps(document, indent=1).encode())
 
     def recall_addresses(self) -> dict[PeerId, tuple[str, ...]]:
-        """Return addresses of earlier starts in the order kept; what is missing or cannot be read is left out."""
+        """Return the saved addresses in order; unreadable ones are skipped."""
         try:
             document = json.loads(self.read(ADDRESSES_FILE) or b"{}")
         except (ValueError, RecursionError):
@@ -146,12 +146,12 @@ class RunFolder:
         return dict(islice(known.items(), MOST_ADDRESSES_KEPT))
 
     def keep_clock_offset(self, seconds: float) -> None:
-        """Keep swarm time minus wall time, through a loss of power too; a disk that refuses is no reason to stop."""
+        """Save swarm time minus wall time durably; a failed write is ignored."""
         with contextlib.suppress(OSError):
             replace_file(self.path / CLOCK_FILE, lambda draft: write_all(draft, f"{seconds:.3f}\n".encode("ascii")))
 
     def recall_clock_offset(self) -> float:
-        """Return what was kept last; 0 when that cannot be read or is out of all reason."""
+        """Return the saved offset; 0 if it cannot be read or is implausible."""
         with contextlib.suppress(ValueError, OSError):
             seconds = float((self.path / CLOCK_FILE).read_text(encoding="ascii"))
             if abs(seconds) <= MOST_OFFSET_SECONDS:
@@ -159,7 +159,7 @@ class RunFolder:
         return 0.0
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, or None when there is none."""
+        """Return a file's bytes, or None if it does not exist."""
         path = self.path / name
         try:
             return path.read_bytes()
@@ -169,12 +169,12 @@ class RunFolder:
             raise StateError(f"cannot read {path}: {error.strerror}; check the disk") from None
 
     def write(self, name: str, content: bytes) -> None:
-        """Put `content` under `name`, on the disk before this returns."""
+        """Write `content` to the file `name`; it is on the disk when this returns."""
         path = self.path / name
         self._insist(path, lambda: replace_file(path, lambda draft: write_all(draft, content)))
 
     def _insist(self, path: Path, write: Callable[[], None]) -> None:
-        """Write, on a full disk again and again as long as room can be made."""
+        """Write; on a full disk, retry as long as room can be made."""
         while True:
             try:
                 return write()
@@ -196,7 +196,7 @@ class RunFolder:
 
 
 def run_folder(state_directory: Path, run: Digest) -> Path:
-    """Return where a peer keeps what is of one run."""
+    """Return the folder of one run in a state directory."""
     return state_directory / run.hex()[:16]
 
 
@@ -207,7 +207,7 @@ def _disk_error(path: Path, error: OSError) -> StateError:
 
 
 def _whole_rosters(raw: bytes) -> tuple[tuple[CertifiedRoster, ...], int]:
-    """Return the rosters up to the first that cannot be read, and how many bytes they take."""
+    """Return the rosters up to the first unreadable one, and their length in bytes."""
     reader = FrameReader(raw)
     rosters, whole_bytes = [], 0
     while reader.remaining >= _LENGTH_BYTES:

@@ -1,4 +1,4 @@
-"""When a peer's state goes to disk: soon after it is ready, then so often that the entries on disk lead on from it."""
+"""Write checkpoints: soon after the peer is ready, then often enough that the stored entries continue from them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ LOOK_SECONDS = 1.0
 
 
 def pause_between_checkpoints(rules: RunRules, keep: int) -> float:
-    """Return seconds between two of `keep` checkpoints: even the oldest is younger than the oldest entry kept."""
+    """Return the seconds between checkpoints, such that even the oldest of `keep` is newer than the oldest entry."""
     retained_seconds = rules.retained_cycles * rules.clock.num_fragments * rules.clock.round_seconds
     return min(max(retained_seconds / (keep + 1), SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
 
 class Saver:
-    """Writes checkpoints; a disk that refuses is told and tried again.
+    """Writes checkpoints; a failed write is reported and retried.
 
     Args:
-        states: returns all spans, as they are whenever it is read, or None while one is missing.
-        is_ready: whether this peer holds the agreed state.
+        states: returns a live view of all spans, or None while one is missing.
+        is_ready: returns whether this peer holds the agreed state.
         saved: called after each checkpoint.
-        hear: told when the disk refuses; `(topic, text)`.
+        hear: called with `(topic, text)` if a write fails.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Saver:
         self._saving = asyncio.Lock()
 
     async def run(self) -> None:
-        """Save now and then until cancelled; soon after the start, and after a span was replaced."""
+        """Save periodically until cancelled: soon after the start, and after a span was replaced."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -61,7 +61,7 @@ class Saver:
                 due = loop.time() + self._pause_seconds
 
     async def save(self) -> None:
-        """Save now, if all spans are there."""
+        """Save now if all spans are present."""
         states = self._states()
         if states is None:
             return

@@ -1,7 +1,8 @@
-"""Writing vectors to a safetensors file from where they lie.
+"""Write vectors to a safetensors file without copying them.
 
-The library's own writer wants all of them at once and copies them: as much memory again as φ and m take. The format is
-plain: eight bytes that say how long the header is, the header as JSON (spaces may follow), then each tensor's bytes.
+The library's writer needs all vectors at once and copies them, which would take as much memory again as φ and m. The
+format is simple: eight bytes for the length of the header, the header as JSON (padded with spaces), then each tensor's
+bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def write_tensors(
     metadata: Callable[[], Mapping[str, str]],
     longest_metadata: Mapping[str, str],
 ) -> None:
-    """Write float32 vectors, little-endian, each as it comes.
+    """Write float32 vectors, little-endian, one at a time.
 
     Args:
-        elements: of each tensor by name, in the order in which `vectors` come.
-        metadata: asked when all vectors are written, for what is known only then.
-        longest_metadata: as long as `metadata` can ever be: so much room is left for it.
+        elements: number of elements by tensor name, in the order of `vectors`.
+        metadata: called after all vectors are written.
+        longest_metadata: upper bound for the length of `metadata`; this much space is reserved.
     Raises:
-        OSError: the disk refuses; part of the file may be there.
+        OSError: the write failed; a partial file may remain.
     """
     room = len(_header(elements, longest_metadata))
     room += -room % _ALIGNMENT

@@ -1,4 +1,4 @@
-"""A peer that cannot keep what it is bound to must end, whichever message of whichever peer made it try."""
+"""End the peer if it cannot save its ballots or rosters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 class WatchedMemory:
-    """A `PeerMemory` that tells of a disk that refuses, beside raising.
+    """A `PeerMemory` that reports failed writes, besides raising.
 
-    The transport keeps what its listener raises to itself, for one peer's bytes must not take down everything; the
-    peer would live on without a vote, and nobody would know why.
+    The transport swallows exceptions of its listener, because one peer's message must not stop everything. Without the
+    report, the peer would continue without being able to vote, for no visible reason.
 
     Args:
-        memory: what keeps.
-        died: told once for each refusal.
-        soon: runs a function on the thread that writes, one after the other.
+        memory: the memory to write to.
+        died: called once for each failed write.
+        soon: runs functions on the writer thread, one at a time.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class WatchedMemory:
         self._soon = soon
 
     def keep_ballots(self, ballots: Ballots) -> None:
-        """Keep what this peer is bound to."""
+        """Save this peer's ballots."""
         self._watch(lambda: self._memory.keep_ballots(ballots))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
-        """Keep a certified roster."""
+        """Save a certified roster."""
         self._watch(lambda: self._memory.keep_roster(certified))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep the record of this peer's line of rosters, soon: it changes each round, and no promise depends on it."""
+        """Schedule saving the liveliness record: it changes every round, and correctness does not depend on it."""
         self._soon(lambda: self._memory.keep_liveliness(liveliness))
 
     def _watch(self, keep: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Replacing or lengthening a file whole or not at all, and on the disk before anybody relies on it."""
+"""Replace a file or append to it atomically and durably."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a draft beside `path`, bring it to the disk, and put it in the place of what was there.
+    """Call `write` with a draft path, sync the draft, and rename it to `path`.
 
     Raises:
-        OSError: the disk refuses; what was at `path` stays as it was, and no draft is left. What `write` raises passes.
+        OSError: the write failed; `path` is unchanged, and the draft is removed. Exceptions of `write` are passed on.
     """
     draft = path.with_name(f".{path.name}.part")
     try:
@@ -27,15 +27,15 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_all(path: Path, content: bytes) -> None:
-    """Write `content` to `path`; a `write` for `replace_file` returns nothing."""
+    """Write `content` to `path`; returns nothing, as `replace_file` expects."""
     path.write_bytes(content)
 
 
 def append_to_file(path: Path, content: bytes) -> None:
-    """Bring `content` to the disk behind what the file at `path` holds.
+    """Append `content` to the file at `path` and sync it.
 
     Raises:
-        OSError: the disk refuses; the file ends where it ended before, if it can be cut.
+        OSError: the write failed; the file is truncated to its old length if possible.
     """
     with path.open("ab", buffering=0) as file:
         end = file.tell()
@@ -51,7 +51,7 @@ def append_to_file(path: Path, content: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Sync a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

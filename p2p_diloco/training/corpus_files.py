@@ -1,4 +1,4 @@
-"""Which files make up the text, in an order that depends on their names alone, read through a few memory maps."""
+"""The files of a text, in an order that depends only on their names, read through a few memory maps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from p2p_diloco.rate import counted
 
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _MAPPED_FILES = 64
-"""Maps kept open at once: each holds a file descriptor, and a folder may hold more files than a process may open."""
+"""Maximum number of open maps: each needs a file descriptor, and a folder may have more files than that limit."""
 
 
 def list_corpus_files(path: str | Path | None) -> tuple[Path, ...]:
-    """Return the non-empty files behind `path`, sorted by relative name.
+    """Return the non-empty files that `path` names, sorted by relative name.
 
     Args:
-        path: a file, a folder (all files under it, hidden ones skipped), a glob (`**` reaches into folders), or None
-            for the source text of the running Python's standard library.
+        path: a file, a folder (all files under it except hidden ones), a glob (`**` matches folders), or None for the
+            source of the running Python's standard library.
     Raises:
-        ConfigError: the path is missing, or nothing with at least one byte lies behind it.
+        ConfigError: the path does not exist, or all its files are empty.
     """
     if path is None:
         return _stdlib_files()
@@ -41,14 +41,12 @@ def list_corpus_files(path: str | Path | None) -> tuple[Path, ...]:
         raise ConfigError(f"text {text} does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'")
     files = tuple(file for file in found if file.stat().st_size > 0)
     if not files:
-        raise ConfigError(
-            f"text {text} is empty ({counted(len(found), 'file')}); name at least one file that holds text"
-        )
+        raise ConfigError(f"text {text} is empty ({counted(len(found), 'file')}); name at least one file with text")
     return files
 
 
 def _stdlib_files() -> tuple[Path, ...]:
-    """Return the standard library's modules, but for its tests and for what names the machine that built it."""
+    """Return the standard library's modules, except its tests and the files that depend on the build machine."""
     files = _sorted_files(Path(sysconfig.get_path("stdlib")), excluded=_STDLIB_EXCLUDED_FOLDERS)
     return tuple(
         file
@@ -60,21 +58,21 @@ def _stdlib_files() -> tuple[Path, ...]:
 def _sorted_files(root: Path, *, excluded: frozenset[str] = frozenset()) -> list[Path]:
     """Return the files under `root`, sorted by relative POSIX name so that all platforms agree.
 
-    Hidden files and folders are skipped, and so are folders whose name is `excluded`.
+    Hidden files and folders are skipped, and so are folders in `excluded`.
     """
     found: list[Path] = []
     for folder, subfolders, names in os.walk(root):
-        # In place: what is removed here is not walked, and site-packages may hold a hundred thousand files.
+        # In place, so that os.walk skips these folders: site-packages may have a hundred thousand files.
         subfolders[:] = [name for name in subfolders if name not in excluded and not name.startswith(".")]
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((file for file in found if file.is_file()), key=lambda file: file.relative_to(root).as_posix())
 
 
 class MappedFiles:
-    """Files end to end as one read-only text of bytes.
+    """Concatenated files as one read-only text of bytes.
 
-    Nothing is held in memory but the last few maps. Not for several threads at once. A file must not be cut shorter
-    while it is in use: the operating system ends a process that reads a map beyond its file (SIGBUS).
+    Only the last few maps are in memory. Not thread-safe. A file must not be truncated while it is in use: the
+    operating system kills a process that reads a map beyond the end of its file (SIGBUS).
 
     Attributes:
         num_bytes: length of the text.
@@ -93,13 +91,13 @@ class MappedFiles:
         return tuple(int(size) for size in self._sizes)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return a copy of bytes `start` to `stop`; they may lie in several files.
+        """Return a copy of bytes `start` to `stop`, which may span several files.
 
         Raises:
-            ConfigError: a file has changed its size since it was opened.
+            ConfigError: the size of a file has changed since it was opened.
         """
         if not 0 <= start <= stop <= self.num_bytes:
-            raise ValueError(f"bytes {start} to {stop} do not lie in a text of {self.num_bytes}")
+            raise ValueError(f"bytes {start} to {stop} are not within a text of {self.num_bytes}")
         pieces: list[NDArray[np.uint8]] = []
         index = int(np.searchsorted(self._stops, start, side="right"))
         while start < stop:
@@ -111,7 +109,7 @@ class MappedFiles:
         return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
 
     def _map(self, index: int) -> NDArray[np.uint8]:
-        """Return the map of file `index`, the least recently used one making room."""
+        """Return the map of file `index`; drop the least recently used map if there are too many."""
         if (known := self._maps.get(index)) is not None:
             self._maps.move_to_end(index)
             return known

@@ -1,7 +1,7 @@
-"""Text as bytes: one part to train on, a fixed part held out, and each peer's own endless stream of windows.
+"""Text as bytes: a training part, a fixed held-out part, and an endless stream of windows for each peer.
 
-A peer's stream is drawn from (run, peer, position) alone. There is no rank and no world size, so peers may come and go,
-and one that restarts goes on where it stopped.
+A peer's stream depends only on (run, peer, position). There is no rank and no world size, so peers may come and go,
+and a restarted peer continues where it stopped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from p2p_diloco.training.corpus_files import MappedFiles, list_corpus_files
 HELD_OUT_SHARE = 0.05
 MIN_CORPUS_BYTES = 16_384
 _STRIDE_BYTES = 327_680
-"""The end of each stretch of about this length is held out, so that the held-out text resembles the rest; one tail of
-a sorted folder would be about something else."""
+"""The end of each stretch of about this length is held out, so that the held-out text resembles the rest. The end of a
+sorted folder would cover other topics."""
 _FINGERPRINT_PIECES = 1024
 _FINGERPRINT_PIECE_BYTES = 16_384
 _BIGRAM_BYTES = 1 << 24
@@ -32,7 +32,7 @@ _STREAM_DOMAIN = b"p2p-diloco batch stream 1"
 
 
 class Corpus:
-    """A text with a held-out part, the same on all machines that hold the same files. Not for several threads at once.
+    """A text with a held-out part, the same on all machines with the same files. Not thread-safe.
 
     Attributes:
         num_bytes: length of the text.
@@ -51,7 +51,7 @@ class Corpus:
         self._files = files
         self.num_bytes = files.num_bytes
         strides = max(1, files.num_bytes // _STRIDE_BYTES)
-        # Integer arithmetic: a float would round differently for texts beyond 2**53 bytes or on odd hardware.
+        # Integer arithmetic: floats would be inexact for texts beyond 2**53 bytes, and could differ between machines.
         borders = [files.num_bytes * index // strides for index in range(strides + 1)]
         per_mille = round(held_out_share * 1000)
         cuts = [stop - (stop - start) * per_mille // 1000 for start, stop in pairwise(borders)]
@@ -60,9 +60,9 @@ class Corpus:
 
     @property
     def fingerprint(self) -> Digest:
-        """Digest of the sizes and of 1,024 evenly spread pieces of 16 KiB: all of a text of up to 16 MiB.
+        """Digest over the sizes and 1,024 evenly spread pieces of 16 KiB: a text of up to 16 MiB is covered fully.
 
-        The bound keeps the start of a peer with a terabyte of text as quick as that of any other.
+        The bound keeps the start fast even with a terabyte of text.
         """
         sizes = np.array(self._files.file_sizes, dtype="<i8").tobytes()
         pieces = min(_FINGERPRINT_PIECES, -(-self.num_bytes // _FINGERPRINT_PIECE_BYTES))
@@ -77,9 +77,9 @@ class Corpus:
         return self._files.read(start, stop)
 
     def share(self, index: int, count: int) -> Corpus:
-        """Return one of `count` shares of the text to train on, each of neighbouring stretches; all else is the same.
+        """Return a corpus with one of `count` shares of the training text, each of adjacent stretches.
 
-        Neighbours in a sorted folder are about the same thing.
+        Adjacent stretches of a sorted folder have similar topics, so the shares differ.
 
         Raises:
             ConfigError: the text has fewer stretches than shares.
@@ -95,21 +95,21 @@ class Corpus:
         return own
 
     def held_out_bytes(self) -> int:
-        """Return how many bytes are held out."""
+        """Return the number of held-out bytes."""
         return int((self.held_out_parts[:, 1] - self.held_out_parts[:, 0]).sum())
 
 
 def open_corpus(path: str | Path | None = None, *, held_out_share: float = HELD_OUT_SHARE) -> Corpus:
-    """Open the text behind `path`; None is the source text of the running Python's standard library.
+    """Open the text at `path`; None is the source of the running Python's standard library.
 
     Raises:
-        ConfigError: the path is missing, names no text, or the text is too short.
+        ConfigError: the path does not exist, has no text, or the text is too short.
     """
     return Corpus(MappedFiles(list_corpus_files(path)), held_out_share=held_out_share)
 
 
 class WindowIndex:
-    """Numbers all windows of `window_bytes` that lie inside one part, 0 to `num_windows` - 1."""
+    """Numbers all windows of `window_bytes` within single parts, 0 to `num_windows` - 1."""
 
     def __init__(self, parts: NDArray[np.int64], window_bytes: int, what: str) -> None:
         self._starts = parts[:, 0]
@@ -125,16 +125,16 @@ class WindowIndex:
             )
 
     def start_of(self, window: int) -> int:
-        """Return where in the text window number `window` begins."""
+        """Return the position in the text at which window `window` begins."""
         part = int(np.searchsorted(self._stops, window, side="right"))
         return int(self._starts[part] + window - (self._stops[part] - self._counts[part]))
 
 
 class BatchStream:
-    """One peer's endless stream of training windows, each drawn uniformly from all of the training text.
+    """One peer's endless stream of training windows, each drawn uniformly from the whole training text.
 
     Attributes:
-        position: number of windows drawn so far; may be set, to go on where a checkpoint stopped.
+        position: number of windows drawn so far; set it to continue from a checkpoint.
         batch: windows per batch.
         context: positions to predict per window.
     """
@@ -152,7 +152,7 @@ class BatchStream:
         self.context = context
 
     def next_batch(self) -> Tensor:
-        """Return the next windows, int64 on the CPU, shape (batch, context + 1), and move on."""
+        """Return the next batch of windows, int64 on the CPU, shape (batch, context + 1)."""
         rows = [self._window(self.position + row) for row in range(self.batch)]
         self.position += self.batch
         return torch.from_numpy(np.stack(rows).astype(np.int64))
@@ -168,7 +168,7 @@ def held_out_windows(corpus: Corpus, *, context: int, num_windows: int) -> Tenso
     """Return a fixed, evenly spread set of held-out windows, int64, shape (at most num_windows, context + 1).
 
     Raises:
-        ConfigError: no held-out stretch is as long as one window.
+        ConfigError: every held-out stretch is shorter than one window.
     """
     index = WindowIndex(corpus.held_out_parts, context + 1, "held-out")
     num_windows = min(num_windows, index.num_windows)
@@ -179,8 +179,8 @@ def held_out_windows(corpus: Corpus, *, context: int, num_windows: int) -> Tenso
 def bigram_entropy(corpus: Corpus) -> float:
     """Return H(next byte | byte) of the held-out text in nats per byte, under that text's own statistics.
 
-    The baseline that a model must beat to have learnt more than pairs: no bigram model, however trained, has a lower
-    loss on this text. Beyond 16 MiB of held-out text the rest is left out.
+    A model with a lower loss has learnt more than byte pairs: no bigram model can do better on this text. Only the
+    first 16 MiB of held-out text are used.
     """
     pairs = np.zeros(65_536, dtype=np.int64)
     for part in _held_out_stretches(corpus):

@@ -1,4 +1,4 @@
-"""Held-out loss, always over the same windows, so that two figures differ only by what was learnt between them."""
+"""Held-out loss, always over the same windows, so that losses are comparable."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from p2p_diloco.training.data import Corpus, held_out_windows
 from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
 
 EVALUATION_TOKENS = 6144
-"""Tokens of one evaluation: below half a second for the tiny model on one CPU core, see `held_out_loss`."""
+"""Tokens of one evaluation: under half a second for the tiny model on one CPU core, see `held_out_loss`."""
 _BATCH_TOKENS = 512
-"""Few: training goes on meanwhile and has its own. On a CPU 2,048 at once take an eighth longer."""
+"""Small, because training runs at the same time. On a CPU, batches of 2,048 take an eighth longer."""
 
 
 def held_out_loss(model: DecoderModel, corpus: Corpus, *, num_tokens: int = EVALUATION_TOKENS) -> float:
-    """Return the mean loss in nats per byte over a fixed set of held-out windows of about `num_tokens` in all.
+    """Return the mean loss in nats per byte over a fixed set of held-out windows, about `num_tokens` in total.
 
-    For the thread that trains this model. Its parameters and their gradients stay as they are.
+    Call this from the thread that trains the model. Parameters and gradients are not changed.
 
     Raises:
-        ConfigError: no held-out stretch is as long as the model's context.
+        ConfigError: every held-out stretch is shorter than the model's context.
     """
     return _mean_loss(model, _windows(model.shape, corpus, num_tokens))
 
 
 class AnchorEvaluation:
-    """Evaluates parameter vectors without a model that holds them, so that any thread may do it while training goes on.
+    """Evaluates parameter vectors without loading them into a model, so that any thread can do it during training.
 
-    All windows go through one part of the model, then through the next: embedding, each block, norm and head. So no
-    more than one part's parameters need be in memory beside the vectors, and not even those, when they are fetched part
-    by part (`begin`, and `take` for each of `parts`). The loss has the bits of `held_out_loss` of a model that holds
-    the vectors.
+    All windows pass through one part of the model, then through the next: embedding, each block, norm and head. So only
+    one part's parameters need to be in memory besides the vectors, and the vectors themselves can be fetched part by
+    part (`begin`, then `take` for each of `parts`). The loss is bitwise equal to `held_out_loss` of a model with these
+    parameters.
 
-    Not for several threads at once.
+    Not thread-safe.
 
     Attributes:
-        parts: the slices of fragments that each part of the model is made of, tensor by tensor.
+        parts: the slices of fragments that form each part of the model, tensor by tensor.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AnchorEvaluation:
             tuple(Slice(fragment, slot.start, slot.stop) for fragment, slot in map(slots.__getitem__, names))
             for names in self._names
         )
-        # Read once, here: from now on the corpus, which training reads, is not touched by another thread.
+        # Read here, once: later only the training thread may read the corpus.
         windows_BT = _windows(shape, corpus, num_tokens)
         self._batches = [batch.to(self._device) for batch in _batches(shape, windows_BT)]
         self._streams: list[Tensor] = []
@@ -79,16 +79,16 @@ class AnchorEvaluation:
         loss = None
         for part in self.parts:
             loss = self.take([vectors[fragment][start:stop] for fragment, start, stop in part])
-        assert loss is not None, "the last part gives it"
+        assert loss is not None, "the last part returns it"
         return loss
 
     def begin(self) -> None:
-        """Begin with the first part; what was evaluated half is forgotten."""
+        """Start with the first part; discard an unfinished evaluation."""
         self._streams, self._next = [], 0
 
     @torch.no_grad()
     def take(self, tensors: Sequence[NDArray[np.float32]]) -> float | None:
-        """Let all windows pass through the next part, made of flat `tensors`; return the loss after the last part."""
+        """Pass all windows through the next part, whose weights are the flat `tensors`; return the loss at the end."""
         names, last = self._names[self._next], len(self._names) - 1
         named = {
             name: _as_tensor(vector_N).to(self._device).view(self._shapes[name])
@@ -119,7 +119,7 @@ class AnchorEvaluation:
 
 
 def _as_tensor(vector_N: NDArray[np.float32]) -> Tensor:
-    """Return a vector as a tensor of the same memory, or of a copy: torch warns about arrays that are read-only."""
+    """Return a vector as a tensor that shares its memory; copy read-only arrays, about which torch would warn."""
     return torch.from_numpy(vector_N) if vector_N.flags.writeable else torch.tensor(vector_N)
 
 
@@ -140,7 +140,7 @@ def anchor_loss(
     device: torch.device | str = "cpu",
     num_tokens: int = EVALUATION_TOKENS,
 ) -> float:
-    """Return the held-out loss of one set of vectors; for many sets keep an `AnchorEvaluation`."""
+    """Return the held-out loss of one set of vectors; for several sets, reuse an `AnchorEvaluation`."""
     return AnchorEvaluation(shape, fragments, corpus, device=device, num_tokens=num_tokens).loss(vectors)
 
 
@@ -154,7 +154,7 @@ def _batches(shape: ModelShape, windows_BT: Tensor) -> tuple[Tensor, ...]:
 
 
 def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
-    """Return the names of the parameters of each part, in the order in which windows pass through them."""
+    """Return the parameter names of each part, in forward order."""
     names = [name for name, _ in model.named_parameters()]
     blocks = [tuple(n for n in names if n.startswith(f"blocks.{index}.")) for index in range(len(model.blocks))]
     return [("embedding",), *blocks, ("norm.gain", "head")]
@@ -162,7 +162,7 @@ def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
 
 @torch.no_grad()
 def _mean_loss(model: DecoderModel, windows_BT: Tensor) -> float:
-    """Return the mean over windows."""
+    """Return the mean loss over windows."""
     device = model.embedding.device
     total = 0.0
     for windows in _batches(model.shape, windows_BT):

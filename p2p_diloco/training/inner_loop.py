@@ -1,8 +1,7 @@
-"""The inner loop: Muon or AdamW steps on θ, one after the other, that know nothing of a network.
+"""The inner loop: Muon or AdamW steps on θ, independent of the network.
 
-Called from the island's training thread. PyTorch releases the interpreter lock inside its kernels, so that the event
-loop of the same process runs on. Momentum stays through merges: a merge moves θ a little, it does not change where it
-was going.
+It is called from the island's training thread. PyTorch releases the GIL inside its kernels, so the event loop of the
+same process keeps running. Momentum is kept across merges: a merge moves θ a little, but does not change its direction.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerRule:
-    """How an island trains; agreed by the run.
+    """How an island trains; set by the manifest.
 
     Attributes:
-        optimizer: "muon" for the matrices of the blocks and AdamW for all else, or "adamw" for all.
-        learning_rate: of the matrices, after warm-up.
-        embedding_rate: factor on it for the input embedding, whose rows see a gradient only when their byte occurs.
-        weight_decay: decoupled, of the matrices only.
+        optimizer: "muon" for the matrices of the blocks with AdamW for the rest, or "adamw" for everything.
+        learning_rate: learning rate of the matrices after warm-up.
+        embedding_rate: factor on it for the input embedding, whose rows get a gradient only when their byte occurs.
+        weight_decay: decoupled, for matrices only.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         batch: windows per step.
-        warmup_steps: steps over which the rate rises linearly, counted since this island's optimiser began.
+        warmup_steps: steps over which the rate rises linearly, counted from the start of this island's optimiser.
         schedule: "constant", or "cosine" down to `final_share` as the run's progress goes from 0 to 1.
         final_share: share of the rate left at progress 1.
-        gradient_clip: largest norm of the gradient over all tensors.
-        precision: of the matrix products; the parameters are float32 always.
+        gradient_clip: maximum norm of the gradient over all tensors.
+        precision: precision of the matrix products; parameters are always float32.
     Raises:
-        ConfigError: a figure is out of its range.
+        ConfigError: a value is out of range.
     """
 
     optimizer: OptimizerName = "muon"
@@ -83,14 +82,14 @@ class InnerRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerStep:
-    """What one step did.
+    """The result of one step.
 
     Attributes:
-        loss: of its batch before the step, nats per token.
-        tokens: predicted in it.
-        gradient_norm: over all tensors, before clipping.
-        learning_rate: of the matrices.
-        applied: False when loss or gradient was not finite; θ and the optimiser are then as before.
+        loss: loss of the batch before the step, nats per token.
+        tokens: number of predicted tokens.
+        gradient_norm: norm over all tensors, before clipping.
+        learning_rate: learning rate of the matrices.
+        applied: False if loss or gradient was not finite; θ and the optimiser are then unchanged.
     """
 
     loss: float
@@ -101,12 +100,12 @@ class InnerStep:
 
 
 class InnerLoop:
-    """Trains `model` on `stream`. One thread calls it, any thread, always the same.
+    """Trains `model` on `stream`. Always call it from the same thread.
 
     Attributes:
         model: θ, on `device`.
-        steps: number of steps applied.
-        tokens: number of tokens that those predicted.
+        steps: number of applied steps.
+        tokens: number of tokens predicted in them.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class InnerLoop:
             tokens=batch.shape[0] * (batch.shape[1] - 1),
             gradient_norm=norm,
             learning_rate=self.learning_rate,
-            # The norm of the gradients is finite only when all of them are; one NaN must not poison θ for good.
+            # The norm is finite only if all gradients are; one NaN would destroy θ.
             applied=math.isfinite(norm) and math.isfinite(float(loss.detach())),
         )
         if step.applied:
@@ -157,7 +156,7 @@ class InnerLoop:
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the next step for the matrices."""
+        """Learning rate of the matrices in the next step."""
         rule = self.rule
         warmup = min(1.0, (self._optimizer_steps + 1) / max(1, rule.warmup_steps))
         if rule.schedule == "constant":
@@ -166,64 +165,64 @@ class InnerLoop:
         return rule.learning_rate * warmup * (rule.final_share + (1.0 - rule.final_share) * cosine)
 
     def set_progress(self, fraction: float) -> None:
-        """Tell how far the run is, 0 to 1 (beyond is 1): entries absorbed over entries planned, not wall time."""
+        """Set the progress of the run, clamped to 0 to 1: entries applied over entries planned, not wall time."""
         self._progress = min(1.0, max(0.0, fraction))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a restart would lose: the optimisers, and how far the rate has risen."""
+        """Return the state that a restart would lose: the optimisers and the position in the warm-up."""
         states = [optimizer.state_dict() for optimizer in self._optimizers]
         return {"optimizer_steps": self._optimizer_steps, "optimizers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore such a state."""
         for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self._optimizer_steps = state["optimizer_steps"]
 
     def restart_optimizer(self) -> None:
-        """Forget momentum and warm up again: for when θ was replaced, not merged."""
+        """Reset momentum and warm-up; use it after θ was replaced, not merged."""
         self._optimizers = _optimizers(self.model, self.rule)
         self._optimizer_steps = 0
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the device called `name`: cpu, cuda, cuda:N, mps, or auto, the fastest that is there.
+    """Return the device called `name`: cpu, cuda, cuda:N, mps, or auto for the fastest available.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: the device is not available.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, is_present in present.items() if is_present))
     kind, _, index = name.partition(":")
     if kind not in present or (index and not index.isdecimal()):
-        raise ConfigError(f"device {name!r} is not known; expected auto, cpu, cuda, cuda:N or mps")
+        raise ConfigError(f"unknown device {name!r}; expected auto, cpu, cuda, cuda:N or mps")
     if not present[kind] or (kind == "cuda" and index and int(index) >= torch.cuda.device_count()):
         found = ", ".join(other for other, is_present in present.items() if is_present)
         raise ConfigError(
-            f"device {name!r} is not there; PyTorch {torch.__version__} found: {found}; {_remedy(kind, present[kind])}"
+            f"device {name!r} is not available; PyTorch {torch.__version__} found: {found}; "
+            f"{_remedy(kind, present[kind])}"
         )
     return torch.device(name)
 
 
 def _remedy(kind: str, is_present: bool) -> str:
-    """Return what to do about a device that is missing."""
+    """Return what to do about a missing device."""
     if kind == "mps":
-        return "mps needs a Mac with Apple silicon and PyTorch's build for it; leave --device out"
+        return "mps needs a Mac with Apple silicon and a PyTorch build for it; leave --device out"
     if is_present:
-        return f"the last one here is cuda:{torch.cuda.device_count() - 1}"
+        return f"the last one is cuda:{torch.cuda.device_count() - 1}"
     if torch.version.cuda is None and torch.version.hip is None:
         return (
-            "this build is for the CPU alone; install one for your GPU (pytorch.org/get-started/locally), or leave "
-            "--device out"
+            "this build is CPU-only; install one for your GPU (pytorch.org/get-started/locally), or leave --device out"
         )
-    return "this build is for GPUs, but sees none: is the driver installed (nvidia-smi or rocminfo shows it)?"
+    return "this build supports GPUs but finds none; is the driver installed (check with nvidia-smi or rocminfo)?"
 
 
 def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimizer]:
-    """Return fresh optimisers: gains are not decayed, nor is the embedding, whose rare rows would only shrink.
+    """Return new optimisers. Gains have no weight decay, nor has the embedding, whose rare rows would only shrink.
 
-    Muon is of the matrices between embedding and head.
+    Muon trains the matrices between embedding and head.
     """
     named = dict(model.named_parameters())
     embedding = [named["embedding"]]

@@ -1,7 +1,7 @@
-"""The built-in model in the layout of Hugging Face's Llama, so that other programs load it.
+"""Export the built-in model in the layout of Hugging Face's Llama, so that other programs can load it.
 
-It is that architecture: RMSNorm before attention and SwiGLU, rotary positions on halves of a head, no biases, a head of
-its own. Only two stacked matrices are cut apart (query, key, value; gate, up). Nothing is rounded: float32 stays.
+The architecture is the same: RMSNorm before attention and SwiGLU, rotary positions on halves of a head, no biases, an
+untied head. Only the two stacked matrices are split (query, key, value; gate, up). All values stay float32, unrounded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NUM_BYTES = 256
 
 
 def llama_files(shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance) -> dict[str, bytes]:
-    """Return the files, by name, of a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
+    """Return the files, by name, of a folder that `AutoModelForCausalLM` and `AutoTokenizer` can load.
 
     Args:
-        shape: of the model; it must be one of bytes.
-        parameters: by their names in the built-in model, float32.
+        shape: shape of the model, which must be a byte model.
+        parameters: float32 parameters by their names in the built-in model.
         provenance: for the model card.
     Raises:
-        ConfigError: the vocabulary is not that of bytes.
+        ConfigError: the vocabulary is not the 256 bytes.
     """
     if shape.vocabulary != NUM_BYTES:
         raise ConfigError(f"the model has {shape.vocabulary} tokens; expected {NUM_BYTES}, one for each byte")
@@ -48,7 +48,7 @@ def llama_files(shape: ModelShape, parameters: Mapping[str, Tensor], provenance:
 
 
 def llama_tensors(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the same parameters under Llama's names."""
+    """Return the parameters under Llama's names."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in parameters.items():
         block, names = _llama_names(name)
@@ -73,7 +73,7 @@ _BLOCK = {
 
 
 def _llama_names(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the prefix of a tensor's block, and the names in it of its equal parts from top to bottom."""
+    """Return the prefix of a tensor's block, and the names of its equal parts from top to bottom."""
     if name in _WHOLE_MODEL:
         return "", (_WHOLE_MODEL[name],)
     _, index, own = name.split(".", 2)
@@ -81,7 +81,7 @@ def _llama_names(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def llama_config(shape: ModelShape) -> dict[str, Any]:
-    """Return `config.json`; all that differs from Llama's defaults, and the defaults that matter."""
+    """Return `config.json`: values that differ from Llama's defaults, and defaults that matter."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -100,7 +100,7 @@ def llama_config(shape: ModelShape) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        # Every token is a byte of text: none begins or ends one.
+        # Every token is a byte of text; there are no special tokens.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -108,7 +108,7 @@ def llama_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def byte_tokenizer() -> dict[str, Any]:
-    """Return `tokenizer.json`: each byte of UTF-8 is a token, and its number is the byte."""
+    """Return `tokenizer.json`: each byte of UTF-8 is a token, whose id is the byte."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "version": "1.0",
@@ -134,14 +134,14 @@ def byte_tokenizer() -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    """Return how the ByteLevel format writes each byte: as itself where Latin-1 shows it, else as U+0100 and on."""
+    """Return the ByteLevel character of each byte: itself if printable in Latin-1, otherwise one from U+0100 on."""
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in shown else next(others)) for byte in range(NUM_BYTES)]
 
 
 def model_card(shape: ModelShape, provenance: Provenance) -> str:
-    """Return `README.md`; no licence is named, for that is whoever's who publishes it."""
+    """Return `README.md`; it names no licence, which is up to the publisher."""
     size = [("parameters", f"{shape.num_parameters:,}, float32"), ("context", f"{shape.context} bytes")]
     return f"""---
 library_name: transformers
@@ -152,8 +152,8 @@ tags:
 
 # {as_markdown(provenance.run_name)}
 
-A language model of bytes, trained by the peers of a p2p_diloco run. It has the architecture of Llama, and each token is
-one byte of UTF-8.
+A byte-level language model, trained by the peers of a p2p_diloco run. It has the Llama architecture; each token is one
+byte of UTF-8.
 
 {card_table(provenance, size)}
 
@@ -166,7 +166,7 @@ text = model.generate(prompt, do_sample=True, max_new_tokens={max(1, shape.conte
 print(tokenizer.decode(text[0]))
 ```
 
-No licence is named here. Before you publish this model, choose one that the text it was trained on allows, and add
+This card names no licence. Before you publish this model, choose one that its training text allows, and add
 `license: …` to the lines at the top.
 """
 

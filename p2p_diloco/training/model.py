@@ -1,8 +1,8 @@
 """The built-in decoder-only byte model: RMSNorm, rotary positions, SwiGLU, causal attention.
 
 Axes: B sequences of a batch, T positions, W width, H heads, D width of one head, V vocabulary. Input embedding and
-output head are untied: at byte level the table is small, and a free head learns byte
-statistics within a few dozen steps.
+output head are untied: at byte level the table is small, and a separate head learns byte statistics within a few dozen
+steps.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ NORM_EPSILON = 1e-6
 EMBEDDING_STD = 1.0
 
 EMBEDDINGS = frozenset({"embedding", "head"})
-"""Tensors that have a row for each token, most of which no island meets in a cycle."""
+"""Tensors with a row per token; in a cycle, an island sees only some of the tokens."""
 
 
 def build_model(shape: ModelShape, seed: int) -> DecoderModel:
-    """Build a model on the CPU in float32 whose weights depend on `shape` and `seed` alone.
+    """Build a float32 model on the CPU whose weights depend only on `shape` and `seed`.
 
-    Weights are drawn uniformly: a scaled 24-bit random integer is the same number on every platform, where a normal
-    draw goes through logarithms that are not. Projections back into the residual stream begin at zero, so that each
-    block is the identity at first and a large learning rate is safe from the first step.
+    Weights are uniform: a scaled 24-bit random integer is the same number on every platform, whereas a normal draw uses
+    logarithms that differ. Projections back into the residual stream start at zero, so that each block is initially the
+    identity and a large learning rate is safe from the first step.
     """
     with torch.device("meta"):
         model = DecoderModel(shape)
@@ -64,7 +64,7 @@ def build_model(shape: ModelShape, seed: int) -> DecoderModel:
 
 
 def model_of(shape: ModelShape, parameters: Mapping[str, Tensor]) -> DecoderModel:
-    """Return a model that holds `parameters`, by name; they are not copied."""
+    """Return a model with `parameters`, given by name; they are not copied."""
     with torch.device("meta"):
         model = DecoderModel(shape)
     model.load_state_dict(dict(parameters), assign=True)
@@ -92,8 +92,8 @@ class DecoderModel(nn.Module):
         """Return logits of shape (B, T, V) for the token after each position.
 
         Args:
-            tokens_BT: with what the caches hold, at most as many positions as the shape's context.
-            caches: one for each block, of the positions before these; they take these too.
+            tokens_BT: tokens; together with the cached positions, at most the shape's context.
+            caches: one per block, with the earlier positions; the new positions are added to them.
         """
         start = caches[0].length if caches is not None else 0
         stop = start + tokens_BT.shape[1]
@@ -127,9 +127,9 @@ class Block(nn.Module):
 
 
 class KeyValueCache:
-    """Keys and values of the positions read so far: the first few at once, then one at a time.
+    """Keys and values of the positions read so far: several at first, then one at a time.
 
-    Generating a byte then costs one position, not the whole window.
+    With it, generating a byte costs one position instead of the whole window.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class KeyValueCache:
         return 0 if self._key_value_2BHTD is None else self._key_value_2BHTD.shape[-2]
 
     def extend(self, key_value_2BHTD: Tensor) -> Tensor:
-        """Add further positions and return those of all."""
+        """Add positions and return all of them."""
         if self._key_value_2BHTD is not None:
             assert key_value_2BHTD.shape[-2] == 1, "attention among later positions would need a mask"
             key_value_2BHTD = torch.cat((self._key_value_2BHTD, key_value_2BHTD), dim=-2)
@@ -150,7 +150,7 @@ class KeyValueCache:
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention to the past, rotary positions on queries and keys."""
+    """Causal multi-head attention with rotary positions on queries and keys."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class CausalAttention(nn.Module):
         self.output = nn.Parameter(torch.empty(width, width))
 
     def forward(self, stream_BTW: Tensor, rotary: tuple[Tensor, Tensor], cache: KeyValueCache | None = None) -> Tensor:
-        """Return what each position gathers from itself and those before it."""
+        """Return the attention output of each position over itself and earlier positions."""
         batch, length, width = stream_BTW.shape
         mixed = functional.linear(stream_BTW, self.query_key_value)
         mixed_3BHTD = mixed.view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -207,8 +207,8 @@ def token_loss(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
 def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines, shape (context, head_width) each, on the CPU.
 
-    There also within `torch.device("meta")`, where a plan needs shapes alone: for an `arange` on that device PyTorch
-    loads its compiler, a second of processor time and 70 MB in every process that reads a manifest.
+    They are on the CPU even within `torch.device("meta")`, where only shapes are needed: an `arange` on that device
+    would load PyTorch's compiler, which costs a second of CPU time and 70 MB in every process that reads a manifest.
 
     Source: Su et al., arXiv 2104.09864.
     """
@@ -220,5 +220,5 @@ def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(vectors: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Turn each pair (d, d + D/2) of the last axis by its position's angle; (…, T, D) in and out."""
+    """Rotate each pair (d, d + D/2) of the last axis by its position's angle; (…, T, D) in and out."""
     return vectors * cos_TD + vectors.roll(vectors.shape[-1] // 2, -1) * sin_TD

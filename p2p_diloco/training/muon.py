@@ -1,13 +1,13 @@
-"""Muon: momentum whose matrices are made orthogonal, for the matrices of the blocks.
+"""Muon: orthogonalised momentum, for the matrices of the blocks.
 
-PyTorch's own (`torch.optim.Muon`) makes them so one by one and in bfloat16, for which most processors of laptops have
-no instructions: a step of the small model takes ten times as long there. Here it is float32 on a processor, and
-matrices of a shape go together. Where there is a GPU it is bfloat16 as well.
+PyTorch's version (`torch.optim.Muon`) orthogonalises one matrix at a time and in bfloat16, for which most laptop CPUs
+have no instructions; there a step of the small model takes ten times as long. This one uses float32 on a CPU and
+batches matrices of the same shape. On a GPU it uses bfloat16 too.
 
 Source: Jordan et al. 2024, Muon (the iteration and its coefficients); Liu et al., arXiv 2502.16982 (steps as long as
-AdamW's, so that one rate and one decay serve both).
+AdamW's, so that both share one learning rate and one weight decay).
 
-Legend: B = matrices of a shape, m ≤ n = their short and their long side.
+Legend: B = matrices of one shape, m ≤ n = their short and long side.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 RMS = 0.2
-"""Of a step over its rate, that of AdamW's steps."""
+"""Root mean square of a step divided by the learning rate, as for AdamW."""
 _TINY = 1e-7
 _MOST_STACKED = 1 << 18
-"""Elements that are worked on together: small matrices gain by company, large ones would only take memory."""
+"""Maximum elements in a batch: small matrices are faster in batches, large ones would only need more memory."""
 
 
 def orthogonal(matrices_Bmn: torch.Tensor) -> torch.Tensor:
-    """Return, for each matrix, one of the same singular vectors whose singular values are all close to 1.
+    """Return matrices with the same singular vectors and all singular values close to 1.
 
-    Five steps of a quintic Newton-Schulz iteration, which is in a hurry: they end between 0.7 and 1.2. A matrix of
-    zeros stays one. Works in bfloat16 on a GPU, else in float32; returns float32.
+    Five steps of a quintic Newton-Schulz iteration, tuned for speed: singular values end between 0.7 and 1.2. A zero
+    matrix stays zero. Computes in bfloat16 on a GPU, otherwise in float32; returns float32.
     """
     a, b, c = COEFFICIENTS
     x_Bmn = matrices_Bmn.to(torch.bfloat16 if matrices_Bmn.is_cuda else torch.float32)
@@ -43,13 +43,13 @@ def orthogonal(matrices_Bmn: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, made orthogonal; decay is decoupled.
+    """Orthogonalised Nesterov momentum with decoupled weight decay.
 
     Args:
-        groups: parameters, matrices all, and what differs between them.
-        learning_rate: under the name `lr` in each group, as all optimisers have it.
-        weight_decay: per step, times the rate.
-        momentum: of the running mean of gradients.
+        groups: parameter groups; all parameters are matrices.
+        learning_rate: called `lr` in each group, as in all optimisers.
+        weight_decay: per step, multiplied by the learning rate.
+        momentum: decay of the running mean of gradients.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make one step along the gradients that are there; nobody needs `closure`."""
-        assert closure is None, "gradients are taken before"
+        """Make one step with the current gradients; `closure` is not supported."""
+        assert closure is None, "compute gradients before the step"
         for group in self.param_groups:
             for stack in _stacks([matrix for matrix in group["params"] if matrix.grad is not None]):
                 self._step_together(stack, group)
@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
             matrix.add_(_lying(update, is_tall), alpha=-rate * length)
 
     def _direction(self, matrix: torch.Tensor, momentum: float) -> torch.Tensor:
-        assert matrix.grad is not None, "only such are stacked"
+        assert matrix.grad is not None, "only matrices with a gradient are stacked"
         state = self.state[matrix]
         if "mean" not in state:
             state["mean"] = torch.zeros_like(matrix)
@@ -91,7 +91,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _stacks(matrices: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield the matrices of each shape, as many at a time as are worth it, one at least."""
+    """Yield batches of matrices of the same shape, at least one matrix each."""
     by_shape: dict[torch.Size, list[torch.Tensor]] = {}
     for matrix in matrices:
         by_shape.setdefault(matrix.shape, []).append(matrix)

@@ -1,4 +1,4 @@
-"""A model of somebody's own as files: safetensors by the names of its `state_dict`, and a model card."""
+"""Export a user's own model: safetensors with the names of its `state_dict`, and a model card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 
 
 def own_tensors(tensors: Mapping[str, Tensor], provenance: Provenance) -> bytes:
-    """Return a file of safetensors, whose metadata names the run, its rounds, and tokens and loss if known."""
+    """Return a safetensors file whose metadata has the run, its rounds, and tokens and loss if known."""
     facts = {
         "format": "pt",
         "run": provenance.run,
@@ -23,12 +23,12 @@ def own_tensors(tensors: Mapping[str, Tensor], provenance: Provenance) -> bytes:
 
 
 def own_files(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole: bool) -> dict[str, bytes]:
-    """Return the files of a folder, by name.
+    """Return the files of an export folder, by name.
 
     Args:
-        tensors: by their names in the model's `state_dict`; no two share memory.
+        tensors: tensors by their names in the model's `state_dict`; none share memory.
         provenance: for the model card.
-        is_whole: whether that is all of its `state_dict`, or what the run trains of it.
+        is_whole: whether this is the whole `state_dict`, or only the trained tensors.
     """
     return {
         "model.safetensors": own_tensors(tensors, provenance),
@@ -38,7 +38,9 @@ def own_files(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole
 
 def _model_card(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole: bool) -> str:
     size = ("elements", f"{sum(tensor.numel() for tensor in tensors.values()):,} in {len(tensors):,} tensors")
-    held = "the whole `state_dict`" if is_whole else "what the run trains of its `state_dict`; the rest is its base"
+    held = (
+        "the whole `state_dict`" if is_whole else "only the trained tensors of its `state_dict`, without the base model"
+    )
     strict = "" if is_whole else ", strict=False"
     return f"""---
 tags:
@@ -57,6 +59,6 @@ from safetensors.torch import load_file
 model.load_state_dict(load_file("model.safetensors"){strict})  # built as in the run
 ```
 
-No licence is named here. Before you publish this model, choose one that what it was trained on allows, and add
+This card names no licence. Before you publish this model, choose one that its training data allows, and add
 `license: …` to the lines at the top.
 """

@@ -1,4 +1,4 @@
-"""The island's parameters as the swarm sees them: flat float32 vectors of fragments on the host."""
+"""Access an island's parameters as flat float32 vectors of fragments on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what wrappers add, so that peers may wrap the same model differently."""
+    """Return a parameter's name without wrapper prefixes, so that peers may wrap the same model differently."""
     for wrapper in WRAPPERS:
         name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
     return name
@@ -28,23 +28,23 @@ def plain_name(name: str) -> str:
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained tensors by name, in model order.
 
-    A tensor that is used in two places (tied) appears once, under its first name.
+    A tied tensor appears once, under its first name.
     """
     return {plain_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def sizes(model: nn.Module) -> list[tuple[str, int]]:
-    """Return (name, elements) of every trained tensor in model order, as `plan_fragments` wants them."""
+    """Return (name, elements) of every trained tensor in model order, for `plan_fragments`."""
     return [(name, parameter.numel()) for name, parameter in trained(model).items()]
 
 
 @torch.no_grad()
 def lay_end_to_end(model: nn.Module, fragments: Sequence[Fragment]) -> None:
-    """Move the tensors of each fragment into one piece of memory, in the fragment's order.
+    """Move the tensors of each fragment into one contiguous buffer, in the fragment's order.
 
-    A span is then read, contributed and merged where it lies, instead of being put together from a dozen tensors:
-    that cost a sixth to a third of the work. Tensors stay the same objects. Where they are on several devices, or of
-    several types, they stay where they are.
+    Spans can then be read, contributed and merged in place, instead of being gathered from a dozen tensors, which cost
+    a sixth to a third of the work. Tensor objects stay the same. A fragment whose tensors differ in device or type is
+    not moved.
     """
     parameters = trained(model)
     for fragment in fragments:
@@ -60,7 +60,7 @@ def lay_end_to_end(model: nn.Module, fragments: Sequence[Fragment]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of a slice of a fragment that lies in one place; `host_N` is the same memory where NumPy can see it."""
+    """A contiguous part of a slice of a fragment; `host_N` is the same memory as a NumPy array, if on the host."""
 
     flat: Tensor
     offset: int
@@ -68,9 +68,9 @@ class _Piece:
 
 
 class LocalParameters:
-    """Reads and writes θ by fragment, on whatever device the model lives; always host float32 outside.
+    """Reads and writes θ by fragment, on any device; the interface is always float32 on the host.
 
-    For the thread that trains, between two steps: a write during a step would spoil its gradients.
+    Use it from the training thread between two steps: a write during a step would corrupt its gradients.
 
     Raises:
         ConfigError: the fragments do not cover the model's tensors exactly once each.
@@ -85,7 +85,7 @@ class LocalParameters:
             raise ConfigError(
                 f"the fragments plan {len(planned)} tensors with {sum(size for _, size in planned)} elements, "
                 f"the model has {len(self._parameters)} with {sum(p.numel() for p in self._parameters.values())}; "
-                "expected the same names and sizes; is this model the run's?"
+                "expected the same names and sizes; is this the model of the run?"
             )
 
     @torch.no_grad()
@@ -112,9 +112,10 @@ class LocalParameters:
                 piece.flat.copy_(torch.tensor(here_N))
 
     def view(self, fragment: int, start: int, stop: int) -> NDArray[np.float32]:
-        """Return elements `start` to `stop` of a fragment, float32, not to be written to.
+        """Return elements `start` to `stop` of a fragment, float32, read-only.
 
-        It may be θ itself, where that lies on the host in one piece: it then changes with the next `write` or step.
+        The result may share memory with θ, if that is contiguous on the host: it then changes with the next write or
+        step.
         """
         pieces = self._pieces(fragment, start, stop)
         if len(pieces) == 1 and pieces[0].host_N is not None:
@@ -125,13 +126,13 @@ class LocalParameters:
     def add(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
         """Add `values_N`, float32, shape (stop - start,), to elements `start` to `stop` of a fragment, in place.
 
-        In chunks, of which a device holds one at a time.
+        On a device this works in chunks, to limit its memory use.
         """
         _check(values_N, stop - start)
         for piece in self._pieces(fragment, start, stop):
             here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
             if piece.host_N is not None:
-                with np.errstate(over="ignore", invalid="ignore"):  # a θ that diverged is its island's affair
+                with np.errstate(over="ignore", invalid="ignore"):  # a diverged θ is handled by its island
                     np.add(piece.host_N, here_N, out=piece.host_N)
                 continue
             for at in range(0, len(here_N), CHUNK_ELEMENTS):
@@ -139,9 +140,9 @@ class LocalParameters:
                 piece.flat[at : at + CHUNK_ELEMENTS].add_(chunk)
 
     def on_device(self, fragment: int, start: int, stop: int) -> Tensor | None:
-        """Return elements `start` to `stop` of a fragment where they are, flat; None if in several places or types.
+        """Return elements `start` to `stop` of a fragment on its device, flat; None unless contiguous and float32.
 
-        It is θ itself: what is written to it is trained on from the next step.
+        The tensor shares memory with θ: the next step trains on what is written to it.
         """
         pieces = self._pieces(fragment, start, stop)
         return pieces[0].flat if len(pieces) == 1 and pieces[0].flat.dtype == torch.float32 else None
@@ -151,7 +152,7 @@ class LocalParameters:
         return tuple(self.read(fragment.index) for fragment in self.fragments)
 
     def load_flat(self, vectors: Sequence[NDArray[np.float32]]) -> None:
-        """Set θ to `vectors`, one per fragment by index: what a restarted or newly joined peer does with the anchor."""
+        """Set θ to `vectors`, one per fragment by index, as a restarted or newly joined peer does with the anchor."""
         for fragment, vector_N in zip(self.fragments, vectors, strict=True):
             self.write(fragment.index, 0, fragment.elements, vector_N)
 
@@ -159,7 +160,7 @@ class LocalParameters:
         """Return flat views of the model's tensors under a slice of a fragment, with their offsets in the slice."""
         plan = self.fragments[fragment]
         if not 0 <= start <= stop <= plan.elements:
-            raise ValueError(f"elements {start} to {stop} do not lie in fragment {fragment} of {plan.elements}")
+            raise ValueError(f"elements {start} to {stop} are not within fragment {fragment} of {plan.elements}")
         known = self._known.get((fragment, start, stop))
         if known is not None:
             return known
@@ -188,7 +189,7 @@ def _piece(flat: Tensor, offset: int) -> _Piece:
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor | None:
-    """Return both as one, if the second begins where the first ends."""
+    """Return both tensors as one view if the second begins where the first ends, otherwise None."""
     end = first.storage_offset() + first.numel()
     if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr() or second.storage_offset() != end:
         return None

@@ -1,4 +1,4 @@
-"""Where parameters come from: what a model card tells of the run that trained them."""
+"""Where parameters come from: the facts for a model card."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>&#|~])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where parameters come from; None where nobody knows.
+    """Where parameters come from; None for unknown values.
 
     Attributes:
-        run_name: the run's name for people.
+        run_name: name of the run.
         run: run id in hexadecimal digits.
-        text: what it was trained on, in words.
-        rounds: of exchange, up to the latest whose update is included; 0: it is the start.
+        text: description of the training text.
+        rounds: number of rounds up to the latest whose update is included; 0: the initial model.
         cycles: the same in cycles.
-        tokens: trained by the peer that exports, since it was started last.
-        training_loss: of that peer's latest steps.
-        held_out_loss: nats per byte, as this peer measured it last.
+        tokens: tokens trained by the exporting peer since its last start.
+        training_loss: training loss of that peer's latest steps.
+        held_out_loss: nats per byte, last measured by that peer.
     """
 
     run_name: str
@@ -38,7 +38,7 @@ def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
     """Return the facts of a model card as rows of a Markdown table.
 
     Args:
-        size: what and how much, as rows.
+        size: rows with the size of the model.
     """
     facts = [("run id", f"`{provenance.run}`"), *size]
     if provenance.text is not None:
@@ -56,5 +56,5 @@ def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Return somebody's words as Markdown that shows them and does nothing else."""
+    """Escape `text` so that Markdown shows it literally."""
     return _MARKDOWN.sub(r"\\\1", text)

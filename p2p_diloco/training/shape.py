@@ -1,4 +1,4 @@
-"""The numbers of the built-in model, without PyTorch: what a manifest may ask for is checked before it is built."""
+"""The sizes of the built-in model, without PyTorch: checks a manifest's model before it is built."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from p2p_diloco.errors import ConfigError
 
 MOST_PARAMETERS = 10**11
-"""Of a model in a manifest: beyond what any machine that joins could hold, and far from what memory counts in."""
+"""Maximum parameters of a model in a manifest: more than any joining machine could hold, and far from overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """All that determines the model's tensors; agreed by the run.
+    """The values that determine the model's tensors; set by the manifest.
 
     Attributes:
         layers: number of transformer blocks.
@@ -22,7 +22,7 @@ class ModelShape:
         context: positions that one training window predicts.
         vocabulary: number of tokens; 256 for bytes.
     Raises:
-        ConfigError: a size is not positive or the heads do not divide the width into even parts.
+        ConfigError: a size is not positive, or the width is not a multiple of twice the heads.
     """
 
     layers: int
@@ -50,12 +50,12 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Number of trained elements, without building the model."""
+        """Number of parameters, computed without building the model."""
         return count_parameters(self.layers, self.width, self.feed_forward, self.vocabulary)
 
 
 def count_parameters(layers: int, width: int, feed_forward: int, vocabulary: int) -> int:
-    """Return the trained elements of a model, whether its other sizes fit together or not."""
+    """Return the number of parameters; does not check the other sizes."""
     block = 4 * width**2 + 3 * width * feed_forward + 2 * width
     return layers * block + 2 * vocabulary * width + width
 
@@ -72,9 +72,9 @@ def model_shape(size: str) -> ModelShape:
     """Return the built-in shape called `size`.
 
     Raises:
-        ConfigError: no such size; the text lists those that exist.
+        ConfigError: the size is unknown; the text lists the known ones.
     """
     try:
         return MODEL_SIZES[size]
     except KeyError:
-        raise ConfigError(f"model size {size!r} is not known; expected one of {', '.join(MODEL_SIZES)}") from None
+        raise ConfigError(f"unknown model size {size!r}; expected one of {', '.join(MODEL_SIZES)}") from None

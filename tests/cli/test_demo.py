@@ -79,13 +79,13 @@ def test_figures_on_standard_output_stand_alone(capsys: Captured) -> None:
 @pytest.mark.usefixtures("pretended")
 def test_a_demo_without_a_sample_still_has_its_figures(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverged(folder: Path) -> str:
-        raise StateError("the model predicts no finite numbers")
+        raise StateError("the model's output is not finite")
 
     monkeypatch.setattr(demo, "sample_of", diverged)
     assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "-"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["sample"] is None
-    assert "no sample: the model predicts no finite numbers" in captured.err
+    assert "no sample: the model's output is not finite" in captured.err
 
 
 def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(

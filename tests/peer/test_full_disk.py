@@ -27,7 +27,7 @@ def test_on_a_full_file_system_nothing_agreed_is_lost(tmp_path: Path) -> None:
     if "not_permitted" in told:
         pytest.skip(f"this machine lets nobody mount a file system of its own: {told['not_permitted']}")
     assert "cannot write the checkpoint" in told["refused"]
-    assert "the one before is kept" in told["refused"]
+    assert "the previous one is kept" in told["refused"]
     assert told["drafts"] == [], "half a checkpoint is left"
     assert told["recalled"], "the older checkpoint is gone"
     assert told["ballots"], "a vote found no room although entries could make some"

@@ -400,7 +400,7 @@ def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
     _, other = start(torch.optim.SGD)
     assert not _moments(other)
     assert [topic for topic, _ in heard] == ["inner"]
-    assert "does not fit, and these begin anew: optimizer 0 (it was a torch.optim.adamw.AdamW)" in heard[0][1]
+    assert "does not match, so these are reset: optimizer 0 (it was a torch.optim.adamw.AdamW)" in heard[0][1]
 
 
 def test_another_thread_than_the_one_that_steps_saves_nothing_when_it_leaves(

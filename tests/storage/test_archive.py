@@ -75,7 +75,7 @@ def test_a_checkpoint_and_the_entries_since_give_the_bytes_of_now(tmp_path: Path
     recalled = again.archive.recall()
     assert recalled is not None
     assert digest(recalled) == digest(steps[5])
-    assert again.texts("replay") == [f"replayed {3 * len(entries)} entries from this disk on top of the checkpoint"]
+    assert again.texts("replay") == [f"replayed {3 * len(entries)} entries from disk on top of the checkpoint"]
 
 
 def test_entries_that_wait_are_written_together_but_not_all_at_once(
@@ -134,7 +134,7 @@ def test_a_broken_checkpoint_is_said_and_the_one_before_leads_to_the_same_bytes(
     recalled = kept.archive.recall()
     assert recalled is not None
     assert digest(recalled) == digest(steps[5])
-    assert "is not taken" in kept.texts("checkpoint")[0]
+    assert "is not used" in kept.texts("checkpoint")[0]
 
 
 def test_what_a_span_should_be_is_worked_out_from_the_oldest_checkpoint(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_disk_that_refuses_is_said_once_and_once_when_it_takes_entries_again(
     for entry in entries[SPAN][2:]:
         kept.archive.keep_entry(entry)
         kept.settle()
-    assert kept.texts("entries") == ["cannot write: No space left on device", "entries are kept on disk again"]
+    assert kept.texts("entries") == ["cannot write: No space left on device", "writing entries to disk again"]
     assert kept.archive.entry_after(SPAN, entries[SPAN][3].parent) == entries[SPAN][3]
 
 
@@ -208,7 +208,7 @@ def test_entries_given_up_to_make_room_are_said(tmp_path: Path) -> None:
     assert kept.archive.make_room()
     kept.archive.keep_entry(entries[SPAN][2])
     kept.settle()
-    assert kept.texts("entries") == ["the disk is full; entries of the oldest cycles were given up to make room"]
+    assert kept.texts("entries") == ["the disk is full; deleted the entries of the oldest cycles to make room"]
     assert kept.archive.make_room()
     assert not kept.archive.make_room(), "the newest cycle stays"
 

@@ -122,7 +122,7 @@ def test_a_later_checkpoint_replaces_the_earlier_one(tmp_path: Path) -> None:
 def test_another_run_s_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
     path = saved(tmp_path / "c")
     before = path.read_bytes()
-    with pytest.raises(StateError, match="belongs to another run and is not taken"):
+    with pytest.raises(StateError, match="belongs to another run and is not used"):
         load_checkpoint(path, sha256(b"another"), ELEMENTS)
     assert path.read_bytes() == before
 
@@ -131,7 +131,7 @@ def test_another_run_s_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
 def test_a_torn_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = saved(tmp_path / "c")
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(StateError, match=r"is broken .* and is not taken"):
+    with pytest.raises(StateError, match=r"is broken .* and is not used"):
         load_checkpoint(path, RUN, ELEMENTS)
 
 
@@ -223,7 +223,7 @@ def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: Patch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_tensors", fill_the_disk)
-    with pytest.raises(StateError, match="No space left on device; the one before is kept; free some space"):
+    with pytest.raises(StateError, match="No space left on device; the previous one is kept; free some space"):
         saved(path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
@@ -339,7 +339,7 @@ def test_a_file_that_may_not_be_read_now_costs_no_file_and_says_what_to_do(tmp_p
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with monkeypatch.context() as patch:
         refuse_to_open(patch, locked, errno.EACCES)
-        with pytest.raises(UnreadableCheckpoint, match="Permission denied; it is left as it is: let this user") as told:
+        with pytest.raises(UnreadableCheckpoint, match="Permission denied; it was not changed; give this user") as told:
             folder.load_newest()
         assert str(locked) in str(told.value)
         assert [state.head.height for state in folder.load_span(SPAN)] == [0], "whoever only looks passes it over"
@@ -363,7 +363,9 @@ def test_a_disk_that_cannot_read_what_it_holds_is_no_reason_to_call_it_broken(
 
 def test_a_folder_that_cannot_be_read_is_no_folder_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnreadableCheckpoint, match=r"cannot read the folder of checkpoints .*; let this user read it"):
+    with pytest.raises(
+        UnreadableCheckpoint, match=r"cannot read the folder of checkpoints .*; give this user read access"
+    ):
         folder_in(tmp_path / "file").load_newest()
 
 
@@ -376,7 +378,7 @@ def test_a_broken_one_that_cannot_be_set_aside_is_said(tmp_path: Path, monkeypat
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(StateError, match=r"cannot set the broken checkpoint .* aside: Permission denied; let"):
+    with pytest.raises(StateError, match=r"cannot rename the broken checkpoint .*: Permission denied; give"):
         folder.load_newest()
 
 
@@ -386,7 +388,7 @@ def test_checkpoints_of_another_run_are_refused_with_a_sentence(tmp_path: Path) 
     assert list(other.load_span(SPAN)) == []
     states, (sentence,) = other.load_newest()
     assert states is None
-    assert "belongs to another run and is not taken" in sentence
+    assert "belongs to another run and is not used" in sentence
 
 
 def test_a_write_that_fails_costs_no_older_one(tmp_path: Path, monkeypatch: Patch) -> None:

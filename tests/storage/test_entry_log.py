@@ -209,7 +209,7 @@ def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch
     log = filled(tmp_path, ENTRIES[:1])
     with monkeypatch.context() as patch:
         refuse_writes(patch, errno.ENOSPC, after_bytes=30)
-        with pytest.raises(StateError, match="No space left on device; what was kept before is served"):
+        with pytest.raises(StateError, match="No space left on device; stored entries are still served"):
             log.keep([ENTRIES[1]])
     assert found(log, ENTRIES[:2]) == [ENTRIES[0], None]
     log.keep([ENTRIES[1]])

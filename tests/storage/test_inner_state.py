@@ -87,8 +87,8 @@ def test_only_what_fits_goes_on_and_the_rest_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateError) as caught:
         InnerState(tmp_path, others).load()
     assert str(caught.value) == (
-        f"{tmp_path / INNER_FILE} does not fit, and these begin anew: optimizer (its tensors had other shapes), "
-        f"old (it was a {__name__}.Counter), new (it was not kept)"
+        f"{tmp_path / INNER_FILE} does not match, so these are reset: optimizer (its tensors had other shapes), "
+        f"old (it was a {__name__}.Counter), new (it was not saved)"
     )
     assert counter.value == 7
 
@@ -96,13 +96,13 @@ def test_only_what_fits_goes_on_and_the_rest_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("noise", [b"", b"nothing that torch wrote"])
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, noise: bytes) -> None:
     (tmp_path / INNER_FILE).write_bytes(noise)
-    with pytest.raises(StateError, match=r"inner.pt cannot be read \(.+\); these begin anew: counter"):
+    with pytest.raises(StateError, match=r"inner.pt cannot be read \(.+\); these are reset: counter"):
         InnerState(tmp_path, {"counter": Counter(1)}).load()
 
 
 def test_a_state_that_could_not_be_read_again_is_refused_at_once_and_the_last_one_stays(tmp_path: Path) -> None:
     InnerState(tmp_path, {"counter": Counter(1)}).save("noon")
-    with pytest.raises(StateError, match="optimiser and loop state cannot be kept"):
+    with pytest.raises(StateError, match="cannot save the optimiser and loop state"):
         InnerState(tmp_path, {"counter": Counter(Counter(2))}).save("one")
     again = Counter(0)
     assert InnerState(tmp_path, {"counter": again}).load() == "noon"
@@ -111,5 +111,5 @@ def test_a_state_that_could_not_be_read_again_is_refused_at_once_and_the_last_on
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="cannot be kept"):
+    with pytest.raises(StateError, match="cannot save the optimiser"):
         InnerState(tmp_path / "gone", {"counter": Counter(1)}).save("noon")

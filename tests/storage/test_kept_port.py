@@ -75,8 +75,8 @@ def test_a_kept_port_that_is_taken_gives_way_to_a_free_one_for_good_and_one_sent
         moved = Start(tmp_path / "ada")
     assert moved.port != before
     assert moved.said == [
-        f"port {before} is taken by another program; this peer listens on {moved.port} now and keeps it; let that port "
-        "through where the other was open"
+        f"port {before} is used by another program; this peer now listens on {moved.port} and keeps that port; open it "
+        f"wherever port {before} was open"
     ]
     again = Start(tmp_path / "ada")
     assert (again.port, again.said) == (moved.port, [])
@@ -110,7 +110,7 @@ def test_a_bootstrap_begins_at_the_port_that_people_know_and_elsewhere_if_that_i
     with taken(known):
         second = Start(tmp_path / "second", "ben", preferred=known)
     assert second.port != known
-    assert second.said[0].startswith(f"port {known} is taken by another program; this peer listens on {second.port}")
+    assert second.said[0].startswith(f"port {known} is used by another program; this peer now listens on {second.port}")
     assert Start(tmp_path / "second", "ben", preferred=known).port == second.port, "kept from then on"
 
 

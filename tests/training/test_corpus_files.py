@@ -59,7 +59,7 @@ def test_a_missing_path_is_refused_with_what_was_expected(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("pattern", ["", "*.none"])
 def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"is empty \(no files\); name at least one file that holds text"):
+    with pytest.raises(ConfigError, match=r"is empty \(no files\); name at least one file with text"):
         list_corpus_files(str(tmp_path / pattern))
 
 
@@ -95,7 +95,7 @@ def test_what_is_read_is_a_copy(tmp_path: Path) -> None:
 
 def test_reading_outside_the_text_is_a_bug_of_the_caller(tmp_path: Path) -> None:
     files = MappedFiles(tuple(write_files(tmp_path, a=b"text")))
-    with pytest.raises(ValueError, match=r"bytes 2 to 5 do not lie in a text of 4"):
+    with pytest.raises(ValueError, match=r"bytes 2 to 5 are not within a text of 4"):
         files.read(2, 5)
 
 

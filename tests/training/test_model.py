@@ -45,7 +45,7 @@ def test_the_number_of_parameters_is_known_without_building(size: str) -> None:
 
 
 def test_an_unknown_size_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"model size 'huge' is not known; expected one of tiny, small, base"):
+    with pytest.raises(ConfigError, match=r"unknown model size 'huge'; expected one of tiny, small, base"):
         model_shape("huge")
 
 

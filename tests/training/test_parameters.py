@@ -169,7 +169,7 @@ def test_values_of_another_shape_or_type_are_a_bug_of_the_caller(local: LocalPar
 
 def test_a_slice_outside_the_fragment_is_a_bug_of_the_caller(local: LocalParameters) -> None:
     elements = local.fragments[0].elements
-    with pytest.raises(ValueError, match=rf"elements 0 to {elements + 1} do not lie in fragment 0 of {elements}"):
+    with pytest.raises(ValueError, match=rf"elements 0 to {elements + 1} are not within fragment 0 of {elements}"):
         local.read(0, 0, elements + 1)
 
 
@@ -179,7 +179,7 @@ def test_an_empty_slice_is_an_empty_vector(local: LocalParameters) -> None:
 
 def test_fragments_of_another_model_are_refused(shape: ModelShape, local: LocalParameters) -> None:
     other = ModelShape(layers=1, width=16, heads=2, feed_forward=24, context=12)
-    with pytest.raises(ConfigError, match=r"expected the same names and sizes; is this model the run's\?"):
+    with pytest.raises(ConfigError, match=r"expected the same names and sizes; is this the model of the run\?"):
         LocalParameters(build_model(other, seed=0), local.fragments)
 
 

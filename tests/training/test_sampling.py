@@ -74,8 +74,8 @@ def test_a_tiny_temperature_is_as_good_as_0(model: DecoderModel) -> None:
 @pytest.mark.parametrize(
     ("prompt", "temperature", "seed", "text"),
     [
-        (b"", 1.0, 0, r"the prompt is empty; expected at least one byte to go on from, such as \"def \""),
-        (b"a", -0.5, 0, r"the temperature is -0.5; expected 0 \(the likeliest byte\) or more, such as 0.8"),
+        (b"", 1.0, 0, r"the prompt is empty; expected at least one byte, such as \"def \""),
+        (b"a", -0.5, 0, r"the temperature is -0.5; expected 0 \(the most likely byte\) or more, such as 0.8"),
         (b"a", float("nan"), 0, r"the temperature is nan; expected 0"),
         (b"a", 1.0, -1, r"the seed is -1; expected 0 to 2\^63 - 1"),
         (b"a", 1.0, 1 << 63, r"the seed is 9223372036854775808; expected 0"),
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_at_once(
 def test_a_run_that_has_diverged_is_said_to_have(model: DecoderModel) -> None:
     with torch.no_grad():
         model.head.fill_(3e38)
-    with pytest.raises(StateError, match="predicts no finite numbers, so its run has diverged"):
+    with pytest.raises(StateError, match="output is not finite, so its run has diverged"):
         written(model, b"a", 1)
 
 
