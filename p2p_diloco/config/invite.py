@@ -1,8 +1,8 @@
-"""Invites: one line that names a run and who to ask first.
+"""Invites: one line that names a run and the peers to ask first.
 
-`p2pdiloco://<run id>?v=<version>&b=<multiaddr>&b=<multiaddr>` is all that a newcomer types. It holds no secret: the run
-id is the digest of the signed manifest, so whoever answers can be checked. It names several peers, so that it outlives
-each of them; `v` is the version of the protocol that they speak, `r` the newest roster that its printer knew.
+`p2pdiloco://<run id>?v=<version>&b=<multiaddr>&b=<multiaddr>` is all that a new peer needs. It contains no secret: the
+run id is the digest of the signed manifest, so any answer can be verified. It names several peers, so that it stays
+valid when one leaves; `v` is their protocol version, `r` the newest roster known to the peer that printed it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ SCHEME = "p2pdiloco"
 MAX_INVITE_CHARACTERS = 8192
 MAX_BOOTSTRAPS = 16
 MOST_NAMED = 8
-"""Addresses in an invite that this version prints."""
+"""Maximum number of addresses in a printed invite."""
 MOST_PRINTED_CHARACTERS = 1400
 
 _EXAMPLE = f"{SCHEME}://<run id>?b=/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 
 
 class VersionError(ConfigError):
-    """The peers of the run speak another version of the protocol."""
+    """The peers of the run use another protocol version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invite:
-    """Where a newcomer begins.
+    """A parsed invite.
 
     Attributes:
         run: digest of the run's manifest.
         bootstraps: full addresses of peers to ask first, bootstraps or members, each ending in `/p2p/<peer id>`; at
             least one.
-        roster: digest of the newest roster that the printer knew. Nobody looks at it yet.
-        complaints: what is wrong with addresses of the line that were left out, a sentence each.
+        roster: digest of the newest roster known to the printing peer. Not used yet.
+        complaints: a sentence for each invalid address that was skipped.
     """
 
     run: Digest
@@ -51,8 +51,8 @@ class Invite:
 
 
 def format_invite(invite: Invite) -> str:
-    """Return the one line; between double quotes it is safe in every shell."""
-    # The roster before the addresses: of a line that was cut off at its end all but the last address is good.
+    """Return the invite as one line; in double quotes it is safe in every shell."""
+    # The roster comes first: if the line is cut off, only the last address is lost.
     roster = [] if invite.roster is None else [f"r={invite.roster.hex()}"]
     query = "&".join(
         [f"v={PROTOCOL_VERSION}", *roster, *(f"b={quote(address, safe='/:')}" for address in invite.bootstraps)]
@@ -61,11 +61,11 @@ def format_invite(invite: Invite) -> str:
 
 
 def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | None = None) -> Invite:
-    """Make an invite that names as many peers as a line takes that people can still paste.
+    """Make an invite that names as many peers as fit into a line that is still easy to paste.
 
     Args:
-        peers: full addresses of each peer; those that come first are named first. A second address of any comes after
-            the first of all. They are checked as those that people type, for other peers may have made them.
+        peers: full addresses of each peer, in order of preference. All first addresses come before any second one. They
+            are validated like user input, because they may come from other peers.
         roster: see `Invite`.
     """
     listed = [address for turn in zip_longest(*peers) for address in turn if address is not None]
@@ -81,23 +81,23 @@ def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | N
 
 
 def worth_telling(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses worth telling others: not loopback, unless there is nothing else."""
+    """Return the addresses without loopback ones, unless there is nothing else."""
     return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or addresses
 
 
 def parse_invite(text: str) -> Invite:
-    """Read an invite as people paste it: space and quotes around it do not matter.
+    """Parse an invite as users paste it; surrounding spaces and quotes are ignored.
 
-    A broken address among good ones is left out, with a complaint: the others still lead to the run.
+    An invalid address among valid ones is skipped, with a complaint, since the others still lead to the run.
 
     Raises:
-        ConfigError: what is wrong with it, and how it should look.
+        ConfigError: it is not a valid invite.
     """
     line = text.strip().strip("\"'").strip()
     if len(line) > MAX_INVITE_CHARACTERS:
         raise ConfigError(f"the invite has {len(line)} characters; expected at most {MAX_INVITE_CHARACTERS}")
     if not line.isprintable() or " " in line:
-        raise ConfigError(f"the invite holds a space or a line break; expected one line: {_EXAMPLE}")
+        raise ConfigError(f"the invite contains a space or a line break; expected one line: {_EXAMPLE}")
     scheme, found, rest = line.partition("://")
     if not found or scheme.lower() != SCHEME:
         raise ConfigError(f"{_shortened(line)!r} is not an invite; expected {_EXAMPLE}")
@@ -107,15 +107,15 @@ def parse_invite(text: str) -> Invite:
         raise ConfigError(f"{_shortened(line)!r} is not an invite; expected {_EXAMPLE}") from None
     if parts.path not in ("", "/") or parts.fragment:
         extra = parts.path if parts.path not in ("", "/") else f"#{parts.fragment}"
-        raise ConfigError(f"the invite holds {_shortened(extra)!r} after its run id; expected {_EXAMPLE}")
+        raise ConfigError(f"the invite has {_shortened(extra)!r} after its run id; expected {_EXAMPLE}")
     return _parsed_query(parse_run_id(parts.netloc), parts.query)
 
 
 def parse_run_id(text: str, noun: str = "run id") -> Digest:
-    """Read a run id, 64 hexadecimal digits.
+    """Parse a run id, 64 hexadecimal digits.
 
     Args:
-        noun: what the digits are, for the error.
+        noun: name of the value, for the error.
     Raises:
         ConfigError: too few, too many, or other characters.
     """
@@ -125,7 +125,9 @@ def parse_run_id(text: str, noun: str = "run id") -> Digest:
         raise ConfigError(f"the {noun} has {characters}, expected {expected} digits; was the line cut off?")
     strange = sorted(set(text.lower()) - set("0123456789abcdef"))
     if strange:
-        raise ConfigError(f"the {noun} holds {''.join(strange)!r}; expected hexadecimal digits (0 to 9, a to f) only")
+        raise ConfigError(
+            f"the {noun} contains {''.join(strange)!r}; expected only hexadecimal digits (0 to 9, a to f)"
+        )
     return Digest(bytes.fromhex(text))
 
 
@@ -154,7 +156,7 @@ def _parsed_query(run: Digest, query: str) -> Invite:
         )
     if len(found) > MAX_BOOTSTRAPS:
         raise ConfigError(f"the invite names {len(found)} bootstrap addresses; expected at most {MAX_BOOTSTRAPS}")
-    complaints = tuple(f"a part of the invite is left out: {error}" for error in wrong[:MAX_BOOTSTRAPS])
+    complaints = tuple(f"ignoring a part of the invite: {error}" for error in wrong[:MAX_BOOTSTRAPS])
     return Invite(run=run, bootstraps=tuple(found), roster=roster, complaints=complaints)
 
 
@@ -162,23 +164,23 @@ def _parameters(query: str) -> Iterator[tuple[str, str]]:
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in ("v", "b", "r"):
             raise ConfigError(
-                f"the invite holds {_shortened(name)!r}, which this version does not know; expected v=…, b=… or r=…"
+                f"the invite has {_shortened(name)!r}, which this version does not know; expected v=…, b=… or r=…"
             )
         yield name, text
 
 
 def _check_version(text: str) -> None:
-    """Refuse an invite of peers that speak another version: they would hang up without a word that people see.
+    """Refuse an invite of another protocol version: its peers would close the connection without a visible reason.
 
     Raises:
-        VersionError: it is another one.
+        VersionError: the version differs.
     """
     if text != str(PROTOCOL_VERSION):
         is_newer = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > PROTOCOL_VERSION
         remedy = "update p2p_diloco here" if is_newer else "the peers of this run must update p2p_diloco, or use theirs"
         raise VersionError(
-            f"the invite is from peers of protocol version {_shortened(text)!r}, and this program speaks "
-            f"{PROTOCOL_VERSION}; {remedy}"
+            f"the invite is for protocol version {_shortened(text)!r}, but this program uses {PROTOCOL_VERSION}; "
+            f"{remedy}"
         )
 
 

@@ -1,8 +1,7 @@
-"""Key files: an Ed25519 key at rest, in the form that libp2p daemons read.
+"""Key files: an Ed25519 key on disk, in the format that libp2p daemons read.
 
-The form is the protobuf message in which libp2p keeps identities, so one
-file starts a daemon and signs a manifest. It is written once, whole or not at all, and never overwritten: a lost
-identity cannot be made again.
+The format is libp2p's protobuf message for identities, so the same file can start a daemon and sign a manifest. It is
+written once, atomically, and never overwritten: a lost identity cannot be recreated.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ KEY_FILE_BYTES = len(_PREFIX) + 2 * PRIVATE_KEY_BYTES
 
 
 def encode_key(key: SigningKey) -> bytes:
-    """Return the bytes of `key`'s file."""
+    """Return the contents of a key file for `key`."""
     return _PREFIX + key.private_bytes() + key.peer
 
 
 def decode_key(content: bytes, source: str) -> SigningKey:
-    """Read the bytes of a key file; `source` names it in errors.
+    """Parse the contents of a key file; `source` names it in errors.
 
     Raises:
-        ConfigError: other bytes than a libp2p Ed25519 key, or two halves that do not belong together.
+        ConfigError: it is not a libp2p Ed25519 key, or its halves do not match.
     """
     if len(content) != KEY_FILE_BYTES or not content.startswith(_PREFIX):
         raise ConfigError(
@@ -41,31 +40,31 @@ def decode_key(content: bytes, source: str) -> SigningKey:
     key = SigningKey(private)
     if content[len(_PREFIX) + PRIVATE_KEY_BYTES :] != key.peer:
         raise ConfigError(
-            f"{source} is damaged: its public half does not belong to its private half; restore it from a copy, or "
+            f"{source} is damaged: its public half does not match its private half; restore it from a copy, or "
             "move it away to get a new identity"
         )
     return key
 
 
 def create_key_file(path: Path) -> SigningKey:
-    """Make a new key and keep it at `path`; errors as `write_key_file`."""
+    """Create a key and write it to `path`; raises as `write_key_file`."""
     key = SigningKey(secrets.token_bytes(PRIVATE_KEY_BYTES))
     write_key_file(path, key)
     return key
 
 
 def write_key_file(path: Path, key: SigningKey) -> None:
-    """Keep `key` at `path`, readable by its owner alone, whole or not at all.
+    """Write `key` to `path` atomically, readable only by its owner.
 
     Raises:
-        ConfigError: there is something at `path` already; it is left as it was.
-        StateError: the folder cannot be made or written.
+        ConfigError: `path` already exists; it is not changed.
+        StateError: the folder cannot be created or written.
     """
     write_new_file(path, encode_key(key), mode=0o600)
 
 
 def is_key_file(path: Path) -> bool:
-    """Return whether the file at `path` begins as a key file does."""
+    """Return whether the file at `path` begins like a key file."""
     try:
         with path.open("rb") as file:
             return file.read(len(_PREFIX)) == _PREFIX
@@ -77,7 +76,7 @@ def read_key_file(path: Path) -> SigningKey:
     """Read the key at `path`.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, others may read it, or it holds no key.
+        ConfigError: the file does not exist, cannot be read, is readable by others, or is not a key file.
     """
     try:
         with path.open("rb") as file:

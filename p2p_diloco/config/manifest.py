@@ -1,8 +1,8 @@
-"""The manifest: all that the peers of a run must agree on, signed by its organiser.
+"""The manifest: everything that the peers of a run must agree on, signed by its organiser.
 
-Its SHA-256 is the run id, so an invite of one line fixes model, data, optimisers, codec, clock and trust. What is
-private to one machine is in `settings.py` and never reaches the wire. The descriptions of the fields below are the
-comments that `p2p-diloco new` writes into `run.toml`.
+Its SHA-256 is the run id, so a one-line invite fixes model, data, optimisers, codec, clock and trust. Settings that are
+private to one machine are in `settings.py` and are never sent. `p2p-diloco new` writes the descriptions of the fields
+below into `run.toml` as comments.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from p2p_diloco.training.shape import MODEL_SIZES, MOST_PARAMETERS, ModelShape, 
 MANIFEST_FORMAT: Literal[2] = 2
 MAX_MANIFEST_BYTES = 64 * 1024
 LATEST_CLOCK_START = 1e11
-"""Thousands of years from now; Unix milliseconds are later, and peers would wait for round 0 for ever."""
+"""Thousands of years from now. A value in milliseconds is above this limit; with it, round 0 would never begin."""
 SHORTEST_ROUND, LONGEST_ROUND = 0.05, 7 * 86400.0
 """Seconds."""
 STANDARD_LIBRARY = "stdlib"
-"""The text that every machine has: the source of Python's standard library."""
+"""Names the text that every machine has: the source of Python's standard library."""
 
-# What the organiser signs begins with this, so that the signature can never stand for another kind of statement.
+# The signed statement begins with this, so that the signature is not valid for any other kind of statement.
 _STATEMENT_PREFIX = b"p2p-diloco manifest 2\n"
 
 _DIGEST_DIGITS = 2 * DIGEST_BYTES
 
 
 def _printable(text: str) -> str:
-    """Refuse what could move the cursor of the terminals in which people see this text."""
+    """Refuse control characters, which could manipulate the terminal that shows this text."""
     if not text or has_unseen(text):
         raise ValueError("expected text of at least one character, without control characters")
     return text
@@ -64,7 +64,7 @@ def _text_path(path: str) -> str:
 
 
 def _split_peers(peers: object) -> object:
-    """Take one text with commas too, which is how people write a list on a command line."""
+    """Accept a comma-separated string too, which is how lists are written on a command line."""
     words = peers.replace(",", " ").split() if isinstance(peers, str) else peers
     return tuple(words) if isinstance(words, list) else words
 
@@ -72,7 +72,7 @@ def _split_peers(peers: object) -> object:
 DigestText = Annotated[str, AfterValidator(_digest_text)]
 PeerText = Annotated[str, AfterValidator(_peer_text)]
 CodecName = Literal["float32", "bfloat16", "int8", "int4", "topk2"]
-# What a contribution leaves out comes with the next one. Nothing brings back what a mean or an entry leaves out.
+# What a contribution omits is part of the next one. What a mean or an entry omits is lost.
 DenseCodecName = Literal["float32", "bfloat16", "int8", "int4"]
 WideCodecName = Literal["float32", "bfloat16", "int8"]
 Positive = Annotated[float, Field(gt=0)]
@@ -92,7 +92,7 @@ TensorRow = tuple[
     Annotated[tuple[Annotated[int, Field(ge=1, le=2**40)], ...], Field(max_length=8)],
     Literal["radial", "plain"],
 ]
-"""A trained tensor of a model of one's own: its name, its shape, and how it is averaged."""
+"""A trained tensor of a user's own model: its name, its shape, and how it is averaged."""
 
 
 class ModelSection(Section):
@@ -138,7 +138,7 @@ class ModelSection(Section):
         if twice is not None:
             raise ValueError(f"tensor {twice!r} is listed twice; list a tied tensor once")
         if not self.tensors and (self.rest is not None or self.ignored):
-            raise ValueError("rest and ignored belong to a model of one's own; list its tensors, or leave them out")
+            raise ValueError("rest and ignored only apply to your own model; list its tensors, or leave them out")
         return self
 
     def changes(self) -> dict[str, int]:
@@ -150,8 +150,8 @@ class ModelSection(Section):
 class DataSection(Section):
     """The training text. Each peer reads its own copy and draws its own share of it.
 
-    A path here is the organiser's; no peer may open it on the organiser's word alone (it could name private files), so
-    whoever joins says with `--data` where its own copy lies. Only "stdlib" needs no word.
+    The path is the organiser's. A peer never opens it, because it could name private files; a joining peer gives the
+    path of its own copy with `--data`. Only "stdlib" needs no copy.
     """
 
     path: Annotated[str, Field(max_length=1024), AfterValidator(_text_path)] = Field(
@@ -189,8 +189,8 @@ SUITED_RATES = {
     "muon": {"tiny": 4e-3, "small": 4e-3, "base": 2e-3},
     "adamw": {"tiny": 2e-3, "small": 1e-3, "base": 4e-4},
 }
-"""Inner rates for each built-in size: half of what suits short trials that end with a cosine, for small with Muon all
-of it since means are radial. Nobody has tuned base, nor small with AdamW (docs/decisions/0016)."""
+"""Inner learning rates for each built-in size: half of the best rate in short trials with a cosine schedule; for small
+with Muon the full rate, since means are radial. Base, and small with AdamW, are not tuned (docs/decisions/0016)."""
 
 
 class OuterSection(Section):
@@ -340,7 +340,7 @@ class RunManifest(Section):
         if self.membership.heartbeat_seconds > cycle_seconds:
             raise ValueError(
                 f"membership.heartbeat_seconds = {self.membership.heartbeat_seconds} is longer than a cycle of "
-                f"{cycle_seconds} s; members would never be heard"
+                f"{cycle_seconds} s; members would never send one in time"
             )
         return self
 
@@ -354,7 +354,7 @@ class RunManifest(Section):
         return self
 
     def canonical_bytes(self) -> bytes:
-        """Return the one JSON form: sorted keys, no spaces, shortest floats, ASCII."""
+        """Return the canonical JSON: sorted keys, no spaces, shortest floats, ASCII."""
         document = self.model_dump(mode="json")
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
@@ -366,12 +366,12 @@ class RunManifest(Section):
         """Sign as the organiser.
 
         Raises:
-            ConfigError: `key` is not the organiser's, or the manifest is too long to travel.
+            ConfigError: `key` is not the organiser's, or the manifest is too long to send.
         """
         statement = self.canonical_bytes()
         if format_peer_id(key.peer) != self.organiser:
             raise ConfigError(
-                f"the key is that of {format_peer_id(key.peer)}, but the run names {self.organiser} as its organiser; "
+                f"the key belongs to {format_peer_id(key.peer)}, but the run names {self.organiser} as its organiser; "
                 "use the key that `p2p-diloco new` made with this run, or make a new run"
             )
         if len(statement) + SIGNATURE_BYTES > MAX_MANIFEST_BYTES:
@@ -381,11 +381,11 @@ class RunManifest(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedManifest:
-    """The manifest of a run, checked against the run's id and its organiser's key. `SignedManifest.verify` makes it.
+    """The manifest of a run, verified against the run id and its organiser's key. Created by `SignedManifest.verify`.
 
     Attributes:
         run: the id of the run.
-        encoded: the manifest and its signature, for whoever asks.
+        encoded: the manifest and its signature, to send to other peers.
     """
 
     manifest: RunManifest
@@ -394,7 +394,7 @@ class VerifiedManifest:
 
 
 class SignedManifest(BaseModel):
-    """A manifest with its organiser's signature, as it travels and lies on disk."""
+    """A manifest with its organiser's signature, as sent and stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -406,10 +406,10 @@ class SignedManifest(BaseModel):
         return self.signature + self.manifest.canonical_bytes()
 
     def verify(self, run: Digest) -> VerifiedManifest:
-        """Check that the manifest is that of `run` and that its organiser signed it.
+        """Check that the manifest belongs to `run` and is signed by its organiser.
 
         Raises:
-            ConfigError: it is another run's, or the signature is not the organiser's.
+            ConfigError: it belongs to another run, or the signature is not the organiser's.
         """
         digest = self.manifest.digest()
         if digest != run:
@@ -427,10 +427,10 @@ class SignedManifest(BaseModel):
 
 
 def decode_signed_manifest(encoded: bytes) -> SignedManifest:
-    """Read what `SignedManifest.encode` gave; the signature is not checked yet, see `verify`.
+    """Parse the output of `SignedManifest.encode`; the signature is not checked here, see `verify`.
 
     Raises:
-        FrameError: too long, too short, not a manifest that this version knows, or not in its canonical form.
+        FrameError: it is too long, too short, of an unknown format, or not in canonical form.
     """
     if not SIGNATURE_BYTES < len(encoded) <= MAX_MANIFEST_BYTES:
         raise FrameError(f"a manifest of {len(encoded)} bytes; expected {SIGNATURE_BYTES + 1} to {MAX_MANIFEST_BYTES}")
@@ -452,7 +452,7 @@ def decode_signed_manifest(encoded: bytes) -> SignedManifest:
 
 
 def format_sentence(found: int) -> str:
-    """Return what is wrong with a manifest of the format `found`, and what to do about it."""
+    """Return an error text for a manifest of format `found`, with what to do."""
     return (
         f"format {found}, and this version of p2p-diloco reads format {MANIFEST_FORMAT}; use the version that made the "
         "run, or make a new run with `p2p-diloco new`"

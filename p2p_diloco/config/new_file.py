@@ -1,6 +1,6 @@
-"""New files and folders: written once, whole or not at all, and never over something that is there.
+"""New files and folders: written atomically, and never over an existing one.
 
-For what cannot be made again, such as an identity or the words that a run id is the digest of.
+They are used for files that cannot be recreated, such as an identity or the manifest whose digest is the run id.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from p2p_diloco.errors import ConfigError, StateError
 
 
 def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
-    """Write `content` to `path`, which must not exist; folders on the way are made.
+    """Write `content` to `path`, which must not exist; parent folders are created.
 
     Args:
-        path: where.
-        content: what, all of it.
-        mode: permission bits, such as 0o600 for what only its owner may read.
+        path: path of the new file.
+        content: its whole content.
+        mode: permission bits, such as 0o600 for a file that only its owner may read.
     Raises:
-        ConfigError: there is something at `path` already; it is left as it was.
-        StateError: the folder cannot be made or written, or the disk is full; nothing is left behind.
+        ConfigError: `path` already exists; it is not changed.
+        StateError: the folder cannot be created or written, or the disk is full; no file is left.
     """
-    taken = ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
+    taken = ConfigError(f"{path} already exists and is never overwritten; move it away, or name another file")
     if path.exists():
         raise taken
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -34,7 +34,7 @@ def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_draft(draft, content, mode)
         try:
-            # A link fails when the name is taken, where a rename would overwrite what another process just wrote.
+            # A link fails if the name is taken; a rename would overwrite a file that another process just wrote.
             os.link(draft, path)
         except FileExistsError:
             raise taken from None
@@ -48,14 +48,14 @@ def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
 
 
 def write_new_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files, which must be empty or not exist; folders on the way are made.
+    """Write files to a folder that must be empty or not exist; parent folders are created.
 
     Args:
-        path: where.
-        files: by name, all of it.
+        path: path of the folder.
+        files: contents by file name.
     Raises:
-        ConfigError: something is at `path` already; it is left as it was.
-        StateError: the folder cannot be made or written, or the disk is full; nothing is left behind.
+        ConfigError: `path` exists and is not an empty folder; it is not changed.
+        StateError: the folder cannot be created or written, or the disk is full; no file is left.
     """
     check_new_folder(path)
     folder = path.resolve()
@@ -65,7 +65,7 @@ def write_new_folder(path: Path, files: Mapping[str, bytes]) -> None:
         draft.mkdir()
         for name, content in files.items():
             _write_draft(draft / name, content, 0o666)
-        draft.rename(folder)  # refused by the system, should files have come meanwhile
+        draft.rename(folder)  # fails if files have been added meanwhile
     except OSError as error:
         raise StateError(
             f"cannot write the folder {path}: {error.strerror}; check the disk, or name another folder"
@@ -75,10 +75,10 @@ def write_new_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def check_new_folder(path: Path) -> None:
-    """See that `write_new_folder` may write to `path`, before anything takes long.
+    """Check up front that `write_new_folder` can write to `path`.
 
     Raises:
-        ConfigError: it is no folder, holds something, or is the one that this process works in.
+        ConfigError: it is a file, is not empty, or is the current directory.
         StateError: it cannot be read.
     """
     try:
@@ -88,8 +88,8 @@ def check_new_folder(path: Path) -> None:
             raise ConfigError(f"{path} is a file; name a new folder")
         if any(path.iterdir()):
             raise ConfigError(f"{path} is not empty, and nothing in it is overwritten; name a new folder")
-        if path.samefile(Path()):  # it is replaced, and a shell would stay in one that is gone
-            raise ConfigError(f"{path} is the folder that you are in; name a new one in it, such as ./model")
+        if path.samefile(Path()):  # it gets replaced, which would leave the user's shell in a deleted folder
+            raise ConfigError(f"{path} is the current directory; name a new folder in it, such as ./model")
     except OSError as error:
         raise StateError(f"cannot read the folder {path}: {error.strerror}; name another one") from None
 

@@ -1,7 +1,7 @@
-"""The beginning of the commands that this program prints, as the user's shell can run them.
+"""Format the commands that this program prints, so that users can paste them into their shell.
 
-A command that is printed is pasted. From a checkout it must hold the path that was typed, `.venv/bin/p2p-diloco`; from
-an installed tool the plain name.
+In a checkout, a command must contain the path that was typed, `.venv/bin/p2p-diloco`; for an installed tool, the plain
+name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _MAIN_MODULE = Path(__file__).parent.with_name("__main__.py")
 
 
 def own_command(*words: str) -> str:
-    """Return the command line of these words: the name where PATH leads to this program, else as it was started.
+    """Return a command line of these words: with the plain name if that is on PATH, else as this program was started.
 
-    Somebody else's program that uses this package was not started as ours: its users get the plain name.
+    Other programs that use this package print the plain name.
     """
     typed = sys.argv[0] if sys.argv else ""
     if _same_file(typed, str(_MAIN_MODULE)):
@@ -30,12 +30,12 @@ def own_command(*words: str) -> str:
 
 
 def join_line(invite: str, *, own_model: bool) -> str:
-    """Return the line that joins a run, ready to be pasted; where its model is in somebody's loop, that loop's call."""
+    """Return the line that joins a run, ready to paste; for a run with a user's own model, the Python call."""
     if own_model:
-        return f'p2p_diloco.join("{invite}", model, optimizer), from the loop that has the model'
+        return f'p2p_diloco.join("{invite}", model, optimizer), from the training loop of the model'
     return f'{own_command("join")} "{invite}"'
 
 
 def _same_file(one: str, other: str | None) -> bool:
-    # Never fails: a program may have been removed while it runs.
+    # Never raises: the program file may have been removed while it runs.
     return other is not None and os.path.realpath(one) == os.path.realpath(other)

@@ -1,7 +1,7 @@
-"""`run.toml`: a manifest that people write, with a comment beside every value.
+"""`run.toml`: a manifest as an editable file, with a comment for every value.
 
-The file is made from the manifest's own descriptions, so it cannot fall behind them. Names that this community knows
-from other projects are understood where they mean the same, and explained where they do not.
+The comments are the field descriptions of the manifest. Names from other projects are accepted where they mean the
+same, and explained where they do not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.training.shape import MODEL_SIZES
 
 KEY_FILE = "organiser.key"
-"""The key that signs a run, beside its file unless another is named."""
+"""File name of the key that signs a run, in the same folder by default."""
 
-# What torchft, OpenDiLoCo and their kin call the same thing.
+# Names that torchft, OpenDiLoCo and similar projects use for the same thing.
 ALIASES: Mapping[str, str] = {
     "outer_lr": "outer.learning_rate",
     "outer_momentum": "outer.momentum",
@@ -35,17 +35,17 @@ ALIASES: Mapping[str, str] = {
     "num_fragments": "rounds.fragments",
 }
 _COUNTS_STEPS = (
-    "counts inner steps, and here a cycle is set by time so that nobody waits: it lasts rounds.round_seconds x "
+    "counts inner steps, but here the length of a cycle is a time, so that no peer waits: rounds.round_seconds x "
     "rounds.fragments seconds; set rounds.round_seconds"
 )
-# What they call something that does not exist here, with what to do instead.
+# Their names for things that do not exist here, with what to do instead.
 EXPLAINED: Mapping[str, str] = {
     "sync_every": _COUNTS_STEPS,
     "inner_steps": _COUNTS_STEPS,
     "local_steps": _COUNTS_STEPS,
-    "fragment_sync_delay": "counts inner steps, and here an exchange ends by the clock; set rounds.round_seconds",
+    "fragment_sync_delay": "counts inner steps, but here an exchange ends by the clock; set rounds.round_seconds",
     "model": f"cannot be set: `new` makes runs of the built-in decoder; set model.size, one of "
-    f"{', '.join(MODEL_SIZES)}, or call p2p_diloco.new_run for a model of your own",
+    f"{', '.join(MODEL_SIZES)}, or call p2p_diloco.new_run for your own model",
     "vocabulary": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
     "vocab_size": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
 }
@@ -53,8 +53,8 @@ EXPLAINED: Mapping[str, str] = {
 _UNKNOWN_ORGANISER = SigningKey(bytes(32)).peer
 _COMMENT_COLUMN = 44
 _HEADER = """\
-# All that the peers of this run must agree on. Edit it before the first peer joins: the run id is the digest of these
-# values, so every change makes another run. Comments and order do not matter.
+# Everything that the peers of this run must agree on. Edit it before the first peer joins: the run id is the digest of
+# these values, so every change makes a different run. Comments and order do not matter.
 """
 
 
@@ -65,15 +65,15 @@ def draft_manifest(
     name: str = "run",
     values: Mapping[str, Any] | None = None,
 ) -> RunManifest:
-    """Make the manifest of a new run that begins now. Where `values` has no inner rate, it is one that suits the model.
+    """Make the manifest of a run that begins now. Without an inner rate in `values`, use one that suits the model.
 
     Args:
-        organiser: whoever will sign it; not named in a draft that only checks values, before a key is made.
-        now_seconds: Unix time; round 0 begins then unless `values` says otherwise.
-        name: for people.
-        values: what differs from the defaults; nested as in `run.toml`, or with dotted keys.
+        organiser: the signer; omitted in a draft that only checks values before a key exists.
+        now_seconds: Unix time; start of round 0 unless `values` sets it.
+        name: name of the run.
+        values: values that differ from the defaults; nested as in `run.toml`, or with dotted keys.
     Raises:
-        ConfigError: an unknown key or a value that does not fit.
+        ConfigError: a key is unknown or a value invalid.
     """
     document: Document = {
         "name": name,
@@ -89,20 +89,20 @@ def draft_manifest(
 
 
 def manifest_of(document: Mapping[str, Any], source: str) -> RunManifest:
-    """Make a manifest of a nested document that came from `source`.
+    """Make a manifest from a nested document; `source` names its origin in errors.
 
     Raises:
-        ConfigError: an unknown key, a missing one, or a value that does not fit.
+        ConfigError: a key is unknown or missing, or a value is invalid.
     """
     _check_format(document, source)
     return validated(RunManifest, _with_canonical_names(document, source), source)
 
 
 def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> RunManifest:
-    """Read the manifest at `path`, with `overrides` by dotted key on top.
+    """Read the manifest at `path` and apply `overrides` by dotted key.
 
     Raises:
-        ConfigError: the file or a key or a value is wrong.
+        ConfigError: the file, a key or a value is invalid.
     """
     if is_key_file(path):
         raise ConfigError(f"{path} is a key; name the run that it signs, such as {path.with_name('run.toml')}")
@@ -111,17 +111,17 @@ def read_run_toml(path: Path, overrides: Mapping[str, Any] | None = None) -> Run
 
 
 def _check_format(document: Mapping[str, Any], source: str) -> None:
-    """Say that a file is an older or newer one before its keys are called unknown."""
+    """Refuse a file of another format, before its keys would be reported as unknown."""
     found = document.get("format")
     if type(found) is int and found != MANIFEST_FORMAT:
         raise ConfigError(f"{source} is of {format_sentence(found)}")
 
 
 def values_by_key(document: Mapping[str, Any], source: str) -> Document:
-    """Return the values of a nested document by dotted key, so that layers of them can be put together key by key.
+    """Return the values of a nested document by dotted key, so that layers can be merged.
 
     Raises:
-        ConfigError: an unknown key, one that means something else here, or a name and its alias.
+        ConfigError: a key is unknown, means something else here, or is given together with its alias.
     """
     canonical = _with_canonical_names(document, source)
     check_keys(RunManifest, canonical, source)
@@ -129,10 +129,10 @@ def values_by_key(document: Mapping[str, Any], source: str) -> Document:
 
 
 def canonical_key(key: str, source: str) -> str:
-    """Return the name that this project has for the dotted `key`; `outer.lr` is `outer_lr`, for which others write it.
+    """Return this project's name for the dotted `key`; `outer.lr` counts as other projects' `outer_lr`.
 
     Raises:
-        ConfigError: other projects' name of something that does not exist here.
+        ConfigError: it is another project's name for something that does not exist here.
     """
     section, _, word = key.rpartition(".")
     if word in EXPLAINED:
@@ -142,29 +142,29 @@ def canonical_key(key: str, source: str) -> str:
 
 
 def check_new_run(path: Path, key_path: Path) -> None:
-    """Refuse what `write_new_run` could not write, before anybody waits for its values.
+    """Check up front that `write_new_run` can write, before its values are computed.
 
     Raises:
-        ConfigError: there is a file at `path` or no folder for one of the two, or the key that is there cannot sign.
+        ConfigError: `path` exists, a folder is missing, or the existing key is invalid.
     """
     if path.exists():
-        raise ConfigError(f"{path} exists already and is never overwritten; move it away, or name another file")
+        raise ConfigError(f"{path} already exists and is never overwritten; move it away, or name another file")
     for file in (path, key_path):
         if not file.parent.is_dir():
-            raise ConfigError(f"there is no folder {file.parent} for {file.name}; make it first, or name another place")
+            raise ConfigError(f"there is no folder {file.parent} for {file.name}; create it, or name another place")
     if key_path.exists():
         read_key_file(key_path)
 
 
 def write_new_run(path: Path, key_path: Path, *, now_seconds: float, values: Mapping[str, Any]) -> RunManifest:
-    """Write the run of `values` to a new file; make the key that signs it, unless it is there from an earlier run.
+    """Write the run of `values` to a new file; create the key that signs it, unless it exists from an earlier run.
 
     Args:
-        path: of the run; the file's name is the run's, unless `values` has one.
-        key_path: of its organiser.
+        path: path of the run file; its stem is the name of the run, unless `values` has one.
+        key_path: path of the organiser's key.
         now_seconds, values: as for `draft_manifest`.
     Raises:
-        ConfigError: as `check_new_run`, or a value does not fit.
+        ConfigError: as `check_new_run`, or a value is invalid.
         StateError: a file cannot be written.
     """
     key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
@@ -177,14 +177,14 @@ def write_run_toml(path: Path, manifest: RunManifest) -> None:
     """Write `manifest` with comments to a new file at `path`.
 
     Raises:
-        ConfigError: there is a file already; it is left as it was.
+        ConfigError: the file already exists; it is not changed.
         StateError: the file cannot be written.
     """
     write_new_file(path, format_run_toml(manifest).encode("utf-8"), mode=0o644)
 
 
 def format_run_toml(manifest: RunManifest) -> str:
-    """Return the text of `run.toml`; reading it gives `manifest` again."""
+    """Return the text of `run.toml`; parsing it gives `manifest`."""
     lines = [_HEADER]
     sections: list[tuple[str, BaseModel]] = []
     for name, field in type(manifest).model_fields.items():
@@ -207,11 +207,11 @@ def _line(key: str, value: object, field: FieldInfo) -> str:
 
 def _toml_value(value: object) -> str:
     if isinstance(value, tuple):
-        # Rows, such as those of a table of tensors, stand in lines of their own.
+        # Rows of a table, such as tensors, get one line each.
         is_table = any(isinstance(row, tuple) for row in value) and not isinstance(value[0], str)
         parts = [_toml_value(row) for row in value]
         return "[\n  {}\n]".format(",\n  ".join(parts)) if is_table else f"[{', '.join(parts)}]"
-    # JSON's strings, numbers and booleans are TOML's too.
+    # JSON strings, numbers and booleans are valid TOML.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -231,12 +231,12 @@ def _leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _with_canonical_names(document: Mapping[str, Any], source: str) -> Document:
-    """Put values under the names of this project; a name and its alias together are an error."""
+    """Rename keys to this project's names; a name together with its alias is an error."""
     result: Document = {}
     present = set(given_keys(document))
     for key, value in _leaves(document):
         target = canonical_key(key, source)
         if target != key and target in present:
-            raise ConfigError(f"{target} and its other name {key} are both in {source}; keep one of them")
+            raise ConfigError(f"{target} and its other name {key} are both in {source}; use only one of them")
         result = with_value(result, target, value)
     return result

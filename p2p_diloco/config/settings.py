@@ -1,7 +1,7 @@
-"""Settings: all that is private to one machine. Nothing here is agreed with anybody, nothing here reaches the wire.
+"""Settings: everything that is private to one machine. They are never sent to other peers.
 
-Four layers, the higher one wins, key by key: flag, environment (`P2P_DILOCO_PORT=…`), file (`@peer.toml`), default.
-An unknown key in any of them is an error.
+Each key is looked up in four layers, in this order: flag, environment (`P2P_DILOCO_PORT=…`), file (`@peer.toml`),
+default. An unknown key in any layer is an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z
 
 
 class PeerSettings(BaseModel):
-    """One machine's own choices; every one has a default, so that a joiner types an invite and nothing else."""
+    """The settings of one machine; all have defaults, so that an invite is enough to join."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -81,7 +81,7 @@ class PeerSettings(BaseModel):
     @classmethod
     def _device_is_known(cls, device: str) -> str:
         if not _DEVICE.fullmatch(device):
-            raise ValueError(f"{device!r} is no device; expected auto, cpu, cuda, cuda:<number> or mps")
+            raise ValueError(f"unknown device {device!r}; expected auto, cpu, cuda, cuda:<number> or mps")
         return device
 
     @field_validator("max_upload", "max_download", mode="before")
@@ -95,8 +95,7 @@ class PeerSettings(BaseModel):
             raise ValueError(str(error)) from None
         if bits < SLOWEST_CAP:
             raise ValueError(
-                f"{format_rate(bits)} is slower than any line that can take part; expected at least "
-                f"{format_rate(SLOWEST_CAP)}"
+                f"{format_rate(bits)} is too slow to take part in a run; expected at least {format_rate(SLOWEST_CAP)}"
             )
         return bits
 
@@ -115,7 +114,7 @@ class PeerSettings(BaseModel):
     def _public_name_is_a_name(cls, name: str | None) -> str | None:
         if name is None or _is_ip(name) or _HOST_NAME.fullmatch(name):
             return name
-        raise ValueError(f"{name!r} is no host name and no IP address; expected one such as bootstrap.example.org")
+        raise ValueError(f"{name!r} is not a host name or IP address; expected one such as bootstrap.example.org")
 
     @field_validator("state_directory", "identity_path")
     @classmethod
@@ -129,14 +128,14 @@ class PeerSettings(BaseModel):
 
     @property
     def identity_file(self) -> Path:
-        """Where this peer's key lies."""
+        """Path of this peer's key file."""
         return self.identity_path or self.state_directory / IDENTITY_FILE
 
     def listen_addresses(self, default_port: int) -> tuple[str, ...]:
-        """Return the addresses to listen on; none for a peer that only dials out.
+        """Return the addresses to listen on; empty for a peer that only dials out.
 
         Args:
-            default_port: when no port is named: `BOOTSTRAP_PORT` for a bootstrap peer, 0 (any) for others.
+            default_port: port if none is set: `BOOTSTRAP_PORT` for a bootstrap peer, 0 (any) for others.
         """
         if self.dial_out_only:
             return ()
@@ -144,27 +143,27 @@ class PeerSettings(BaseModel):
         return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{port}",)
 
     def announced_addresses(self, default_port: int) -> tuple[str, ...]:
-        """Return the addresses to tell others, without peer id; none means: those listened on, as they are.
+        """Return the addresses to announce, without peer id; empty: announce the addresses listened on.
 
         Args:
             default_port: as for `listen_addresses`.
         Raises:
-            ConfigError: there is a public name, and no port that is known before one is bound.
+            ConfigError: there is a public name but no fixed port.
         """
         if self.announce_maddrs or self.public_name is None:
             return self.announce_maddrs
         ports = dict.fromkeys(port_of(address) for address in self.listen_addresses(default_port))
         if 0 in ports:
             raise ConfigError(
-                f"public_name {self.public_name} needs a port that is known beforehand, and this peer would listen on "
-                f"any that is free; name one, such as --port {BOOTSTRAP_PORT}"
+                f"public_name {self.public_name} needs a fixed port, but this peer would listen on any free one; set "
+                f"one, such as --port {BOOTSTRAP_PORT}"
             )
         kind = f"ip{ipaddress.ip_address(self.public_name).version}" if _is_ip(self.public_name) else "dns4"
         return tuple(f"/{kind}/{self.public_name}/tcp/{port}" for port in ports)
 
 
 def bytes_per_second(cap: float | None) -> float | None:
-    """Return a cap of the settings, which is in bits, as those who count frames want it."""
+    """Convert a cap from bits to bytes per second."""
     return None if cap is None else cap / 8.0
 
 
@@ -175,15 +174,15 @@ def load_settings(
     files: Sequence[Path] = (),
     flags_source: str = "the command line",
 ) -> PeerSettings:
-    """Put the layers together.
+    """Merge the layers.
 
     Args:
-        flags: by name, with dashes or underscores; None and empty lists count as not given.
-        environment: all variables, or none; those without our prefix do not matter.
-        files: TOML files; a later one wins over an earlier one.
-        flags_source: where `flags` came from, for errors.
+        flags: values by name, with dashes or underscores; None and empty lists count as not given.
+        environment: environment variables; those without our prefix are ignored.
+        files: TOML files; later ones override earlier ones.
+        flags_source: origin of `flags`, for errors.
     Raises:
-        ConfigError: an unknown key, a value that does not fit, or two settings that contradict each other.
+        ConfigError: a key is unknown, a value is invalid, or two settings contradict each other.
     """
     merged: Document = {}
     for file in files:
@@ -197,20 +196,20 @@ def load_settings(
 
 
 def flags_as_keys(text: str) -> str:
-    """Return a sentence for people who write Python: flags of settings become keys, as --max-upload max_upload."""
+    """Reword a sentence for Python users: flags become keys, such as --max-upload to max_upload."""
     return _FLAG.sub(lambda found: key if (key := _as_key(found[0])) in PeerSettings.model_fields else found[0], text)
 
 
 def split_arguments(
     arguments: Sequence[str], undotted: Collection[str] = ()
 ) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
-    """Take `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) out of a command line.
+    """Split `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) from a command line.
 
     Args:
         arguments: the words of the command line.
-        undotted: names that are overrides without a dot too, such as `outer_lr`.
+        undotted: names that are overrides even without a dot, such as `outer_lr`.
     Returns:
-        The other arguments, with dashes for the underscores in flags' names; the files; the overrides by dotted key.
+        The other arguments, with dashes instead of underscores in flag names; the files; the overrides by dotted key.
     Raises:
         ConfigError: an override without a value.
     """
@@ -239,13 +238,13 @@ def split_arguments(
 
 
 def _checked(layer: Document, source: str) -> Document:
-    """Check one layer by itself, so that an error can say where it came from."""
+    """Check one layer separately, so that an error can name its source."""
     agreed = {*known_keys(RunManifest), *RunManifest.model_fields} - set(PeerSettings.model_fields)
     for key in given_keys(layer):
         if key not in PeerSettings.model_fields and canonical_key(key, source) in agreed:
             raise ConfigError(
-                f"{key} in {source} is agreed by all peers and comes with the run; "
-                "only its organiser can change it, in run.toml"
+                f"{key} in {source} belongs to the run and is the same for all peers; "
+                "only the organiser can change it, in run.toml"
             )
     validated(PeerSettings, layer, source)
     return layer
@@ -255,11 +254,13 @@ def _check_together(settings: PeerSettings) -> None:
     if settings.port is not None and settings.host_maddrs:
         raise ConfigError(
             f"port {settings.port} and host_maddrs {settings.host_maddrs[0]} both name a port to listen on; "
-            "keep one of them"
+            "use only one of them"
         )
     listening = (settings.host_maddrs, settings.announce_maddrs, settings.public_name)
     if settings.dial_out_only and any(listening):
-        raise ConfigError("dial_out_only contradicts host_maddrs, announce_maddrs and public_name; keep one of them")
+        raise ConfigError(
+            "dial_out_only contradicts host_maddrs, announce_maddrs and public_name; use only one of them"
+        )
 
 
 def _environment_layer(environment: Mapping[str, str]) -> Document:
@@ -273,7 +274,7 @@ def _environment_layer(environment: Mapping[str, str]) -> Document:
             known = ", ".join(f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in PeerSettings.model_fields)
             hint = f"did you mean {ENVIRONMENT_PREFIX}{near.upper()}?" if near else f"known are: {known}"
             raise ConfigError(f"unknown variable {variable} in the environment; {hint}")
-        # An empty variable is how shells and compose files say "not set".
+        # Shells and compose files use an empty variable for "not set".
         if text:
             layer[key] = _from_text(key, text)
     return layer

@@ -1,7 +1,7 @@
-"""TOML documents with known keys: read, override, check, and say in one sentence what is wrong.
+"""TOML documents with known keys: read, override, check, and describe errors in one sentence.
 
-Manifest and settings share it. A key that nobody knows is an error that names its nearest relative; a silent typo would
-cost somebody a night of training.
+Manifest and settings share this module. An unknown key is an error that suggests the nearest known one: an ignored typo
+could cost a night of training.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_toml(path: Path) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value from a command line: TOML if it is (`4`, `0.5`, `true`, `["a"]`), else the text itself."""
+    """Parse a value from a command line: as TOML if valid (`4`, `0.5`, `true`, `["a"]`), otherwise as plain text."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -58,7 +58,7 @@ def parse_value(text: str) -> Any:
 
 
 def with_value(document: Mapping[str, Any], key: str, value: Any) -> Document:
-    """Return `document` with `value` at the dotted `key`; sections on the way are made.
+    """Return `document` with `value` at the dotted `key`; missing sections are created.
 
     Raises:
         ConfigError: a word of `key` before the last names a value, not a section.
@@ -92,10 +92,10 @@ def given_keys(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
-    """Return the known dotted key that somebody who typed `key` most likely meant."""
+    """Return the known dotted key that was most likely meant by `key`."""
     names = list(known)
     last = key.rpartition(".")[2]
-    # The same word in another section is a likelier slip than a similar word in the same one.
+    # The same word in another section is more likely than a similar word in the same section.
     homes = [name for name in names if name.rpartition(".")[2] == last]
     close = homes or difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     if not close:
@@ -105,24 +105,24 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 
 
 def validated(model: type[ModelT], document: Mapping[str, Any], source: str) -> ModelT:
-    """Make a `model` of `document`, which came from `source`.
+    """Validate `document`, which came from `source`, and return it as a `model`.
 
     Raises:
-        ConfigError: an unknown key, a missing one, or a value that does not fit; the first of them.
+        ConfigError: a key is unknown or missing, or a value is invalid; describes the first problem.
     """
     check_keys(model, document, source)
     try:
-        # Through JSON: its strict reading takes lists for tuples and whole numbers for floats, and nothing else.
+        # Via JSON: its strict mode accepts lists for tuples and integers for floats, and nothing else.
         return model.model_validate_json(json.dumps(document, default=_as_text))
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors(include_url=False)[0], source)) from None
 
 
 def check_keys(model: type[BaseModel], document: Mapping[str, Any], source: str) -> None:
-    """Refuse a key that `model` does not have, with the nearest that it has.
+    """Refuse a key that `model` does not have, and suggest the nearest one.
 
     Raises:
-        ConfigError: the first such key.
+        ConfigError: describes the first such key.
     """
     known = tuple(known_keys(model))
     sections = {key.rpartition(".")[0] for key in known}

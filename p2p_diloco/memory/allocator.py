@@ -1,4 +1,4 @@
-"""How the C library hands out memory in a peer's process."""
+"""Configure the C library's allocator in a peer's process."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from p2p_diloco.memory.heap import trim_heap
 
 _M_ARENA_MAX = -8
 TRIM_SECONDS = 30.0
-"""Between two looks for holes: often enough that few come together, seldom enough that training does not notice."""
+"""Seconds between trims: often enough to limit fragmentation, rarely enough not to slow training."""
 
 
 def share_one_arena() -> bool:
-    """Have all threads of this process take memory from one place; tell whether the C library knows how.
+    """Make all threads of this process share one malloc arena; return whether the C library supports that.
 
-    glibc gives each thread an arena of its own, and what a thread gave back stays in its arena: with the threads of a
-    peer (training, vectors, entries, evaluation, and those that read and write files) that came to 12 to 24 bytes for
-    each parameter which nobody used. Vectors are large and few, so threads hardly ever wait for each other here.
+    glibc gives each thread its own arena, and freed memory stays in it: with the threads of a peer (training, vectors,
+    entries, evaluation, file access), 12 to 24 bytes per parameter were wasted. Vectors are large and few, so threads
+    rarely wait for each other with a shared arena.
 
-    To be called before there are threads: arenas that exist are not taken away.
+    Call this before starting threads: existing arenas are not removed.
     """
     if sys.platform != "linux":
         return False
@@ -29,7 +29,7 @@ def share_one_arena() -> bool:
 
 
 async def trim_now_and_then() -> None:
-    """Give what is free between things in use back to the system, every `TRIM_SECONDS`, until cancelled."""
+    """Return free heap pages to the system every `TRIM_SECONDS`, until cancelled."""
     while True:
         await asyncio.sleep(TRIM_SECONDS)
         await asyncio.to_thread(trim_heap)

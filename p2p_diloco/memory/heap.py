@@ -1,4 +1,4 @@
-"""Gives back what is free on the C library's heap, between what is in use."""
+"""Return free pages of the C library's heap to the system."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 
 
 def trim_heap() -> bool:
-    """Give whole free pages back to the system; tell whether the C library knows how.
+    """Return whole free pages to the system; return whether the C library supports that.
 
-    By itself glibc gives back only what is free behind everything that is in use. What lies there long, as an entry,
-    takes the place of a gradient that is gone between two steps; the next one finds room only at the end, and what it
-    leaves behind stays with the process. Given back, a page costs nothing before it is used again.
+    By default glibc only returns free memory at the end of the heap. A long-lived allocation, such as an entry, takes
+    the place of a gradient that was freed between two steps; the next gradient then fits only at the end, and the hole
+    stays with the process. A returned page costs nothing until it is used again.
 
-    Other threads that want memory wait meanwhile, 30 to 110 ms at 40M parameters on a busy core, and pages that are
-    used again come as zeros first: for now and then, not for each step.
+    Other threads that allocate must wait meanwhile, 30 to 110 ms at 40M parameters on a busy core, and reused pages are
+    zeroed first. So call this occasionally, not at every step.
     """
     if sys.platform != "linux":
         return False

@@ -1,7 +1,7 @@
-"""Lets go of pages of a library that was needed once.
+"""Release pages of a library that is no longer needed.
 
-What numba reads of its compiler to load loops stays in a process's memory, and nothing uses it again: 65 MB. The kernel
-would take it back only when memory runs short.
+To load loops, numba maps 65 MB of its compiler into the process, which are not used again. The kernel would reclaim
+them only under memory pressure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ COMPILER = "libllvmlite"
 
 
 def shed_compiler() -> None:
-    """Give back what is mapped of numba's compiler; what is needed again comes from the file, as it did at first.
+    """Release the mapped pages of numba's compiler; if they are needed again, they are read from the file.
 
-    Only pages that cannot be written and never were: they are what the file holds. Does nothing but on Linux.
+    Only unwritable, unmodified pages are released, which equal the file's contents. Does nothing except on Linux.
     """
     if sys.platform != "linux" or not _MAPS.exists():
         return
@@ -32,18 +32,18 @@ def shed_compiler() -> None:
 
 
 def unwritten(maps: str, library: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of a library's mappings that nobody can write and that hold no page of this process's own.
+    """Yield (start, stop) of a library's mappings that are not writable and have no private pages.
 
     Args:
-        maps: what Linux tells in `/proc/self/smaps`.
-        library: how its file's name begins.
+        maps: the contents of `/proc/self/smaps`.
+        library: prefix of the library's file name.
     """
     here: tuple[int, int] | None = None
     for line in maps.splitlines():
         mapping = _MAPPING.fullmatch(line)
         if mapping is not None:
             is_library = Path(mapping[4]).name.startswith(library)
-            # Private, for a shared mapping's pages may be somebody's only copy; and not to be written.
+            # Private and not writable; a page of a shared mapping may be the only copy.
             is_fixed = mapping[3] in ("r-xp", "r--p")
             here = (int(mapping[1], 16), int(mapping[2], 16)) if is_library and is_fixed else None
         elif here is not None and line.startswith("Anonymous:"):

@@ -1,9 +1,9 @@
-"""Memory for the long vectors that a peer holds all the time, used again and again.
+"""Reusable memory for the long vectors that a peer holds permanently.
 
-φ and m are replaced span by span with every entry. From the C library's heap, the places of old vectors are taken by
-whatever small thing comes next and stays, new vectors find no place, and after a few cycles the heap is twice as large
-as what lies in it. Here a place is taken only by a vector of the same length, and its pages are there already: fresh
-ones cost more than what is written to them.
+φ and m are replaced span by span with every entry. On the C library's heap, small long-lived allocations would take
+the place of old vectors, new vectors would not fit, and after a few cycles the heap would be twice as large as its
+contents. Here, memory is reused only for vectors of the same length, and its pages are already mapped: mapping new ones
+costs more than writing to them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 import numpy.typing as npt
 
 FEWEST_BYTES = 1 << 16
-"""Shorter vectors come from the heap: they are no more in its way than anything else."""
+"""Shorter vectors come from the heap, where they do no harm."""
 
 MOST_FREE = 3
-"""Slabs of one size that wait for a vector: as many as one entry takes and gives back. Others go to the system."""
+"""Maximum free slabs per size: as many as one entry allocates and frees. Others are returned to the system."""
 
 FEWEST_BYTES_AHEAD = 1 << 20
-"""Shorter vectors have their pages when they are written to: so few are not worth a word to another thread."""
+"""Shorter vectors get their pages on the first write: so few pages are not worth a task for another thread."""
 
 _POPULATE_WRITE = 23
 _free: dict[int, list[mmap.mmap]] = {}
 
 
 def empty_vector(elements: int) -> npt.NDArray[np.float32]:
-    """Return a float32 vector of unknown content. Its memory serves another one when nobody holds it any more."""
+    """Return an uninitialised float32 vector, whose memory is reused after it is freed."""
     wanted = 4 * elements
     if wanted < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.empty(elements, dtype=np.float32)
@@ -46,9 +46,9 @@ def empty_vector(elements: int) -> npt.NDArray[np.float32]:
 
 
 def passing_vector(elements: int) -> npt.NDArray[np.float32]:
-    """Return a float32 vector of unknown content, in memory that the system gets back with it.
+    """Return an uninitialised float32 vector, whose memory is returned to the system when it is freed.
 
-    For a length that hardly comes again: a slab that waited for the next one would wait for ever.
+    Use it for lengths that rarely recur, for which a kept slab would never be reused.
     """
     if 4 * elements < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.empty(elements, dtype=np.float32)
@@ -57,10 +57,10 @@ def passing_vector(elements: int) -> npt.NDArray[np.float32]:
 
 
 def awaited_vector(elements: int) -> npt.NDArray[np.float32]:
-    """Return such a vector for what comes from elsewhere; another thread meanwhile has the system find its pages.
+    """Return such a vector for incoming data, and map its pages in another thread meanwhile.
 
-    They are found one by one otherwise, by whoever writes to them first; where the system has to ask another, as a
-    virtual machine's, that takes longer than all else that is done to what comes.
+    Otherwise pages are mapped one by one on the first write. In a virtual machine, that takes longer than all other
+    processing of the incoming data.
     """
     vector_N = passing_vector(elements)
     if vector_N.nbytes >= FEWEST_BYTES_AHEAD and sys.platform == "linux":
@@ -69,19 +69,19 @@ def awaited_vector(elements: int) -> npt.NDArray[np.float32]:
 
 
 def passing_bytes(length: int) -> memoryview:
-    """Return so many bytes of unknown content in such memory."""
+    """Return `length` uninitialised bytes in memory of a `passing_vector`."""
     return passing_vector(-(-length // 4)).data.cast("B")[:length]
 
 
 def copy_of(vector_N: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a float32 copy in such memory."""
+    """Return a float32 copy in memory of an `empty_vector`."""
     copied_N = empty_vector(len(vector_N))
     np.copyto(copied_N, vector_N)
     return copied_N
 
 
 def zero_vector(elements: int) -> npt.NDArray[np.float32]:
-    """Return zeros in such memory."""
+    """Return zeros in memory of an `empty_vector`."""
     zeros_N = empty_vector(elements)
     zeros_N.fill(0.0)
     return zeros_N
@@ -93,10 +93,10 @@ def _ahead() -> ThreadPoolExecutor:
 
 
 def _find_pages(awaited: ref[npt.NDArray[np.float32]]) -> None:
-    """Have all pages of a vector be there, if anybody still awaits it; its content stays.
+    """Map all pages of a vector if it is still in use, without changing its content.
 
-    Whoever can make a peer begin many transfers must not make it find pages for more than one of them. Kernels before
-    Linux 5.14 do not know how, and refuse.
+    A single thread does this, so that a peer that starts many transfers cannot make us map more than one at a time.
+    Kernels before Linux 5.14 do not support this, and return an error.
     """
     vector_N = awaited()
     if vector_N is None:
@@ -107,7 +107,7 @@ def _find_pages(awaited: ref[npt.NDArray[np.float32]]) -> None:
 
 
 class _Lease:
-    """Holds a slab as long as an array, or a view of it, holds this. No lock: one may be given back in any moment."""
+    """Owns a slab while an array or a view of it exists. It uses no lock, since `__del__` can run at any time."""
 
     def __init__(self, slab: mmap.mmap, elements: int, *, is_kept: bool) -> None:
         self._slab = slab

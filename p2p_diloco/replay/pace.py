@@ -1,4 +1,4 @@
-"""What diaries say of the pace of a run: how many steps lie between rounds, and how many an entry came late."""
+"""The pace of a recorded run: steps between rounds, and steps by which entries were late."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from p2p_diloco.replay.recording import Recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """In inner steps of the islands that they happened to.
+    """The pace of a run, in inner steps of the islands.
 
     Attributes:
-        round_steps: from one contribution to the next, the median; 0.0 where nobody contributed twice.
-        late: how many entries of spans were absorbed how many steps after the contribution to their round.
+        round_steps: median number of steps from one contribution to the next; 0.0 if no peer contributed twice.
+        late: number of entries by the steps between the contribution to their round and their absorption.
     """
 
     round_steps: float
     late: dict[int, int]
 
     def late_at_most(self, share: float) -> int:
-        """Return how many steps late that share of the entries was, or less; 0 where there are none."""
+        """Return the number of steps by which at most `share` of the entries were late; 0 if there are none."""
         left = share * sum(self.late.values())
         for steps, entries in self.late.items():
             left -= entries
@@ -36,7 +36,7 @@ class Pace:
 
 
 def pace_of(recording: Recording) -> Pace:
-    """Count what all starts of all peers wrote down, but for entries of rounds to which a peer did not contribute."""
+    """Measure the pace over all starts of all peers; ignores entries of rounds without a contribution of the peer."""
     rounds = {digest: entry.round for digest, entry in recording.entries.items()}
     lives = [lines for starts in recording.lives.values() for lines in starts]
     between = [steps for lines in lives for steps in _steps_between(lines)]

@@ -1,4 +1,4 @@
-"""What the peers of a run left on their disks: diaries, entries, rosters; as a twin needs it."""
+"""The recording of a run, read from its peers' disks: diaries, entries, rosters."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ KEPT_CYCLES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A run.
+    """A recorded run.
 
     Attributes:
-        lives: by peer, each start's lines of its diary.
-        entries: by digest, from whoever kept them.
-        rosters: by digest.
+        lives: diary records by peer and start.
+        entries: entries by digest, from all peers.
+        rosters: rosters by digest.
         founding: roster 0.
     """
 
@@ -40,7 +40,7 @@ class Recording:
     founding: Roster
 
     def chain(self, start: Mapping[SpanId, SpanState]) -> Iterator[Entry]:
-        """Yield the entries of all spans that follow the start, without a gap, span by span."""
+        """Yield the entries of all spans from the start on, without gaps, span by span."""
         following = {(entry.span, entry.parent): entry for entry in self.entries.values()}
         for span, state in start.items():
             head = state.head
@@ -53,20 +53,20 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     """Read the run folders of some peers of one run.
 
     Args:
-        folders: where each peer keeps its states; one run in each.
+        folders: state directory of each peer; each has one run.
     Raises:
-        StateError: a folder holds no run, or no diary; they are of several runs; or nobody knows roster 0.
+        StateError: a folder has no run or no diary, the runs differ, or roster 0 is missing.
     """
     runs = {peer: _run_folder(folder) for peer, folder in folders.items()}
     files = [path / MANIFEST_FILE for path in runs.values()]
     manifests = {file.read_bytes() for file in files if file.is_file()}
     if not manifests:
         raise StateError(
-            "none of the folders holds the manifest, which founders of earlier versions did not keep; add the state "
+            "none of the folders has the manifest, which founders of earlier versions did not store; add the state "
             "directory of a peer that joined with the invite"
         )
     if len(manifests) != 1:
-        raise StateError(f"the folders hold manifests of {len(manifests)} runs; expected several peers of one")
+        raise StateError(f"the folders have manifests of {len(manifests)} runs; expected peers of the same run")
     plan = plan_run(decode_signed_manifest(manifests.pop()).manifest)
     rosters: dict[Digest, Roster] = {}
     entries: dict[Digest, Entry] = {}
@@ -78,11 +78,11 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     if any(len(roster.members) > plan.manifest.membership.group_size for roster in rosters.values()):
         raise StateError(
             f"the run had more than {plan.manifest.membership.group_size} members, so several rows; only a run of one "
-            "row can be made again, for the means of rows are kept by nobody"
+            "row can be replayed, because row means are not stored"
         )
     founding = [roster for roster in rosters.values() if roster.k == 0]
     if len(founding) != 1:
-        raise StateError(f"the folders know {len(founding)} founding rosters; expected one")
+        raise StateError(f"the folders have {len(founding)} founding rosters; expected one")
     return Recording(
         plan=plan,
         lives={peer: _lives(list(read_diary(path))) for peer, path in runs.items()},
@@ -95,7 +95,7 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
 def _run_folder(folder: Path) -> Path:
     found = [path.parent for path in sorted(folder.glob(f"*/{DIARY_FILE}"))]
     if len(found) != 1:
-        raise StateError(f"{folder} holds the diaries of {len(found)} runs; expected one, kept with keep_diary")
+        raise StateError(f"{folder} has the diaries of {len(found)} runs; expected one, recorded with keep_diary")
     return found[0]
 
 
@@ -105,6 +105,6 @@ def _lives(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         if line["what"] == "began":
             lives.append([])
         elif not lives:
-            raise StateError("a diary begins in the middle")
+            raise StateError("the beginning of a diary is missing")
         lives[-1].append(line)
     return lives

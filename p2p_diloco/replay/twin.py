@@ -1,9 +1,8 @@
-"""A run that real processes made, made again in one: the same islands, steps, entries, joins and deaths, from diaries.
+"""Replay a recorded run in one process, from its diaries: the same islands, steps, entries, joins and failures.
 
-What the diaries say is when things happened: after how many steps an island contributed, absorbed, was replaced. What
-was sent is worked out anew, so that a twin whose anchor equals the real one has shown that all of the exchange
-(threads, transport, workers) did what the rules say and nothing else. For runs of one row whose peers kept diaries and
-entries.
+Diaries record when things happened: after how many steps an island contributed, absorbed an entry, or was replaced. All
+contributions and entries are recomputed. If the replay ends with the same anchor, the exchange (threads, transport,
+workers) followed the rules exactly. Works for runs of one row whose peers kept diaries and entries.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ JUDGED_TOKENS = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinResult:
-    """What came of it.
+    """The result of a replay.
 
     Attributes:
-        real_loss, twin_loss: held-out loss of the anchor where the recording ends, nats per byte.
-        gap: of the twin to the real one, relative.
-        entries: made in the run; `equal_entries` of them hold the very bytes that the twin worked out.
-        islands: starts of peers, restarts counted.
-        tokens: trained on by all islands together.
+        real_loss, twin_loss: held-out loss of the anchor at the end of the run and of the replay, nats per byte.
+        gap: relative difference of the replay's loss.
+        entries: entries of the run; `equal_entries` of them have exactly the bytes that the replay computed.
+        islands: starts of peers, including restarts.
+        tokens: tokens trained by all islands together.
     """
 
     real_loss: float
@@ -65,7 +64,7 @@ class TwinResult:
 
 
 class Twin:
-    """Plays a recording."""
+    """Replays a recording."""
 
     def __init__(self, recording: Recording, corpus: Corpus) -> None:
         self.recording = recording
@@ -81,51 +80,51 @@ class Twin:
         self._lives = [_Life(self, peer, events) for peer, lives in recording.lives.items() for events in lives]
 
     def play(self, heard: Callable[[int, int], None] = lambda done, of: None) -> TwinResult:
-        """Play it to the end.
+        """Replay the recording to its end.
 
         Args:
-            heard: told of the lines of diaries that are done, and how many there are.
+            heard: called with the number of replayed diary lines and their total.
         Raises:
-            StateError: the diaries and entries do not fit together.
+            StateError: diaries and entries are inconsistent.
         """
         torch.set_num_threads(1)
         total = sum(life.num_events for life in self._lives)
         before = -1
-        while [life for life in self._lives if not life.go_on()]:  # all have their turn: each may free another
+        while [life for life in self._lives if not life.go_on()]:  # advance all: each may unblock another
             for failure in self.failures:
                 raise failure
             done = sum(life.done for life in self._lives)
             heard(done, total)
             if done == before:
                 where = "; ".join(life.waits_for for life in self._lives)
-                raise StateError(f"the diaries and the entries kept do not fit together: {where}")
+                raise StateError(f"the diaries and the stored entries are inconsistent: {where}")
             before = done
         for life in self._lives:
             life.island.state.close()
         return self._result()
 
-    # -- what lives ask for
+    # -- for the lives
 
     def state_at(self, span: SpanId, head: Digest) -> SpanState | None:
-        """Return a span where it stands at a chain digest, once the twin has come there."""
+        """Return a span at a chain digest, once the replay has reached it."""
         return self._states.get((span, head))
 
     def keep(self, peer: PeerId, label: str, inner: Mapping[str, Any]) -> None:
-        """Take what a life of a peer keeps, where a later one goes on from it."""
+        """Store the optimiser state of a life, if a later life restores it."""
         lines = (line for life in self.recording.lives[peer] for line in life)
         if any(line.get("kept") == label for line in lines):
             self._kept[peer, label] = copy.deepcopy(dict(inner))
 
     def kept(self, peer: PeerId, label: str) -> Mapping[str, Any] | None:
-        """Return what an earlier life of a peer has kept, once it has."""
+        """Return the optimiser state stored by an earlier life of a peer, once it is there."""
         return self._kept.get((peer, label))
 
     def send(self, peer: PeerId, round_index: int, span: SpanId, payload: bytes | memoryview) -> None:
-        """Take a contribution."""
+        """Store a contribution."""
         self._sent[peer, round_index, span] = payload
 
     def update(self, digest: Digest) -> SpanUpdate | None:
-        """Return an entry as the twin works it out, once all that is in it has been sent."""
+        """Return the replay's version of an entry, once all contributions in it have been made."""
         found = self._updates.get(digest)
         if found is None:
             entry = self.recording.entries.get(digest)
@@ -171,7 +170,7 @@ class Twin:
         )
         reduced = reduce_parts(action, plan.codecs, plan.rules.span_elements[entry.span])
         if isinstance(reduced, str):
-            raise StateError(f"the entry for {entry.span} of round {entry.round} cannot be made again: {reduced}")
+            raise StateError(f"the entry for {entry.span} of round {entry.round} cannot be recomputed: {reduced}")
         return reduced.payload
 
     # -- the end
@@ -182,7 +181,7 @@ class Twin:
         for entry in sorted(self.recording.chain(self._genesis), key=lambda entry: entry.height):
             update = self._updates.get(entry.digest())
             if update is None:
-                continue  # nobody with a diary absorbed it
+                continue  # no peer with a diary absorbed it
             real_update = SpanUpdate(
                 span=entry.span, absorbed=update.absorbed, payload=entry.payload, own_included=False
             )
@@ -213,7 +212,7 @@ class Twin:
         local = LocalSpans(plan, LocalParameters(model, plan.fragments))
 
         def damaged(span: SpanId, reason: str) -> None:
-            self.failures.append(StateError(f"{span} cannot follow an entry of the recording: {reason}"))
+            self.failures.append(StateError(f"{span} cannot apply an entry of the recording: {reason}"))
 
         state = TrainedState(
             plan, local, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
@@ -235,12 +234,12 @@ class _Life:
 
     @property
     def waits_for(self) -> str:
-        """What it cannot do yet, for people."""
+        """The diary line that it is waiting at, for people."""
         name = short_peer_id(self._peer)
         return f"{name} waits at line {self.done + 1}" if self.done < self.num_events else f"{name} is done"
 
     def go_on(self) -> bool:
-        """Play as many lines as possible; tell whether that was all of them."""
+        """Replay as many lines as possible; return whether all are done."""
         while self.done < self.num_events and self._do(self._events[self.done]):
             self.done += 1
         return self.done == self.num_events
@@ -265,7 +264,7 @@ class _Life:
             case "took":
                 return self._take(line)
             case other:
-                raise StateError(f"a diary of {short_peer_id(self._peer)} says {other!r}, which no island does")
+                raise StateError(f"a diary of {short_peer_id(self._peer)} has the unknown record {other!r}")
 
     def _go_on_from(self, label: str | None) -> bool:
         kept = self._twin.kept(self._peer, label) if label is not None else None

@@ -95,15 +95,15 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
         (["join", "run.toml"], "run.toml is not an invite; to found a run from a file, use --found run.toml"),
         (["join", "p2pdiloco://abc"], "the run id has 3 characters, expected 64 digits; was the line cut off?"),
         (["join", f"p2pdiloco://{RUN}"], "the invite names no bootstrap address"),
-        (["join", f"p2pdiloco://{RUN}?b=/ip4/1.2.3.4/tcp/5"], "does not say which peer is there"),
+        (["join", f"p2pdiloco://{RUN}?b=/ip4/1.2.3.4/tcp/5"], "has no peer id"),
         (["join", INVITE, "--prot", "3"], "unknown option --prot; did you mean --port?"),
         (["join", INVITE, "--zzz", "3"], "unknown option --zzz; see p2p-diloco join --help"),
         (["join", INVITE, "--port", "99999"], "port = 99999 in the command line"),
-        (["join", INVITE, "--device", "tpu"], "'tpu' is no device"),
+        (["join", INVITE, "--device", "tpu"], "unknown device 'tpu'"),
         (["join", INVITE, "--until-round", "soon"], 'unable to convert "soon" into int'),
-        (["join", INVITE, "--outer.momentum", "0.7"], "outer.momentum in the command line is agreed by all peers"),
+        (["join", INVITE, "--outer.momentum", "0.7"], "outer.momentum in the command line belongs to the run"),
         (["join", INVITE, "--outer.momentum"], "--outer.momentum needs a value"),
-        (["join", INVITE, "--outer_lr", "1"], "outer_lr in the command line is agreed by all peers"),
+        (["join", INVITE, "--outer_lr", "1"], "outer_lr in the command line belongs to the run"),
         (["join", INVITE, "@nowhere.toml"], "there is no file nowhere.toml"),
         (["join", INVITE, "--found", "run.toml"], "use only one of them"),
         (
@@ -299,4 +299,4 @@ def test_output_that_a_disk_has_no_room_for_is_an_error_that_says_so(
 def test_flags_may_have_underscores_and_an_invite_may_come_last(capsys: Captured) -> None:
     arguments = ["join", "--initial_peers", f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}", INVITE.replace(RUN, "zz" * 32)]
     code, sentence = failed(arguments, capsys)
-    assert (code, sentence) == (2, "the run id holds 'z'; expected hexadecimal digits (0 to 9, a to f) only")
+    assert (code, sentence) == (2, "the run id contains 'z'; expected only hexadecimal digits (0 to 9, a to f)")

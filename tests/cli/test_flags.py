@@ -32,7 +32,7 @@ def test_what_was_not_typed_is_not_given() -> None:
 
 def test_an_override_that_belongs_to_the_run_is_refused_and_explained() -> None:
     around = Surroundings(overrides={"outer.momentum": 0.7}, environment={})
-    with pytest.raises(ConfigError, match=r"outer\.momentum in the command line is agreed by all peers"):
+    with pytest.raises(ConfigError, match=r"outer\.momentum in the command line belongs to the run"):
         settings_of(SettingsFlags(), around)
     assert settings_of(SettingsFlags(), around.without_overrides()) == settings_of(SettingsFlags(), NOWHERE)
 

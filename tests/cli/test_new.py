@@ -35,7 +35,7 @@ def test_a_run_that_is_there_stays(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new"]) == 0
     before = (tmp_path / "run.toml").read_bytes()
     assert main(["new"]) == 2
-    assert "run.toml exists already and is never overwritten" in capsys.readouterr().err
+    assert "run.toml already exists and is never overwritten" in capsys.readouterr().err
     assert (tmp_path / "run.toml").read_bytes() == before
 
 
@@ -110,7 +110,7 @@ def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captu
 
 
 COUNTS_STEPS = (
-    "counts inner steps, and here a cycle is set by time so that nobody waits: it lasts rounds.round_seconds x "
+    "counts inner steps, but here the length of a cycle is a time, so that no peer waits: rounds.round_seconds x "
     "rounds.fragments seconds; set rounds.round_seconds"
 )
 ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out"
@@ -125,7 +125,7 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         (
             ["--model", "gpt2"],
             "model in the command line cannot be set: `new` makes runs of the built-in decoder; set model.size, one of "
-            "tiny, small, base, or call p2p_diloco.new_run for a model of your own",
+            "tiny, small, base, or call p2p_diloco.new_run for your own model",
         ),
         (["--model.vocabulary", "50257"], f"model.vocabulary in the command line {ONLY_BYTES}"),
         (["--model.widht", "64"], "unknown key model.widht in the command line; did you mean model.width?"),
@@ -171,11 +171,11 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         ),
         (
             ["nowhere/deep/run.toml"],
-            "there is no folder nowhere/deep for run.toml; make it first, or name another place",
+            "there is no folder nowhere/deep for run.toml; create it, or name another place",
         ),
         (
             ["--organiser-key", "nowhere/my.key"],
-            "there is no folder nowhere for my.key; make it first, or name another place",
+            "there is no folder nowhere for my.key; create it, or name another place",
         ),
     ],
 )
@@ -351,7 +351,7 @@ def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Cap
         ),
         (
             ["--device", "tpu"],
-            "device in the command line: 'tpu' is no device; expected auto, cpu, cuda, cuda:<number> or mps",
+            "device in the command line: unknown device 'tpu'; expected auto, cpu, cuda, cuda:<number> or mps",
         ),
         (
             ["--step-seconds", "0.5", "--threads", "0"],

@@ -48,7 +48,7 @@ def test_two_new_keys_differ(tmp_path: Path) -> None:
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "organiser.key"
     path.write_bytes(b"precious")
-    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+    with pytest.raises(ConfigError, match="already exists and is never overwritten"):
         write_key_file(path, KEY)
     assert path.read_bytes() == b"precious"
 
@@ -91,5 +91,5 @@ def test_other_bytes_are_no_key(content: bytes) -> None:
 def test_halves_that_do_not_belong_together_are_damage() -> None:
     content = bytearray(encode_key(KEY))
     content[10] ^= 1
-    with pytest.raises(ConfigError, match="a file is damaged: its public half does not belong to its private half"):
+    with pytest.raises(ConfigError, match="a file is damaged: its public half does not match its private half"):
         decode_key(bytes(content), "a file")

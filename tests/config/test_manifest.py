@@ -199,8 +199,8 @@ def test_a_model_says_what_differs_from_its_size() -> None:
         ),
         (
             {"membership.heartbeat_seconds": 21},
-            "the new run: membership.heartbeat_seconds = 21.0 is longer than a cycle of 20.0 s; members would never be "
-            "heard",
+            "the new run: membership.heartbeat_seconds = 21.0 is longer than a cycle of 20.0 s; members would never "
+            "send one in time",
         ),
         (
             {"limits.max_norm_ratio": 9},
@@ -278,7 +278,7 @@ def test_only_the_organiser_signs() -> None:
     with pytest.raises(ConfigError) as caught:
         MANIFEST.sign(STRANGER)
     assert str(caught.value) == (
-        f"the key is that of {format_peer_id(STRANGER.peer)}, but the run names {format_peer_id(ORGANISER.peer)} as "
+        f"the key belongs to {format_peer_id(STRANGER.peer)}, but the run names {format_peer_id(ORGANISER.peer)} as "
         "its organiser; use the key that `p2p-diloco new` made with this run, or make a new run"
     )
 

@@ -28,7 +28,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     path.write_bytes(b"precious")
     with pytest.raises(ConfigError) as caught:
         write_new_file(path, b"words", mode=0o600)
-    assert str(caught.value) == f"{path} exists already and is never overwritten; move it away, or name another file"
+    assert str(caught.value) == f"{path} already exists and is never overwritten; move it away, or name another file"
     assert path.read_bytes() == b"precious"
 
 
@@ -36,7 +36,7 @@ def test_of_two_writers_at_once_the_second_loses_and_says_so(tmp_path: Path, mon
     path = tmp_path / "file"
     write_new_file(path, b"first", mode=0o600)
     monkeypatch.setattr(Path, "exists", lambda self: False)
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_new_file(path, b"second", mode=0o600)
     assert path.read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["file"]
@@ -106,7 +106,7 @@ def test_a_file_and_the_folder_of_this_process_are_no_new_folders(
         check_new_folder(tmp_path / "file")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigError, match=r"^\. is the folder that you are in; name a new one in it, such as ./model"):
+    with pytest.raises(ConfigError, match=r"^\. is the current directory; name a new folder in it, such as ./model"):
         check_new_folder(Path())
 
 

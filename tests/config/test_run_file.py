@@ -109,7 +109,7 @@ def test_a_value_that_is_not_set_is_a_comment() -> None:
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+    with pytest.raises(ConfigError, match="already exists and is never overwritten"):
         write_run_toml(path, drafted())
     assert path.read_text() == "precious"
 
@@ -152,7 +152,7 @@ def test_a_name_and_its_alias_together_are_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         manifest_of({"outer": {"learning_rate": 1.0, "outer_lr": 0.7}}, "run.toml")
     assert str(caught.value) == (
-        "outer.learning_rate and its other name outer.outer_lr are both in run.toml; keep one of them"
+        "outer.learning_rate and its other name outer.outer_lr are both in run.toml; use only one of them"
     )
 
 

@@ -123,25 +123,25 @@ def test_home_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"flags": {"device": "gpu"}},
-            "device in the command line: 'gpu' is no device; expected auto, cpu, cuda, cuda:<number> or mps",
+            "device in the command line: unknown device 'gpu'; expected auto, cpu, cuda, cuda:<number> or mps",
         ),
         (
             {"flags": {"public_name": "http://x"}},
-            "public_name in the command line: 'http://x' is no host name and no IP address; expected one such as "
+            "public_name in the command line: 'http://x' is not a host name or IP address; expected one such as "
             "bootstrap.example.org",
         ),
         (
             {"flags": {"outer.momentum": 0.5}},
-            "outer.momentum in the command line is agreed by all peers and comes with the run; only its organiser can "
-            "change it, in run.toml",
+            "outer.momentum in the command line belongs to the run and is the same for all peers; only the "
+            "organiser can change it, in run.toml",
         ),
         (
             {"flags": {"port": 1, "host_maddrs": [HERE]}},
-            f"port 1 and host_maddrs {HERE} both name a port to listen on; keep one of them",
+            f"port 1 and host_maddrs {HERE} both name a port to listen on; use only one of them",
         ),
         (
             {"flags": {"dial_out_only": True}, "environment": {"P2P_DILOCO_PUBLIC_NAME": "example.org"}},
-            "dial_out_only contradicts host_maddrs, announce_maddrs and public_name; keep one of them",
+            "dial_out_only contradicts host_maddrs, announce_maddrs and public_name; use only one of them",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_addresses_of_this_machine_are_checked(key: str) -> None:
 
 
 def test_addresses_of_others_name_the_peer() -> None:
-    with pytest.raises(ConfigError, match=r"initial_peers in the command line: address .* does not say which peer"):
+    with pytest.raises(ConfigError, match=r"initial_peers in the command line: address .* has no peer id"):
         load_settings(flags={"initial_peers": ["/ip4/203.0.113.7/tcp/31337"]})
 
 
@@ -176,7 +176,9 @@ def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 def test_what_peers_agree_on_is_no_setting(tmp_path: Path) -> None:
     file = settings_file(tmp_path, '[model]\nsize = "base"')
-    with pytest.raises(ConfigError, match=r"model\.size in .*peer\.toml is agreed by all peers and comes with the run"):
+    with pytest.raises(
+        ConfigError, match=r"model\.size in .*peer\.toml belongs to the run and is the same for all peers"
+    ):
         load_settings(files=[file])
 
 
@@ -212,7 +214,7 @@ def test_a_public_name_goes_with_the_ports_that_are_listened_on() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"port": 0}, {"host_maddrs": ("/ip4/0.0.0.0/tcp/0",)}])
 def test_a_public_name_needs_a_port_that_is_known(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="name one, such as --port 31337"):
+    with pytest.raises(ConfigError, match="set one, such as --port 31337"):
         PeerSettings(public_name="example.org", **settings).announced_addresses(0)
 
 
@@ -273,7 +275,7 @@ def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
     [
         ("choose another place with --state-directory", "choose another place with state_directory"),
         ("limit it with --max-upload and --max-download", "limit it with max_upload and max_download"),
-        ("name one, such as --port 31337", "name one, such as port 31337"),
+        ("set one, such as --port 31337", "set one, such as port 31337"),
         ("/tmp/x--port is taken; see --host-maddrs", "/tmp/x--port is taken; see host_maddrs"),
         ("bootstrap run.toml --start model", "bootstrap run.toml --start model"),
     ],
@@ -290,7 +292,7 @@ def test_a_cap_that_is_no_rate_says_what_is_expected(name: str) -> None:
         f"{name} in the command line: it is 'fast'; expected a rate with its unit, kbit, mbit or gbit per second, such "
         "as 20mbit"
     )
-    with pytest.raises(ConfigError, match=r"64 kbit/s is slower than any line that can .*at least 128 kbit/s"):
+    with pytest.raises(ConfigError, match=r"64 kbit/s is too slow to take part .*at least 128 kbit/s"):
         load_settings(environment={f"P2P_DILOCO_{name.upper()}": "64kbit"})
 
 

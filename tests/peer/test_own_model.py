@@ -129,7 +129,7 @@ def test_a_run_file_of_a_model_is_read_as_it_was_written(tmp_path: Path) -> None
     [
         ({"tensors": [["a", [2], "plain"], ["a", [3], "plain"]]}, "tensor 'a' is listed twice"),
         ({"tensors": [["a", [2**40, 2**20], "plain"]]}, "has 1,152,921,504,606,846,976 parameters; expected at most"),
-        ({"ignored": ["a"]}, "rest and ignored belong to a model of one's own"),
+        ({"ignored": ["a"]}, "rest and ignored only apply to your own model"),
     ],
 )
 def test_tensors_that_make_no_model_are_refused(values: dict[str, Any], expected: str) -> None:

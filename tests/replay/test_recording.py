@@ -56,17 +56,17 @@ def test_a_run_of_several_rows_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_folders_that_lack_something_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="holds the diaries of 0 runs"):
+    with pytest.raises(StateError, match="has the diaries of 0 runs"):
         read_recording({peer_key("ada").peer: tmp_path})
     stage = record(tmp_path)
     folders = stage.folders()
     diary = stage.run_folder("ada").path / DIARY_FILE
     whole = diary.read_text()
     diary.write_text("".join(whole.splitlines(keepends=True)[1:]))
-    with pytest.raises(StateError, match="begins in the middle"):
+    with pytest.raises(StateError, match="the beginning of a diary is missing"):
         read_recording(folders)
     diary.write_text(whole)
     for name in TRAINERS:
         (stage.run_folder(name).path / ROSTERS_FILE).unlink()
-    with pytest.raises(StateError, match="know 0 founding rosters"):
+    with pytest.raises(StateError, match="have 0 founding rosters"):
         read_recording(folders)

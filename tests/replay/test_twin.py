@@ -48,9 +48,9 @@ def test_a_recording_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     corpus = open_corpus(str(stage.text))
     folders = stage.folders()
     missing = dict(list(folders.items())[:2])
-    with pytest.raises(StateError, match=r"do not fit together: .* waits at line"):
+    with pytest.raises(StateError, match=r"inconsistent: .* waits at line"):
         Twin(read_recording(missing), corpus).play()
     diary = stage.run_folder("ben").path / DIARY_FILE
     diary.write_text(diary.read_text() + '{"what":"slept"}\n')
-    with pytest.raises(StateError, match="says 'slept', which no island does"):
+    with pytest.raises(StateError, match="has the unknown record 'slept'"):
         Twin(read_recording(folders), corpus).play()
