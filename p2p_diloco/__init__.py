@@ -1,6 +1,6 @@
 """Train one model on many machines that never wait for each other, with no server in the middle.
 
-Join a run from a training loop of your own:
+Join a run from your own training loop:
 
     with p2p_diloco.join("p2pdiloco://…", model, optimizer) as swarm:
         for batch in loader:
@@ -9,8 +9,8 @@ Join a run from a training loop of your own:
             if not swarm.step(tokens=batch.numel()):
                 break
 
-These names are stable: what a release removes or changes about them was deprecated in the one before. All other modules
-are this project's own and may change at any time.
+These names are stable: they are deprecated for one release before they are removed or changed. All other modules are
+internal and may change at any time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RENAMED = {"Manifest": "RunManifest", "Settings": "PeerSettings", "Event": "Pee
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import p2p_diloco` brings neither PyTorch nor hivemind."""
+    """Import a public name when it is first used, so that `import p2p_diloco` imports neither PyTorch nor hivemind."""
     if name in __all__:
         import importlib
 

@@ -1,7 +1,7 @@
-"""The way in for a loop of one's own: join or found a run, call `step` after each optimiser step, leave.
+"""The API for your own training loop: join or found a run, call `step` after each optimiser step, leave.
 
-The event loop lives in a thread beside the caller's, so this works in a script, in a notebook whose own loop runs, and
-twice in one process. It prints nothing, takes no signals and changes nothing that belongs to the process.
+The event loop runs in a separate thread, so this works in a script, in a notebook with a running loop, and twice in one
+process. It prints nothing, handles no signals and changes no process-wide settings.
 """
 
 from __future__ import annotations
@@ -77,20 +77,19 @@ def new_run(
     uplink: str | None = None,
     **values: object,
 ) -> RunManifest:
-    """Write the run file of a run that trains `model`, and the key that signs it beside it.
+    """Write a run file for training `model`, and the key that signs it next to it.
 
-    Edit the file before the first peer joins; every change makes another run.
+    Edit the file before the first peer joins; every change makes a different run.
 
     Args:
-        path: of the new file, such as "run.toml".
+        path: path of the new file, such as "run.toml".
         ignore: names of frozen tensors or buffers that may differ between peers; all others must be equal.
-        step_seconds: that a step of the optimizer takes. Rounds are then as long as suits it; else they keep their
-            defaults.
-        islands: that train at a time; as many as average in one group if not named.
-        uplink: of the slowest island; 20mbit if not named.
-        values: what differs from the defaults, by section, such as rounds={"round_seconds": 10.0}.
+        step_seconds: duration of an optimiser step, to choose the length of rounds; None: the default rounds.
+        islands: number of islands that train at a time; default: the size of one averaging group.
+        uplink: upload rate of the slowest island; default: 20mbit.
+        values: values that differ from the defaults, by section, such as rounds={"round_seconds": 10.0}.
     Raises:
-        ConfigError: the file exists, a value does not fit, or a tensor of the model cannot take part.
+        ConfigError: the file exists, a value is invalid, or a tensor of the model cannot be trained in a run.
     """
     path = Path(path)
     key_path, now = path.with_name(KEY_FILE), time.time()
@@ -110,9 +109,9 @@ def new_run(
             logger.info(note)
     elif islands is not None or uplink is not None:
         raise ConfigError(
-            "islands and uplink say nothing without step_seconds; name how long a step takes, such as 0.3"
+            "islands and uplink have no effect without step_seconds; give the duration of a step, such as 0.3"
         )
-    elif "rounds.fragments" not in given:  # a fragment is of whole tensors
+    elif "rounds.fragments" not in given:  # a fragment consists of whole tensors
         fragments = min(draft.rounds.fragments, len(draft.model.tensors))
         sections = given | {"rounds.fragments": fragments}
     plan_run(draft_manifest(now_seconds=now, name=path.stem, values=sections))
@@ -131,22 +130,22 @@ def join(
     until_round: int | None = None,
     on_event: OnEvent | None = None,
 ) -> Swarm:
-    """Join a run, and return once the model holds what the run has learnt.
+    """Join a run, and return once the model holds the run's current state.
 
     Args:
         invite: the line that `bootstrap` and `status` print, p2pdiloco://…
-        model: float32 parameters, of the same names and shapes as the run's.
-        optimizer: whose steps are counted; several are fine. Without one every call of `Swarm.step` is a step.
-        settings: this machine's choices, such as {"state_directory": "peer-2", "max_upload": "20mbit"}.
-        state: what goes on where it was after a restart, by name: anything with `state_dict` and `load_state_dict`,
-            such as a schedule or a data loader. Optimisers do in any case.
-        wait: return only when the model holds the run's state; else see `Swarm.ready`.
-        timeout: seconds to wait at most.
-        until_round: end after this round, as all who name the same one: with the same bytes.
-        on_event: called with each event, in a thread that must not be kept waiting.
+        model: model with float32 parameters of the same names and shapes as the run's.
+        optimizer: one or more optimisers, whose steps are counted. Without one, every call of `Swarm.step` is a step.
+        settings: settings of this machine, such as {"state_directory": "peer-2", "max_upload": "20mbit"}.
+        state: objects whose state is restored after a restart, by name: anything with `state_dict` and
+            `load_state_dict`, such as a schedule or a data loader. Optimisers always are.
+        wait: return only when the model holds the run's state; otherwise see `Swarm.ready`.
+        timeout: maximum seconds to wait.
+        until_round: end after this round; all peers with the same value end with the same bytes.
+        on_event: called with each event, in a thread that must not be blocked.
     Raises:
-        ConfigError: the invite, the model or the settings do not fit.
-        NetworkError: nobody answered, or not in time.
+        ConfigError: the invite, the model or the settings are invalid.
+        NetworkError: no peer answered in time.
     """
     plan = joiner_plan(invite, model, optimizer, settings=settings, state=state, until_round=until_round)
     return start(plan, wait=wait, timeout=timeout, on_event=on_event)
@@ -162,22 +161,22 @@ def found(
     until_round: int | None = None,
     on_event: OnEvent | None = None,
 ) -> Swarm:
-    """Found the run of a run file; it starts from what the model holds now. Started again, it goes on.
+    """Found the run of a run file, starting from the model's current parameters. After a restart, continue the run.
 
     Args:
-        run: the file that `new_run` wrote, its key beside it.
+        run: the file that `new_run` wrote, with its key next to it.
         model, optimizer, settings, state, until_round, on_event: as for `join`.
     Raises:
-        ConfigError: the run file, its key, the model or the settings do not fit.
+        ConfigError: the run file, its key, the model or the settings are invalid.
     """
     plan = founder_plan(run, model, optimizer, settings=settings, state=state, until_round=until_round)
     return start(plan, on_event=on_event)
 
 
 class Swarm:
-    """One peer of a run, seen from the loop that trains its model. Made by `join` and `found`.
+    """One peer of a run, controlled from a training loop. Created by `join` and `found`.
 
-    Call its methods from the thread that steps the model. `leave` and `status` may be called from any thread.
+    Call its methods from the training thread. `leave` and `status` may be called from any thread.
     """
 
     def __init__(self, plan: PeerPlan, on_event: OnEvent | None, run_to_end: RunToEnd) -> None:
@@ -202,24 +201,24 @@ class Swarm:
 
     @property
     def ready(self) -> bool:
-        """Whether the model holds the run's state and this peer takes part."""
+        """Whether the model holds the run's state and this peer is running."""
         state = self._own.state
         is_known = bool(self.status.run) and not self._ended.is_set()
         return is_known and state is not None and state.begin()
 
     def step(self, tokens: int, loss: float | None = None) -> bool:
-        """Count what was trained, bring the model up to date, and hand over what is due. Never waits for the network.
+        """Count a training step, update the model, and contribute if a round asks for it. Never waits for the network.
 
-        Call it once after each `optimizer.step()`. Between two steps of the optimiser, while gradients accumulate, it
-        only adds tokens.
+        Call it once after each `optimizer.step()`. While gradients accumulate between two optimiser steps, it only
+        counts tokens.
 
         Args:
-            tokens: trained on since the last call.
-            loss: of the step, for others to see.
+            tokens: tokens trained on since the last call.
+            loss: loss of the step, published to other peers.
         Returns:
-            Whether to go on; False once the run is over or this peer has left.
+            Whether to continue; False once the run is over or this peer has left.
         Raises:
-            P2PDilocoError: what the caller must know, such as a full disk.
+            P2PDilocoError: the peer has failed, for example because of a full disk.
         """
         began = time.perf_counter()
         if self._ended.is_set():
@@ -235,7 +234,7 @@ class Swarm:
 
     @contextmanager
     def anchor(self) -> Iterator[None]:
-        """Let the model hold the shared state inside the block, to evaluate or to save it; then its own again."""
+        """Load the shared state into the model for the block, to evaluate or save it; then restore the local state."""
         state = self._held()
         state.border()
         before = state.local.parameters.read_all()
@@ -247,9 +246,9 @@ class Swarm:
             state.local.parameters.load_flat(before)
 
     def save(self, path: str | Path) -> None:
-        """Write the shared model to a new file of safetensors, by the names of the model's `state_dict`.
+        """Write the shared model to a new safetensors file, with the names of the model's `state_dict`.
 
-        Frozen tensors and buffers are in it, as this model holds them. So does `export`; both work after the end too.
+        The file includes this model's frozen tensors and buffers. `save` and `export` also work after the end.
 
         Raises:
             ConfigError: the file exists.
@@ -258,40 +257,40 @@ class Swarm:
         write_new_file(Path(path), own_tensors(*self._shared()), mode=0o666)
 
     def export(self, folder: str | Path) -> None:
-        """Write the shared model to a new folder: what `save` writes, and a model card that tells of the run.
+        """Write the shared model to a new folder: the file that `save` writes, and a model card.
 
         Raises:
-            ConfigError: the folder is not new.
+            ConfigError: the folder exists.
             StateError: as for `save`.
         """
         check_new_folder(Path(folder))
         write_new_folder(Path(folder), own_files(*self._shared(), is_whole=True))
 
-    # -- what can be seen
+    # -- status
 
     @property
     def status(self) -> PeerStatus:
-        """The latest status, updated about once a second; the same that `p2p-diloco status` shows."""
+        """The latest status, updated about once a second; the same as `p2p-diloco status` shows."""
         return self._observer.latest
 
     @property
     def invite(self) -> str:
-        """The line that joins this run; empty while nobody could use it."""
+        """The invite of this run; empty while it is not usable."""
         return self.status.invite or self._observer.invite
 
     @property
     def step_seconds(self) -> float:
-        """Seconds that a call of `step` takes, the mean of the last ones."""
+        """Mean duration of recent calls of `step`, in seconds."""
         return fmean(self._step_seconds) if self._step_seconds else 0.0
 
     @property
     def progress(self) -> float:
-        """The share of the planned cycles that the run has completed, 0 to 1, for learning-rate schedules."""
+        """Completed share of the planned cycles, 0 to 1, for learning-rate schedules."""
         return self._held().fraction
 
     @property
     def seed(self) -> int:
-        """A number of this start of this peer, for drawing its own data."""
+        """A seed unique to this start of this peer, for sampling its own data."""
         self._held()
         status = self.status
         said = f"{status.run} {status.peer} {status.incarnation}"
@@ -300,9 +299,9 @@ class Swarm:
     # -- leaving
 
     def leave(self) -> None:
-        """Finish the round, say good-bye, save and go; at most some 15 seconds. Ctrl-C meanwhile goes at once."""
+        """Finish the round, announce the leave, save and end, in at most about 15 seconds. Ctrl-C ends it at once."""
         if os.getpid() != self._process:
-            return  # a forked child has none of this
+            return  # a forked child has no peer
         try:
             self._ask(lambda stop: stop.leave())
             if not self._join(LEAVE_SECONDS):
@@ -325,14 +324,14 @@ class Swarm:
         if kind is None:
             self._raise_failure()
 
-    # -- inside
+    # -- internal
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Wait until the model holds the run's state.
 
         Raises:
-            NetworkError: that took longer than `timeout` seconds.
-            P2PDilocoError: why it will not.
+            NetworkError: it took longer than `timeout` seconds.
+            P2PDilocoError: the peer has failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.ready:
@@ -341,12 +340,12 @@ class Swarm:
                 raise StateError("the run was over before this peer held its state")
             if deadline is not None and time.monotonic() > deadline:
                 raise NetworkError(
-                    f"the run's state did not come within {timeout:g} s ({self.status.phase}); wait longer, or see "
+                    f"the run's state did not arrive within {timeout:g} s ({self.status.phase}); wait longer, or see "
                     f"{self._plan.settings.state_directory / 'events.jsonl'} for what happened"
                 )
 
     def _shared(self) -> tuple[dict[str, Tensor], Provenance]:
-        """Return all tensors with the shared state in them, and where that comes from."""
+        """Return all tensors with the shared state, and their provenance."""
         state, status = self._held(), self.status
         with self.anchor():
             tensors = self._own.tensors()
@@ -392,11 +391,11 @@ class Swarm:
         if loop is not None and stop is not None and not self._ended.is_set():
             try:
                 loop.call_soon_threadsafe(call, stop)
-            except RuntimeError:  # it has just ended
+            except RuntimeError:  # the loop has just ended
                 return
 
     def _join(self, seconds: float) -> bool:
-        """Wait for the end of the peer; return whether it came in time."""
+        """Wait for the peer to end; return whether it did in time."""
         return self._ended.wait(seconds)
 
     def _raise_failure(self) -> None:
@@ -413,7 +412,7 @@ def joiner_plan(
     state: OwnState,
     until_round: int | None,
 ) -> PeerPlan:
-    """Return what `join` asks of a peer; the model takes part from here on."""
+    """Return the peer plan of `join`; from here on the model counts as in a run."""
     own_settings, parsed = _settings_of(settings), parse_invite(invite)
     return PeerPlan(
         settings=own_settings,
@@ -432,7 +431,7 @@ def founder_plan(
     state: OwnState,
     until_round: int | None,
 ) -> PeerPlan:
-    """Return what `found` asks of a peer; the model takes part from here on."""
+    """Return the peer plan of `found`; from here on the model counts as in a run."""
     path = Path(run)
     key = read_key_file(path.with_name(KEY_FILE))
     signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
@@ -452,10 +451,10 @@ def start(
     on_event: OnEvent | None = None,
     run_to_end: RunToEnd = uvloop.run,
 ) -> Swarm:
-    """Start a peer in a thread of its own; see `join`.
+    """Start a peer in a separate thread; see `join`.
 
     Args:
-        run_to_end: runs the peer and returns when it has ended, called in that thread.
+        run_to_end: runs the peer until its end; called in that thread.
     """
     swarm = Swarm(plan, on_event, run_to_end)
     try:
@@ -475,7 +474,7 @@ class _Observer:
         self.invite = ""
         self._folder = folder
         self._on_event = on_event
-        # A slow disk must not hold the event loop.
+        # A slow disk must not block the event loop.
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
 
     def close(self) -> None:
@@ -483,16 +482,16 @@ class _Observer:
         self._files.shutdown()
 
     def listening(self, invite: str, *, own_model: bool) -> None:
-        """Keep the invite of a founded run."""
+        """Store the invite of a founded run."""
         self.invite = invite
 
     def status(self, status: PeerStatus) -> None:
-        """Keep how things stand."""
+        """Store and write the status."""
         self.latest = status
         self._keep(lambda: write_status(self._folder, status))
 
     def event(self, event: PeerEvent) -> None:
-        """Pass an event on."""
+        """Log an event and pass it on."""
         event = replace(event, text=flags_as_keys(event.text))
         logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, event_line(event))
         self._keep(lambda: append_event(self._folder, event))
@@ -503,7 +502,7 @@ class _Observer:
                 logger.exception("on_event failed")
 
     def _keep(self, write: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # it is closed: a thread of the peer had something to say after the end
+        with suppress(RuntimeError):  # closed: a thread of the peer reported something after the end
             self._files.submit(_warned, write)
 
 
@@ -515,10 +514,10 @@ def _warned(write: Callable[[], None]) -> None:
 
 
 def _leave_at_exit(swarm: Swarm) -> None:
-    """Have a swarm leave when the interpreter ends, if it has not left by then.
+    """Make a swarm leave when the interpreter exits, if it has not left by then.
 
-    `atexit` would be too late: executors take no work any more then, and leaving needs them to save. What is registered
-    here runs before they end, for they were registered first.
+    `atexit` would be too late, because executors accept no work then, and leaving needs them to save. This callback
+    runs before they shut down, because theirs were registered earlier.
     """
     found = weakref.ref(swarm)
 
@@ -530,7 +529,7 @@ def _leave_at_exit(swarm: Swarm) -> None:
 
 
 def _settings_of(settings: AnySettings) -> PeerSettings:
-    """Return the settings; the program may change its working directory later, and the peer stays where it is."""
+    """Return the settings, with an absolute state directory, since the program may change its working directory."""
     own = settings if isinstance(settings, PeerSettings) else load_settings(flags=settings, flags_source="settings")
     return own.model_copy(update={"state_directory": own.state_directory.absolute()})
 

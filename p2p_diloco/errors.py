@@ -1,50 +1,50 @@
-"""Errors, named by who must act. Each text says what happened with numbers, what was expected and what to do."""
+"""Errors, named by who must act. Each text gives what happened with numbers, what was expected and what to do."""
 
 from __future__ import annotations
 
 
 class P2PDilocoError(Exception):
-    """Root of all errors that this project raises on purpose."""
+    """Base class of all errors that this project raises deliberately."""
 
     exit_code = 1
 
 
 class ConfigError(P2PDilocoError):
-    """You must act: a flag, a file, an invite or the surroundings are wrong."""
+    """You must act: a flag, a file, an invite or the environment is wrong."""
 
     exit_code = 2
 
 
 class NetworkError(P2PDilocoError):
-    """You must act: the network, the bootstrap peers or the local port do not do what is needed."""
+    """You must act: there is a problem with the network, the bootstrap peers or the local port."""
 
     exit_code = 3
 
 
 class StateError(P2PDilocoError):
-    """This peer must catch up or its disk needs care; nothing agreed is lost."""
+    """This peer must catch up, or its disk needs attention; no agreed state is lost."""
 
     exit_code = 4
 
 
 class PeerError(P2PDilocoError):
-    """That peer misbehaved or is gone; its contribution is dropped and the round goes on."""
+    """Another peer misbehaved or is gone; its contribution is dropped and the round continues."""
 
     exit_code = 5
 
 
 class RoundError(P2PDilocoError):
-    """Nobody must act: this round has no result for a span; the next one comes."""
+    """Nobody must act: this round has no result for a span; the next round follows."""
 
     exit_code = 6
 
 
 class FrameError(PeerError):
-    """Bytes from a peer are too long, too short, malformed or hold numbers that are not finite."""
+    """Bytes from a peer are too long, too short, malformed or contain non-finite numbers."""
 
 
 class NotInRun(PeerError):
-    """A peer answers, but does not take part in the run that it was asked about."""
+    """A peer answered, but is not in the requested run."""
 
 
 class NonFiniteUpdate(RoundError):
@@ -67,7 +67,7 @@ _UNSEEN = frozenset(
         ),
     )
 )
-"""Controls, line breaks, marks that turn the direction of what follows or have no width, and halves of characters."""
+"""Control characters, line breaks, bidirectional and zero-width marks, and surrogates."""
 
 
 def has_unseen(text: str) -> bool:
@@ -76,6 +76,6 @@ def has_unseen(text: str) -> bool:
 
 
 def clean_text(text: str, most: int = MOST_TEXT) -> str:
-    """Return what a peer sent as people may see it: on one line, without control characters, at most so long."""
+    """Make text from a peer safe to display: one line, without control characters, at most `most` characters."""
     cut = text if len(text) <= most else f"{text[: most - 1]}…"
     return "".join("?" if character in _UNSEEN else character for character in cut) if has_unseen(cut) else cut

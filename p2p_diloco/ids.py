@@ -1,7 +1,7 @@
-"""Words shared by all rooms: who, what and where.
+"""Identifiers shared by all packages: peers, digests, spans and log positions.
 
-A peer is its Ed25519 public key. libp2p's textual peer id of such a key is a plain wrapping of those 32 bytes, so
-one value serves the wire, the signatures and what people read.
+A peer is identified by its Ed25519 public key. libp2p's textual peer id is an encoding of those 32 bytes, so the same
+value is used on the wire, for signatures and in texts.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _LIBP2P_ED25519_PREFIX = bytes.fromhex("002408011220")
 
 
 class SpanId(NamedTuple):
-    """Names one span: the fragment's index in the run and the span's index in the fragment."""
+    """Identifies a span: the fragment's index in the run and the span's index in the fragment."""
 
     fragment: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks a span for
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used for spans
 
     def __str__(self) -> str:
         return f"fragment {self.fragment} span {self.index}"
 
 
 def sha256(*parts: bytes | memoryview) -> Digest:
-    """Hash the concatenation of `parts`: what is short, and what people may want to check with tools that they have."""
+    """Hash the concatenation of `parts` with SHA-256: for short inputs, and for what users may check themselves."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(part)
@@ -48,9 +48,9 @@ def sha256(*parts: bytes | memoryview) -> Digest:
 
 
 def blake3_of(*parts: bytes | memoryview) -> Digest:
-    """Hash the concatenation of `parts`: vectors, encoded or not.
+    """Hash the concatenation of `parts` with BLAKE3: for vectors, encoded or not.
 
-    As strong as SHA-256 and, on long inputs, several times as fast even where the processor has instructions for that.
+    As strong as SHA-256 and, on long inputs, several times as fast even on processors with SHA instructions.
     Source: BLAKE3, https://github.com/BLAKE3-team/BLAKE3-specs.
     """
     hasher = blake3()
@@ -66,16 +66,16 @@ def format_peer_id(peer: PeerId) -> str:
 
 
 def short_peer_id(peer: PeerId) -> str:
-    """Return a form for people and logs, `12D3..9fQ4`: the last characters tell peers apart."""
+    """Return a short form for people and logs, `12D3..9fQ4`; the last characters distinguish peers."""
     text = format_peer_id(peer)
     return f"{text[:4]}..{text[-4:]}"
 
 
 def parse_peer_id(text: str) -> PeerId:
-    """Read libp2p's textual form of an Ed25519 peer id.
+    """Parse libp2p's textual form of an Ed25519 peer id.
 
     Raises:
-        ConfigError: `text` is not base58 or names a key of another kind.
+        ConfigError: `text` is not base58 or is not an Ed25519 key.
     """
     try:
         raw = base58.b58decode(text)

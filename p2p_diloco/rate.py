@@ -1,4 +1,4 @@
-"""Numbers as people write them: rates of a line like `20mbit`, parameters like `100M`, counts like `1 peer`."""
+"""Parse and format numbers: bit rates like `20mbit`, parameters like `100M`, counts like `1 peer`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from p2p_diloco.errors import ConfigError
 
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
-"""Bits per second; powers of ten, as lines are sold."""
+"""Bits per second; powers of ten, as usual for network rates."""
 _COUNTS = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
 def parse_rate(text: str, name: str) -> float:
-    """Read `2gbit`, `20mbit`, `500kbit`, each also with `/s`; a number without a unit is refused.
+    """Parse `2gbit`, `20mbit`, `500kbit`, optionally with `/s`; a number without a unit is refused.
 
     Args:
-        name: of what is read, for the error.
+        name: name of the value, for the error.
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a rate.
     """
     word = text.strip().lower().removesuffix("/s")
     unit = next((unit for unit in _BITS if word.endswith(unit)), "")
@@ -33,7 +33,7 @@ def parse_rate(text: str, name: str) -> float:
 
 
 def check_count(count: int, name: str) -> None:
-    """Refuse a count of what there must be one of.
+    """Refuse a count below 1.
 
     Raises:
         ConfigError: it is below 1.
@@ -43,25 +43,25 @@ def check_count(count: int, name: str) -> None:
 
 
 def check_positive(value: float, name: str, example: str) -> None:
-    """Refuse what is no finite number above 0.
+    """Refuse a value that is not finite or not above 0.
 
     Args:
-        name: of the value, as its user writes it.
-        example: a value that would do.
+        name: name of the value, as the user writes it.
+        example: an example of a valid value.
     Raises:
-        ConfigError: it is none.
+        ConfigError: the value is invalid.
     """
     if not (math.isfinite(value) and value > 0.0):
         raise ConfigError(f"{name} is {value:g}; expected more than 0, such as {example}")
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 peer`, `2 peers`; where there is none of it, `no peers`."""
+    """Return `1 peer`, `2 peers`, `no peers`."""
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
 def format_part(part: int, whole: int, noun: str = "") -> str:
-    """Return `3 of 4 members`, `1 of 1 member`, without a noun `3 of 4`; never more than there are."""
+    """Return `3 of 4 members`, `1 of 1 member`, or without a noun `3 of 4`; `part` is capped at `whole`."""
     return f"{min(part, whole)} of {counted(whole, noun) if noun else whole}"
 
 
@@ -74,10 +74,10 @@ def format_rate(bits_per_second: float) -> str:
 
 
 def count_named(text: str) -> int:
-    """Read `100M` or `100000000`.
+    """Parse `100M` or `100000000`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is not a count, or below 1M.
     """
     word = text.strip().lower()
     unit = _COUNTS.get(word[-1:], 1)

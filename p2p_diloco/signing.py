@@ -1,4 +1,4 @@
-"""Ed25519 signatures: the identity of a peer is the key that checks its word."""
+"""Ed25519 signatures: a peer's id is the public key that verifies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIVATE_KEY_BYTES = 32
 
 
 class SigningKey:
-    """A private key that knows its peer id. Signing is deterministic (RFC 8032), so pure rooms may use it."""
+    """A private key with its peer id. Signing is deterministic (RFC 8032), so pure code may use it."""
 
     __slots__ = ("_private", "peer")
 
@@ -32,7 +32,7 @@ class SigningKey:
 
 
 def is_signed_by(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """Return whether `signature` is `peer`'s over `statement`; False for anything malformed."""
+    """Return whether `signature` is a valid signature of `statement` by `peer`; False for malformed input."""
     try:
         _public_key(peer).verify(signature, statement)
     except (InvalidSignature, ValueError):
@@ -42,5 +42,5 @@ def is_signed_by(peer: PeerId, statement: bytes, signature: bytes) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _public_key(peer: PeerId) -> Ed25519PublicKey:
-    """Return a peer's key: to unpack it takes a quarter as long as to check a signature."""
+    """Return a peer's key; cached, because unpacking takes a quarter of the time of a verification."""
     return Ed25519PublicKey.from_public_bytes(peer)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three or so digits and a unit; a dash where there is nothing to say."""
+"""Format numbers for people: about three digits and a unit, or a dash for a missing value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_loss(value: float | None) -> str:
 
 
 def format_share(value: float | None) -> str:
-    """Return a share of a whole as a percentage with one decimal; never more than the whole."""
+    """Return a share as a percentage with one decimal, at most 100 %."""
     return NOTHING if value is None or not math.isfinite(value) else f"{100 * min(value, 1.0):.1f} %"
 
 
@@ -40,7 +40,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def short_peer(text: str) -> str:
-    """Return a peer's text id as `12D3..9fQ4`; the last characters tell peers apart."""
+    """Shorten a peer's text id to `12D3..9fQ4`; the last characters distinguish peers."""
     return text if len(text) <= 10 else f"{text[:4]}..{text[-4:]}"
 
 

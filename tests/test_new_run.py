@@ -45,7 +45,7 @@ def test_a_model_of_few_tensors_gets_no_more_fragments_than_that(tmp_path: Path)
 
 
 def test_what_no_peer_could_run_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot deal 2 tensors into 3 fragments; choose at most 2 fragments"):
+    with pytest.raises(ConfigError, match="cannot split 2 tensors into 3 fragments; choose at most 2 fragments"):
         p2p_diloco.new_run(tmp_path / "run.toml", nn.Linear(4, 4), rounds={"fragments": 3})
     with pytest.raises(ConfigError, match=r"there is no folder .*/nowhere for run\.toml; create it"):
         p2p_diloco.new_run(tmp_path / "nowhere" / "run.toml", model())
@@ -61,7 +61,7 @@ def test_a_key_that_is_there_signs_and_one_that_cannot_is_refused(tmp_path: Path
 
 
 def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="islands and uplink say nothing without step_seconds"):
+    with pytest.raises(ConfigError, match="islands and uplink have no effect without step_seconds"):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")
     assert list(tmp_path.iterdir()) == []
 

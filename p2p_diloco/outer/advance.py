@@ -1,8 +1,8 @@
-"""One island's span, from event to event: contribute, absorb an entry, be replaced.
+"""The events of one island's span: contribute, absorb an entry, replace the span.
 
-The trainer calls one function per event and span and gets everything that changed. θ moves only together with φ and the
-list in flight, so no contribution can be resolved twice or forgotten. What every function keeps, but where its text
-says otherwise, is the residual φ − θ − Σ in-flight: what the island knows and nobody was told.
+The trainer calls one function per event and span, which returns everything that changed. θ changes only together with
+φ and the list in flight, so no contribution can be resolved twice or lost. Unless noted otherwise, every function
+preserves the residual φ − θ − Σ in-flight: what the island has learnt but not sent.
 
 Legend: N = elements of one span.
 """
@@ -26,11 +26,11 @@ from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 
 RADIUS_FACTOR = 2.0
-"""κ: a sender clips its contribution to this many times the last published radius."""
+"""κ: a contribution is clipped to this multiple of the last published radius."""
 
 
 class SpanAdvance(NamedTuple):
-    """A span after an event: what is agreed, what is in flight, and the θ to write back (fresh unless it says so)."""
+    """A span after an event: agreed state, contributions in flight, and the θ to write back (new unless noted)."""
 
     state: SpanState
     in_flight: InFlight
@@ -39,13 +39,13 @@ class SpanAdvance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedContribution:
-    """A pseudo-gradient that is ready to be encoded.
+    """A pseudo-gradient ready for encoding.
 
     Attributes:
-        round: the round that it is for.
+        round: round of the contribution.
         delta_N: Δ after clipping, float32, shape (N,).
-        norm: Euclidean norm of Δ before clipping; travels with the contribution and makes the next radius.
-        limit: largest norm that reducers take.
+        norm: Euclidean norm of Δ before clipping; it is sent along and determines the next radius.
+        limit: largest norm that reducers accept.
     """
 
     round: int
@@ -57,47 +57,47 @@ class PreparedContribution:
 def prepare_contribution(
     state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int, max_norm_ratio: float = RADIUS_FACTOR
 ) -> PreparedContribution:
-    """Take the pseudo-gradient of a span for a round and clip it to κ × the last published radius.
+    """Compute the pseudo-gradient of a span for a round and clip it to κ × the last published radius.
 
-    Changes nothing; once it is encoded, tell `record_contribution` what it decodes to.
+    Changes nothing; after encoding, pass the decoded values to `record_contribution`.
 
     Args:
-        state: the span as agreed.
-        in_flight: what was sent and is unresolved.
+        state: the agreed state of the span.
+        in_flight: unresolved contributions.
         local_N: snapshot of θ, float32, shape (N,). Not changed.
-        round_index: the round that has begun.
+        round_index: the current round.
         max_norm_ratio: κ, from the manifest.
     Raises:
-        RoundError: an entry of that round or a later one is held, or such a contribution is in flight: skip the round.
+        RoundError: the span has an entry or a contribution in flight of that round or a later one: skip the round.
         NonFiniteUpdate: θ holds a NaN or an infinity (the island diverged).
     """
     newest = max((state.head.round, *in_flight.rounds))
     if round_index <= newest:
-        raise RoundError(f"round {round_index} is settled: the span stands at round {newest}; wait for the next one")
+        raise RoundError(f"round {round_index} is over: the span is at round {newest}; wait for the next one")
     limit = norm_limit(state, max_norm_ratio)
     delta_N, norm = clip_to_norm(pseudo_gradient(state.anchor_N, local_N, in_flight.vectors), limit)
     if not math.isfinite(norm):
         raise NonFiniteUpdate(
-            f"local parameters are not finite in a span of {state.elements} elements; nothing is contributed to round "
-            f"{round_index}; a lower inner learning rate may help"
+            f"local parameters are not finite in a span of {state.elements} elements; skipping round {round_index}; "
+            "a lower inner learning rate may help"
         )
     return PreparedContribution(round=round_index, delta_N=delta_N, norm=norm, limit=limit)
 
 
 def norm_limit(state: SpanState, max_norm_ratio: float) -> float:
-    """Return the largest norm that reducers take of a contribution."""
+    """Return the largest norm of a contribution that reducers accept."""
     return max_norm_ratio * state.head.radius
 
 
 def shrink_contribution(prepared: PreparedContribution, encoded_norm: float) -> PreparedContribution:
-    """Shrink a contribution whose *encoding* is longer than the limit; the same object when it is not.
+    """Shrink a contribution whose *encoding* is longer than the limit; otherwise return the same object.
 
-    Rounding to a few bits lengthens a vector by a little, and reducers look at the encoded norm. Encode again until the
-    same object comes back: once or twice.
+    Rounding to a few bits lengthens a vector slightly, and reducers check the encoded norm. Encode again until the same
+    object is returned, which takes one or two attempts.
 
     Args:
-        prepared: what was encoded.
-        encoded_norm: Euclidean norm of what it decodes to.
+        prepared: the encoded contribution.
+        encoded_norm: Euclidean norm of its decoded values.
     """
     if encoded_norm <= prepared.limit:
         return prepared
@@ -114,21 +114,21 @@ def record_contribution(
     sent: Vector | Sent,
     max_in_flight: int = MAX_IN_FLIGHT,
 ) -> SpanAdvance:
-    """Remember what was sent; with more than `max_in_flight` under way the oldest count as if included.
+    """Add a sent contribution to the list in flight; beyond `max_in_flight`, the oldest count as included.
 
-    The residual falls by c, to what was not sent: the codec's error, what was clipped, steps since the snapshot.
+    The residual decreases by c, to what was not sent: codec error, clipped part, steps since the snapshot.
 
     Args:
-        state: the span as agreed; returned as it is.
-        in_flight: what was sent before.
-        local_N: θ now. Not changed.
-        round_index: the contribution's round.
-        sent: c, as it was sent or as everybody decodes it; handed over.
+        state: the agreed state of the span; returned unchanged.
+        in_flight: earlier contributions.
+        local_N: current θ. Not changed.
+        round_index: round of the contribution.
+        sent: c, encoded or decoded; ownership is transferred.
         max_in_flight: limit of the list, from the manifest.
     Returns:
-        The span with c in flight; `local_N` is the very array given unless something overflowed.
+        The span with c in flight; `local_N` is the same array unless something overflowed.
     Raises:
-        RoundError: that round or a later one is in flight already.
+        RoundError: a contribution of that round or a later one is already in flight.
     """
     remaining, surplus = in_flight.with_contribution(round_index, sent).overflow(max_in_flight)
     for overflowed_N in surplus:
@@ -147,23 +147,23 @@ def advance_span(
     outer_rule: OuterRule,
     merge_rule: MergeRule,
 ) -> SpanAdvance:
-    """Absorb a valid entry: outer step, resolve our contribution of its round, merge. Whole or not at all.
+    """Absorb a valid entry atomically: outer step, resolve our contribution of its round, merge.
 
-    With `keep` and `late = drop` the residual stays, but for contributions of skipped rounds: they are void, leave the
-    list, stay in θ and so return to the residual. With `blend` the residual against φ_new is multiplied by alpha.
+    With `keep` and `late = drop` the residual is preserved, except for contributions of skipped rounds: they leave the
+    list, stay in θ, and so return to the residual. With `blend` the residual against φ_new is multiplied by alpha.
 
     Args:
         state: the entry's parent.
-        in_flight: what was sent and is unresolved.
-        local_N: θ now, float32, shape (N,). Not changed.
-        entry: what the head takes from the entry.
+        in_flight: unresolved contributions.
+        local_N: current θ, float32, shape (N,). Not changed.
+        entry: the entry's values for the head.
         update_N: the decoded entry. Not changed.
-        own_included: whether the entry counts this island in.
+        own_included: whether the entry includes this island's contribution.
         outer_rule: from the manifest.
         merge_rule: from the manifest.
     Raises:
-        StateError: the entry's round or length does not fit the span.
-        NonFiniteUpdate: the update or the step along it is not finite; the span is void.
+        StateError: the entry's round or length does not match the span.
+        NonFiniteUpdate: the update or the step along it is not finite; the span is skipped.
     """
     advanced = absorb(state, entry=entry, update_N=update_N, rule=outer_rule)
     return follow_entry(state, in_flight, local_N, advanced=advanced, own_included=own_included, merge_rule=merge_rule)
@@ -178,16 +178,16 @@ def follow_entry(
     own_included: bool,
     merge_rule: MergeRule,
 ) -> SpanAdvance:
-    """Let θ and the list in flight follow an entry that is absorbed already: the second half of `advance_span`.
+    """Apply an already absorbed entry to θ and the list in flight: the second half of `advance_span`.
 
-    For whoever shares the absorbed state between many islands, as the experiments of `research/` do.
+    Used where many islands share the absorbed state, as in the experiments of `research/`.
 
     Args:
         state: the entry's parent.
-        in_flight: what was sent and is unresolved.
-        local_N: θ now, float32, shape (N,). Not changed.
-        advanced: the span after the entry; its head tells the entry's round.
-        own_included: whether the entry counts this island in.
+        in_flight: unresolved contributions.
+        local_N: current θ, float32, shape (N,). Not changed.
+        advanced: the span after the entry; its head has the entry's round.
+        own_included: whether the entry includes this island's contribution.
         merge_rule: from the manifest.
     """
     remaining, resolved_N = in_flight.resolve(advanced.head.round)
@@ -198,23 +198,23 @@ def follow_entry(
 def replace_span(
     state: SpanState, in_flight: InFlight, local_N: Vector, *, replacement: SpanState, merge_rule: MergeRule
 ) -> SpanAdvance:
-    """Replace a span by a transfer or an adoption; all that is in flight counts as if included.
+    """Replace a span by a transfer or an adoption; all contributions in flight count as included.
 
-    Which of it the replacement really holds cannot be known. Taking all of it out of θ loses at most what was not
-    included; leaving it there would count the rest twice. With `keep` θ moves by φ_new − φ_old + Σ c and the residual
-    stays; with `blend` φ_new is taken to hold the contributions, and the list is just emptied.
+    It is unknown which of them the replacement includes. Removing all from θ loses at most those not included; keeping
+    them would count the others twice. With `keep`, θ moves by φ_new − φ_old + Σ c and the residual is preserved; with
+    `blend`, φ_new is assumed to include the contributions, and the list is emptied.
 
     Args:
-        state: the span as it was.
-        in_flight: what was sent and is unresolved.
-        local_N: θ now. Not changed.
-        replacement: the span as others hold it, its digests checked.
+        state: the old span.
+        in_flight: unresolved contributions.
+        local_N: current θ. Not changed.
+        replacement: the span from other peers, with verified digests.
         merge_rule: from the manifest.
     Raises:
         StateError: the replacement has another length.
     """
     if replacement.elements != state.elements:
-        raise StateError(f"replacement of {replacement.elements} elements does not fit a span of {state.elements}")
+        raise StateError(f"a replacement of {replacement.elements} elements does not match a span of {state.elements}")
     emptied, leaving = in_flight.cleared()
     merged_N = merge_local(local_N, state.anchor_N, replacement.anchor_N, _sum(leaving), True, merge_rule)
     return SpanAdvance(replacement, emptied, merged_N)

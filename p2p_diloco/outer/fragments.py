@@ -1,8 +1,8 @@
-"""Fragments and spans: which tensor, and which element, belongs to which unit of exchange.
+"""Fragments and spans: assign tensors and their elements to units of exchange.
 
 A fragment is a set of whole tensors and the unit of scheduling; a span is a slice of a fragment's flat vector on
-codec-block borders and the unit of ownership. Every peer derives both from the manifest alone, so both are arithmetic
-on sizes and names: no hashing order, no floats, no ties left to chance.
+codec-block borders and the unit of ownership. Every peer derives both from the manifest alone, so the computation is
+deterministic: integers only, no hash order, defined ties.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import pairwise
 from p2p_diloco.errors import ConfigError
 
 SHORT_SPAN, LARGEST_SPAN = 2_000_000, 4_000_000
-"""Elements. A span costs each peer some 3 ms whatever its length, a tenth of what the work on two million does."""
+"""In elements. A span has a fixed cost of about 3 ms per peer, a tenth of the work on two million elements."""
 MOST_SPANS = 2048
-"""Of a fragment; beyond, spans are longer than `LARGEST_SPAN`."""
+"""Maximum spans of a fragment; beyond that, spans are longer than `LARGEST_SPAN`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSlot:
-    """Where one tensor lies in its fragment's flat vector.
+    """Position of one tensor in its fragment's flat vector.
 
     Attributes:
         name: the tensor's name in the model.
@@ -35,7 +35,7 @@ class TensorSlot:
 
     @property
     def stop(self) -> int:
-        """Offset behind the tensor's last element."""
+        """Offset after the tensor's last element."""
         return self.start + self.elements
 
 
@@ -44,9 +44,9 @@ class Fragment:
     """A set of whole tensors that is exchanged in one round.
 
     Attributes:
-        index: which fragment of the run; it is due in rounds r with r mod P = index.
-        tensors: its tensors in model order, end to end from offset 0.
-        elements: their elements together.
+        index: index of the fragment in the run; it is due in rounds r with r mod P = index.
+        tensors: its tensors in model order, contiguous from offset 0.
+        elements: total number of elements.
     """
 
     index: int
@@ -55,19 +55,18 @@ class Fragment:
 
 
 def plan_fragments(sizes: Sequence[tuple[str, int]], num_fragments: int) -> tuple[Fragment, ...]:
-    """Deal whole tensors into balanced fragments, every tensor exactly once.
+    """Distribute whole tensors over balanced fragments, every tensor exactly once.
 
-    Greedy bin packing: the largest tensor left goes to the fragment that is smallest so far (Graham 1969: the largest
-    fragment is at most 4/3 of the best possible). Of equal tensors the earlier goes first, of equal fragments the lower
-    index takes it, so that all peers deal alike.
+    Greedy bin packing: the largest remaining tensor goes to the smallest fragment (Graham 1969: the largest fragment is
+    at most 4/3 of the optimum). Ties go to the earlier tensor and the lower fragment index, so that all peers agree.
 
     Args:
         sizes: (name, elements) of every tensor, in model order.
         num_fragments: P.
     Returns:
-        The fragments by index, none of them empty.
+        The fragments by index, none empty.
     Raises:
-        ConfigError: fewer tensors than fragments, an empty or a doubled tensor, or no fragment at all.
+        ConfigError: there are fewer tensors than fragments, a tensor is empty or duplicated, or `num_fragments` < 1.
     """
     _check_sizes(sizes, num_fragments)
     loads = [0] * num_fragments
@@ -82,14 +81,14 @@ def plan_fragments(sizes: Sequence[tuple[str, int]], num_fragments: int) -> tupl
 
 
 def plan_spans(elements: int, num_spans: int, block_elements: int) -> tuple[tuple[int, int], ...]:
-    """Cut a fragment's flat vector into spans on codec-block borders, every element exactly once.
+    """Split a fragment's flat vector into spans on codec-block borders, every element exactly once.
 
-    Spans differ by at most one block (the last block may be short). A fragment with fewer blocks than `num_spans` has
-    one span per block.
+    Span lengths differ by at most one block (the last block may be short). A fragment with fewer blocks than
+    `num_spans` has one span per block.
 
     Args:
         elements: length of the flat vector.
-        num_spans: spans wanted.
+        num_spans: desired number of spans.
         block_elements: elements per codec block; every border but the last stop is a multiple of it.
     Returns:
         (start, stop) of each span, in order.
@@ -98,7 +97,7 @@ def plan_spans(elements: int, num_spans: int, block_elements: int) -> tuple[tupl
     """
     for name, value in (("elements", elements), ("num_spans", num_spans), ("block_elements", block_elements)):
         if value < 1:
-            raise ConfigError(f"cannot cut spans with {name} = {value}; expected at least 1")
+            raise ConfigError(f"cannot plan spans with {name} = {value}; expected at least 1")
     num_blocks = -(-elements // block_elements)
     count = min(num_spans, num_blocks)
     borders = [index * num_blocks // count * block_elements for index in range(count)] + [elements]
@@ -106,13 +105,13 @@ def plan_spans(elements: int, num_spans: int, block_elements: int) -> tuple[tupl
 
 
 def suited_spans(elements: int, columns: int) -> int:
-    """Return into how many spans a fragment is best cut.
+    """Return the best number of spans for a fragment.
 
-    One for each peer of a row. Two where they are not short, so that a peer that comes or goes changes little of what
-    each reduces. More where they would be long, but never more than a manifest may ask for.
+    One per peer of a row; two if they are not short, so that a peer that joins or leaves changes little of what each
+    reduces. More if they would be long, up to the manifest's limit.
 
     Args:
-        elements: of the fragment.
+        elements: elements of the fragment.
         columns: peers of a row.
     """
     are_short = elements < 2 * columns * SHORT_SPAN
@@ -121,10 +120,10 @@ def suited_spans(elements: int, columns: int) -> int:
 
 def _check_sizes(sizes: Sequence[tuple[str, int]], num_fragments: int) -> None:
     if num_fragments < 1:
-        raise ConfigError(f"cannot deal tensors into {num_fragments} fragments; expected at least 1")
+        raise ConfigError(f"cannot split tensors into {num_fragments} fragments; expected at least 1")
     if num_fragments > len(sizes):
         raise ConfigError(
-            f"cannot deal {len(sizes)} tensors into {num_fragments} fragments; choose at most {len(sizes)} fragments"
+            f"cannot split {len(sizes)} tensors into {num_fragments} fragments; choose at most {len(sizes)} fragments"
         )
     names = set()
     for name, elements in sizes:

@@ -1,7 +1,6 @@
 """The weighted mean of contributions.
 
-Anyone who holds the contributions, the weights and the roster gets the same bits, so that a witness can check a
-reducer.
+The result is deterministic given contributions, weights and roster, so that a witness can check a reducer.
 
 Legend: N = elements of one span.
 """
@@ -18,9 +17,9 @@ from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, lo
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Return Σ wᵢ vᵢ / Σ wᵢ, summed in the order given (the roster's), multiply and add kept apart.
+    """Return Σ wᵢ vᵢ / Σ wᵢ, summed in the given order (the roster's), with separate multiply and add.
 
-    Weights are normalised in float64 and then rounded to float32, so that their size cannot overflow anything.
+    Weights are normalised in float64 and then rounded to float32, so that their magnitude cannot cause an overflow.
 
     Args:
         vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
@@ -28,7 +27,7 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
     Returns:
         The mean, freshly allocated.
     Raises:
-        RoundError: counts or lengths differ, a weight is negative or not finite, or all are zero.
+        RoundError: counts or lengths differ, a weight is negative or not finite, or all weights are zero.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
     """
     lengths = {len(vector_N) for vector_N in vectors}
@@ -43,7 +42,7 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
 
 
 def check_mean(mean_N: Vector, num_vectors: int) -> None:
-    """Check what somebody has added up.
+    """Check a computed mean.
 
     Raises:
         NonFiniteUpdate: it holds a NaN or an infinity.
@@ -69,10 +68,10 @@ def _add_up(vectors: Sequence[Vector], shares: Sequence[np.float32], mean_N: Vec
 
 
 def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
-    """Return what each vector of a mean is multiplied by: its weight over the sum of all.
+    """Return the normalised weight of each vector of a mean.
 
     Raises:
-        RoundError: there are no vectors or too few weights, one is negative or not finite, or all are zero.
+        RoundError: there are no vectors, the counts differ, a weight is negative or not finite, or all are zero.
     """
     if not num_vectors or num_vectors != len(weights):
         raise RoundError(f"cannot average {num_vectors} contributions with {len(weights)} weights")
@@ -81,7 +80,7 @@ def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
     largest = max(weights)
     if largest == 0.0:
         raise RoundError(f"all {len(weights)} contributions have weight 0; the span is skipped this round")
-    # A power of two scales exactly, and with it no sum of finite weights overflows.
+    # Scaling by a power of two is exact, and prevents overflow of the sum.
     scaled = [math.ldexp(weight, -math.frexp(largest)[1]) for weight in weights]
     total = math.fsum(scaled)
     return [np.float32(weight / total) for weight in scaled]

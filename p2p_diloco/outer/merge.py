@@ -1,8 +1,8 @@
-"""The merge: what an entry does to the parameters that the island trains.
+"""The merge: how an entry changes the parameters that the island trains.
 
-`keep` moves the local parameters along with the anchor and takes out what was sent, whether or not it was included:
-what was not sent (codec error, clipped part, steps since the snapshot) stays in θ and is part of the next Δ. There is
-no error-feedback buffer: the residual lives in the weights. `blend` mixes local and anchor; `overwrite` = `blend(0)`.
+`keep` moves the local parameters along with the anchor and removes what was sent, whether or not it was included: what
+was not sent (codec error, clipped part, steps since the snapshot) stays in θ and is part of the next Δ. There is no
+error-feedback buffer: the residual is in the weights. `blend` mixes local and anchor; `overwrite` = `blend(0)`.
 
 Legend: N = elements of one span.
 """
@@ -29,9 +29,9 @@ class MergeRule:
     Attributes:
         kind: `keep`, `blend` or `overwrite`.
         alpha: for `blend`, the *local* share (torchft's `fragment_update_alpha`); 0.0 with the other kinds.
-        late: for `keep`, what becomes of a contribution that its round's entry did not include: `drop` takes it out of
-            θ all the same, `keep` leaves it there although others moved, `shrink` leaves half of it (the latter two
-            only to be compared).
+        late: for `keep`, what happens to a contribution that its round's entry did not include: `drop` removes it from
+            θ anyway, `keep` leaves it there although others moved, `shrink` leaves half of it (the latter two only for
+            comparison).
     """
 
     kind: Literal["keep", "blend", "overwrite"] = "keep"
@@ -52,7 +52,7 @@ class MergeRule:
 
     @property
     def in_flight_share(self) -> float:
-        """What a merge multiplies the contributions by that are still in flight: 1 for `keep`, else alpha."""
+        """Factor by which a merge multiplies the contributions still in flight: 1 for `keep`, otherwise alpha."""
         return 1.0 if self.kind == "keep" else self.alpha
 
 
@@ -64,17 +64,17 @@ def merge_local(
     was_included: bool,
     rule: MergeRule,
 ) -> Vector:
-    """Let the local parameters follow the anchor by one entry (or by a replacement of the span).
+    """Move the local parameters along with the anchor by one entry (or by a replacement of the span).
 
-    `keep`: θ + (φ_new − φ_old) + c, so that φ − θ − Σ in-flight is what it was. `blend`: α θ + (1 − α) φ_new; the
-    caller multiplies what remains in flight by `rule.in_flight_share`.
+    `keep`: θ + (φ_new − φ_old) + c, so that φ − θ − Σ in-flight is unchanged. `blend`: α θ + (1 − α) φ_new; the caller
+    multiplies what remains in flight by `rule.in_flight_share`.
 
     Args:
         local_N: θ, float32, shape (N,). Not changed.
         anchor_before_N: φ before the entry. Not changed.
         anchor_after_N: φ after the entry. Not changed.
-        resolved_N: our whole decoded contribution of the entry's round; None when there is none in flight.
-        was_included: whether the entry counts us in.
+        resolved_N: our whole decoded contribution of the entry's round; None if there is none in flight.
+        was_included: whether the entry includes it.
         rule: from the manifest.
     Returns:
         The next θ, freshly allocated.
@@ -92,11 +92,11 @@ def merge_local(
         else:
             loops.follow_without(*three, read_only(leaving_N), merged_N)
         return merged_N
-    with np.errstate(over="ignore", invalid="ignore"):  # a θ that diverged is its island's affair, not this merge's
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged θ is handled by its island, not by the merge
         for block in iterate_blocks(len(local_N)):
             merged_B = merged_N[block]
             np.subtract(anchor_after_N[block], anchor_before_N[block], out=merged_B)
-            # Small to small first: c nearly cancels the anchor's move, so θ is rounded once, not twice.
+            # Add the small terms first: c nearly cancels the anchor's move, so θ is rounded only once.
             if leaving_N is not None:
                 np.add(merged_B, leaving_N[block], out=merged_B)
             np.add(local_N[block], merged_B, out=merged_B)
@@ -111,7 +111,7 @@ def _leaving(resolved_N: Vector | None, was_included: bool, rule: MergeRule) -> 
 
 def _blend(local_N: Vector, anchor_after_N: Vector, alpha: float) -> Vector:
     if alpha == 0.0:
-        return anchor_after_N.copy()  # not 0 · θ + φ: overwriting also heals a θ that is no longer finite
+        return anchor_after_N.copy()  # not 0 · θ + φ: overwriting also repairs a non-finite θ
     local_share, anchor_share = np.float32(alpha), np.float32(1.0 - alpha)
     merged_N = np.empty_like(local_N)
     for block in iterate_blocks(len(local_N)):

@@ -1,4 +1,4 @@
-"""The outer step: one Nesterov step of the anchor along the agreed update, the same bits on every machine.
+"""The outer step: one Nesterov step of the anchor along the agreed update, bitwise identical on every machine.
 
 Legend: N = elements of one span.
 """
@@ -39,9 +39,9 @@ class OuterRule:
 def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rule: OuterRule) -> tuple[Vector, Vector]:
     """Move the anchor one Nesterov step along the agreed update: m ← μ m + g; φ ← φ − η (g + μ m).
 
-    Peers given the same bytes must return the same bytes: float32 on the host, multiply and add kept apart (separate
-    NumPy calls cannot be fused into one multiply-add). What is too small for the agreed state becomes zero, so that a
-    thread that flushes subnormal numbers (`torch.set_flush_denormal`) ends with the same bytes; `kernels/bounds.py`.
+    Peers given the same bytes must return the same bytes: float32 on the host, with separate multiply and add (separate
+    NumPy calls cannot be fused into one multiply-add). Values too small for the agreed state become zero, so that a
+    thread that flushes subnormal numbers (`torch.set_flush_denormal`) gets the same bytes; see `kernels/bounds.py`.
 
     Args:
         anchor_N: the span as all peers hold it; float32, shape (N,). Not changed.
@@ -51,8 +51,8 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     Returns:
         The next anchor and momentum, freshly allocated.
     Raises:
-        NonFiniteUpdate: `update_N`, or the step along it, holds a NaN or an infinity. From a sound state and a decoded
-            update that cannot come about: the memory of one of them is damaged.
+        NonFiniteUpdate: `update_N`, or the step along it, holds a NaN or an infinity. This cannot happen with a sound
+            state and a decoded update, so the memory of one of them is damaged.
     Source: DiLoCo, arXiv 2311.08105, algorithm 1; Nesterov as in torch.optim.SGD. Momentum 0.5 instead of 0.9 for
         asynchrony.
     """
@@ -75,7 +75,7 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
             np.multiply(anchor_B, rate, out=anchor_B)
             np.subtract(anchor_N[block], anchor_B, out=anchor_B)
             zero_small(anchor_B)
-    # A g or m that is not finite makes φ so too (0 · inf is NaN), so one look at the result is enough.
+    # A non-finite g or m makes φ non-finite too (0 · inf is NaN), so checking the result is enough.
     if count_non_finite(next_anchor_N):
         raise NonFiniteUpdate(
             f"the update holds {count_non_finite(update_N)} and the step along it {count_non_finite(next_anchor_N)} "

@@ -1,4 +1,4 @@
-"""The pseudo-gradient: how far an island has come from the anchor, less what it has already sent.
+"""The pseudo-gradient: an island's distance from the anchor, less what it has already sent.
 
 Legend: N = elements of one span.
 """
@@ -11,23 +11,23 @@ import numpy as np
 
 from p2p_diloco.outer.vector import Vector, euclidean_norm, iterate_blocks, loops_for, read_only
 
-# Scaling rounds every element by up to 2⁻²⁴ of itself, and the factor by as much: this little less keeps the clipped
-# norm at or under the limit in spite of both.
+# Scaling rounds every element by up to 2⁻²⁴ of itself, and the factor likewise: this margin keeps the clipped norm
+# within the limit in spite of both.
 _CLIP_MARGIN = 1.0 - 2.0**-22
 
 
 def pseudo_gradient(anchor_N: Vector, local_N: Vector, in_flight: Sequence[Vector]) -> Vector:
-    """Return Δ = φ − θ − Σ in-flight c; a descent direction, so whoever applies it subtracts it.
+    """Return Δ = φ − θ − Σ in-flight c; a descent direction, to be subtracted.
 
-    What is in flight is still in θ but already sent. Sending it again would count it twice, and with an exchange longer
-    than a cycle the residual would oscillate or grow.
+    Contributions in flight are still in θ but already sent. Sending them again would count them twice, and with an
+    exchange longer than a cycle the residual would oscillate or grow.
 
     Args:
         anchor_N: φ, float32, shape (N,). Not changed.
         local_N: θ, same shape. Not changed.
-        in_flight: decoded contributions that no entry has resolved yet, in order of rounds. Not changed.
+        in_flight: unresolved decoded contributions, in order of rounds. Not changed.
     Returns:
-        Δ, freshly allocated. Non-finite where θ is.
+        Δ, freshly allocated. Not finite where θ is not.
     """
     delta_N = np.empty_like(anchor_N)
     loops = loops_for(anchor_N, local_N, *in_flight)
@@ -45,16 +45,16 @@ def pseudo_gradient(anchor_N: Vector, local_N: Vector, in_flight: Sequence[Vecto
 
 
 def clip_to_norm(delta_N: Vector, limit: float) -> tuple[Vector, float]:
-    """Shrink Δ to a norm of at most `limit`; its direction stays.
+    """Scale Δ to a norm of at most `limit`, keeping its direction.
 
-    What is cut off is not lost: it stays in θ and is part of the next Δ.
+    The clipped part is not lost: it stays in θ and is part of the next Δ.
 
     Args:
         delta_N: Δ, float32, shape (N,). Not changed.
         limit: largest Euclidean norm allowed; infinity for none.
     Returns:
-        The clipped Δ (the same array when it fits) and its norm before clipping; a norm that is not finite clips
-        nothing.
+        The clipped Δ (the same array if it is within the limit) and its norm before clipping; with a non-finite norm
+        nothing is clipped.
     """
     norm = euclidean_norm(delta_N)
     if not limit < norm < float("inf"):

@@ -1,16 +1,16 @@
-"""The radial mean: of each block of a span, directions and lengths are averaged apart.
+"""The radial mean: average directions and lengths separately, block by block.
 
-Contributions of many islands are nearly orthogonal, so that their mean is shorter than any of them, the more so the
-more there are: by sqrt(n) for n of them. A radial mean has the direction of the mean direction and the mean of the
-lengths, so that one outer rate suits few islands and many. What turns it is weight alone: who sends long vectors turns
-it no further than others, and who sends short ones no less. Where contributions agree less than orthogonal ones would,
-the length is not restored beyond what those lose: opposite ones cancel, as in a plain mean, and no noise is blown up.
+Contributions of many islands are nearly orthogonal, so their mean is shorter than each of them: by sqrt(n) for n
+islands. A radial mean has the direction of the mean direction and the mean of the lengths, so that the same outer rate
+suits few islands and many. Only the weights determine the influence on the direction: long vectors do not turn it
+further than short ones. If contributions agree less than orthogonal ones would, the length is restored only as much as
+for orthogonal ones: opposite contributions cancel, as in a plain mean, and noise is not amplified.
 
-A block is what the codecs give a scale to. Which blocks are radial follows from the model (`peer/run_plan.py`):
-rows of an embedding are rare, and their means are short because most islands have nothing to say.
+A block is the unit that has a codec scale. The model determines which blocks are radial (`peer/run_plan.py`): rows of
+an embedding are rare, and their means are short because most islands have no update for them.
 
-Source: Decoupled DiLoCo, arXiv 2604.21428, radial-directional averaging, there tensor by tensor; why by blocks, and the
-bound: docs/decisions/0022.
+Source: Decoupled DiLoCo, arXiv 2604.21428, radial-directional averaging, there tensor by tensor. For the reason for
+blocks, and the bound, see docs/decisions/0022.
 
 Legend: N = elements of one span, P = vectors, B = blocks of a span, K = 64 elements of a block.
 """
@@ -30,31 +30,31 @@ from p2p_diloco.outer.vector import Vector
 
 RADIAL_BLOCK = 64
 _CHUNK_BLOCKS = 512
-"""Of which copies of all vectors are made at a time."""
+"""Blocks processed at a time, of which all vectors are copied."""
 
 Part: TypeAlias = Callable[[slice], Vector]
-"""The elements of one vector that lie in a slice."""
+"""Returns the elements of one vector in a slice."""
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 """Shape (P, N)."""
 
 RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
-"""Which blocks of a span have a radial mean, shape (B,); the last block may be short."""
+"""Which blocks of a span use the radial mean, shape (B,); the last block may be short."""
 
 _Wide: TypeAlias = npt.NDArray[np.float64]
 
 
 def num_radial_blocks(elements: int) -> int:
-    """Return B of a span of so many elements."""
+    """Return the number of blocks B of a span."""
     return -(-elements // RADIAL_BLOCK)
 
 
 def mark_radial(start: int, stop: int, plain: Sequence[tuple[int, int]]) -> RadialBlocks:
-    """Return which blocks of a span are radial: those that hold no element of a plain range.
+    """Return which blocks of a span are radial: those without an element of a plain range.
 
     Args:
-        start, stop: where the span lies in its fragment.
-        plain: (start, stop) in the fragment, whose elements have a plain mean.
+        start, stop: position of the span in its fragment.
+        plain: (start, stop) in the fragment of elements with a plain mean.
     """
     is_radial_B = np.ones(num_radial_blocks(stop - start), dtype=np.bool_)
     for first, last in plain:
@@ -65,19 +65,19 @@ def mark_radial(start: int, stop: int, plain: Sequence[tuple[int, int]]) -> Radi
 
 
 def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
-    """Return the mean, radial in the blocks that are marked and plain in all others.
+    """Return the mean: radial in the marked blocks and plain in the others.
 
-    In float64, vector by vector in the order given; sums over a block are taken in one fixed order (`sums_of_blocks`),
-    so that whoever holds the same vectors and weights gets the same bits.
+    Computed in float64, vector by vector in the given order; sums over a block use a fixed order (`sums_of_blocks`), so
+    that the result is deterministic.
 
     Args:
         vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
         weights: one per vector, finite and not negative.
         is_radial_B: from `mark_radial`.
     Returns:
-        The mean, freshly allocated. No block that is marked is longer than the mean of its lengths.
+        The mean, freshly allocated. No marked block is longer than the mean of its lengths.
     Raises:
-        RoundError: as `weighted_mean`; or marks of another number of blocks.
+        RoundError: as `weighted_mean`, or the number of marks is wrong.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
     """
     lengths = {len(vector_N) for vector_N in vectors}
@@ -88,14 +88,14 @@ def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B
 
 
 def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
-    """Return what `radial_mean` does of vectors that need not be in memory as a whole.
+    """Return the same as `radial_mean` for vectors that need not be in memory as a whole.
 
     Args:
-        parts: give the elements of a slice, which begins at a block.
-        elements: of each vector.
+        parts: return the elements of a slice, which begins at a block.
+        elements: number of elements of each vector.
     """
     if len(is_radial_B) != num_radial_blocks(elements):
-        raise RoundError(f"{len(is_radial_B)} blocks are marked; a span of {elements} elements has others")
+        raise RoundError(f"got marks for {len(is_radial_B)} blocks; a span of {elements} elements has another number")
     shares_P = np.array(shares_of(weights, len(parts)), np.float32)
     mean_N = np.empty(elements, np.float32)
     for first in range(0, len(is_radial_B), _CHUNK_BLOCKS):
@@ -128,7 +128,7 @@ def _mean_by_numpy(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlo
 
 
 def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vector:
-    direction_BK = np.full(vectors_BK[0].shape, -0.0)  # to which anything may be added, and stay what it is
+    direction_BK = np.full(vectors_BK[0].shape, -0.0)  # -0.0 + x is x for every x, including -0.0
     radius_B, least_B = np.zeros(len(direction_BK)), np.zeros(len(direction_BK))
     for vector_BK, share in zip(vectors_BK, map(float, shares), strict=True):
         wide_BK = vector_BK.astype(np.float64)
@@ -144,9 +144,9 @@ def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vecto
 
 
 def sums_of_blocks(values_BK: _Wide) -> _Wide:
-    """Return the sum of each block: halves are added to each other until one number is left.
+    """Return the sum of each block by adding halves to each other until one number is left.
 
-    An order that NumPy and a compiled loop can both keep to, whatever registers they have.
+    NumPy and a compiled loop can both use this order on any hardware.
     """
     half = RADIAL_BLOCK // 2
     while half:

@@ -1,7 +1,7 @@
-"""A span's agreed state: anchor, momentum and where its log stands, with the digests that peers compare.
+"""A span's agreed state: anchor, momentum and log position, with the digests that peers compare.
 
-A chain digest says which entries were absorbed, a content digest what the bytes are. Peers with equal chain digests
-must have equal content digests; who differs has bad memory or a bug.
+A chain digest identifies the absorbed entries, a content digest the bytes. Peers with equal chain digests must have
+equal content digests; a difference means bad memory or a bug.
 
 Legend: N = elements of one span.
 """
@@ -22,7 +22,7 @@ from p2p_diloco.memory.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.vector import Vector, is_vector, loops_for, read_only, zero_small
 
-# Each kind of digest begins with a text of its own, so that none can pass for another.
+# Each kind of digest has its own prefix, so that one cannot be mistaken for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
 _STATE_LABEL = b"p2p-diloco state 1\n"
 
@@ -32,10 +32,10 @@ _STATE_LABEL = b"p2p-diloco state 1\n"
 class SpanState:
     """What all peers agree on for one span.
 
-    The arrays are handed over: they are made read-only, and nobody writes to them any more.
+    The arrays are made read-only; their ownership is transferred.
 
     Attributes:
-        head: where the span's log stands.
+        head: the span's log position.
         anchor_N: φ, float32, shape (N,).
         momentum_N: m, same shape.
     """
@@ -59,10 +59,10 @@ class SpanState:
         return len(self.anchor_N)
 
     def followed_by(self, entry: AbsorbedEntry, anchor_N: Vector, momentum_N: Vector) -> SpanState:
-        """Return the span after an entry whose outer step led to these: d ← H(d, entry digest), height + 1.
+        """Return the span after an entry whose outer step gave these vectors: d ← H(d, entry digest), height + 1.
 
         Raises:
-            StateError: the entry's round is not behind the span's.
+            StateError: the entry's round is not after the span's.
         """
         if entry.round <= self.head.round:
             raise StateError(f"entry of round {entry.round} cannot follow round {self.head.round}, absorbed already")
@@ -70,18 +70,18 @@ class SpanState:
 
 
 def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
-    """Found a span: momentum zero, nothing absorbed, d = the content digest of the start, limits as at every founding.
+    """Return the initial state of a span: zero momentum, no entries, d = the content digest, founding limits.
 
     Args:
-        anchor_N: the start; copied, with zeros for what is too small for an agreed state.
+        anchor_N: initial values; copied, with values too small for an agreed state set to zero.
         founding_roster: digest of roster 0.
     Raises:
-        StateError: the start holds numbers that are not finite, or too large.
+        StateError: a value is not finite or too large.
     """
     wild = len(anchor_N) - int(np.count_nonzero(np.abs(anchor_N) <= LARGEST_ANCHOR))
     if wild:
         raise StateError(
-            f"the start holds {wild} numbers among {len(anchor_N)} that are not finite or beyond {LARGEST_ANCHOR:.3g}; "
+            f"{wild} of {len(anchor_N)} initial values are not finite or beyond {LARGEST_ANCHOR:.3g}; "
             "found the run with another model or seed"
         )
     start_N, momentum_N = copy_of(anchor_N), zero_vector(len(anchor_N))
@@ -98,27 +98,27 @@ def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
 
 
 def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: OuterRule) -> SpanState:
-    """Apply one valid entry to a span: outer step, d ← H(d, entry digest), height + 1. Whole or not at all.
+    """Apply one valid entry to a span atomically: outer step, d ← H(d, entry digest), height + 1.
 
-    The caller has checked the entry's predicate: signature, parent, majority, radius.
+    The caller has validated the entry: signature, parent, majority, radius.
 
     Args:
         state: the entry's parent. Not changed.
-        entry: what the head takes from it.
+        entry: the entry's values for the head.
         update_N: the decoded entry, shape (N,). Not changed.
         rule: from the manifest.
     Raises:
-        StateError: the entry's round is not behind the span's, or its length is another.
+        StateError: the entry's round is not after the span's, or its length differs.
         NonFiniteUpdate: the update or the step along it is not finite.
     """
     if len(update_N) != state.elements:
-        raise StateError(f"update of {len(update_N)} elements does not fit a span of {state.elements}")
+        raise StateError(f"an update of {len(update_N)} elements does not match a span of {state.elements}")
     anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, rule)
     return state.followed_by(entry, anchor_N, momentum_N)
 
 
 def is_sound(numbers_N: Vector, *, largest: float) -> bool:
-    """Return whether numbers may be φ (`largest` = `LARGEST_ANCHOR`) or m (`LARGEST_MOMENTUM`); `kernels/bounds.py`."""
+    """Return whether all values are valid in φ (`largest` = `LARGEST_ANCHOR`) or m (`LARGEST_MOMENTUM`)."""
     loops = loops_for(numbers_N)
     if loops is not None:
         return bool(loops.is_within(read_only(numbers_N), np.float32(largest).view(np.uint32)))
@@ -132,7 +132,7 @@ def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -
 
 
 def state_digest(states: Sequence[SpanState]) -> Digest:
-    """Return one digest for the bytes of spans, in order of fragment and span: equal means equal φ, m and d."""
+    """Return one digest over the bytes of spans, in order of fragment and span: equal means equal φ, m and d."""
     contents = (content_digest(state.anchor_N, state.momentum_N, state.head.digest) for state in states)
     return sha256(_STATE_LABEL, *contents)
 

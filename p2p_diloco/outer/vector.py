@@ -1,7 +1,7 @@
-"""Flat float32 vectors on the host: what the functions of this room take and give.
+"""Flat float32 vectors on the host, as used in this package.
 
-Long vectors are walked in blocks that stay in a core's cache: several passes over one block cost less than one pass
-over the whole vector. Element by element the arithmetic is the same, so blocking never changes a bit.
+Long vectors are processed in blocks that fit into a core's cache: several passes over a block cost less than one pass
+over the whole vector. The arithmetic is elementwise, so blocking does not change the result.
 
 Legend: N = elements of one span or fragment.
 """
@@ -24,13 +24,13 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 
 FEWEST_FOR_LOOPS = 64
 BLOCK_ELEMENTS = 16_384
-"""64 KiB per operand: four of them fit the second-level cache of any machine of the last ten years."""
+"""64 KiB per operand: four of them fit into the second-level cache of any machine of the last ten years."""
 
 
 def loops_for(first_N: Vector, *others: Vector) -> ModuleType | None:
-    """Return the compiled loops for such vectors; None where there are none, or too few elements for one.
+    """Return the compiled loops for these vectors; None if there are none, or too few elements.
 
-    Loops check nothing: of vectors of several lengths or of another type NumPy says what is wrong.
+    Loops check nothing, so for vectors of different lengths or types None is returned, and NumPy raises the error.
     """
     length = len(first_N)
     if length < FEWEST_FOR_LOOPS or not all(is_vector(one) and len(one) == length for one in (first_N, *others)):
@@ -50,15 +50,15 @@ def is_vector(candidate: npt.NDArray[np.generic]) -> bool:
 
 
 def read_only(vector_N: Vector) -> Vector:
-    """Return a view of `vector_N` that refuses writes; whoever owns the memory must not write to it either."""
+    """Return a read-only view of `vector_N`; the owner of the memory must not write to it either."""
     return frozen(vector_N)
 
 
 def zero_small(vector_N: Vector) -> None:
-    """Make zeros, in place, of all that is smaller than a number of the agreed state may be; `kernels/bounds.py`."""
+    """Set values to zero, in place, that are too small for the agreed state; see `kernels/bounds.py`."""
     is_kept_N = np.abs(vector_N) >= SMALLEST
     if not is_kept_N.all():
-        vector_N *= is_kept_N  # faster than assigning where it is not; a NaN stays one
+        vector_N *= is_kept_N  # faster than masked assignment; NaN stays NaN
         vector_N += 0.0  # no negative zeros
 
 
@@ -72,10 +72,10 @@ def count_non_finite(vector_N: Vector) -> int:
 
 
 def euclidean_norm(vector_N: Vector) -> float:
-    """Return the Euclidean norm; NaN or infinity when `vector_N` holds one.
+    """Return the Euclidean norm; NaN or infinity if `vector_N` holds one.
 
-    Squares of float32 are exact in float64. Their sum may differ by an ulp between NumPy builds, and from the compiled
-    loop's: this norm is one peer's word about its own vector, and what peers must agree on travels as a value.
+    Squares of float32 are exact in float64. Their sum may differ by an ulp between NumPy builds and the compiled loop.
+    That is harmless: a peer sends the norm of its own vector as a value, and nobody recomputes it.
     """
     loops = loops_for(vector_N)
     if loops is not None:

@@ -148,7 +148,7 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         ),
         (
             ["--rounds.fragments", "500"],
-            "cannot deal 21 tensors into 500 fragments; choose at most 21 fragments",
+            "cannot split 21 tensors into 500 fragments; choose at most 21 fragments",
         ),
         (
             ["--data.path", "book.txt"],

@@ -93,7 +93,7 @@ def test_what_was_clipped_is_part_of_the_next_contribution() -> None:
 )
 @pytest.mark.parametrize("round_index", [5, 6])
 def test_a_round_that_is_settled_gets_no_contribution(state: SpanState, in_flight: InFlight, round_index: int) -> None:
-    with pytest.raises(RoundError, match=f"round {round_index} is settled: the span stands at round 6; wait"):
+    with pytest.raises(RoundError, match=f"round {round_index} is over: the span is at round 6; wait"):
         prepare_contribution(state, in_flight, vector(0.0), round_index=round_index)
 
 
@@ -219,7 +219,7 @@ def test_blend_mixes_local_with_a_replacement_and_empties_the_list() -> None:
 
 def test_a_replacement_of_another_length_is_refused() -> None:
     wide = genesis_state(vector(1.0, 2.0), ROSTER)
-    with pytest.raises(StateError, match="replacement of 2 elements does not fit a span of 1"):
+    with pytest.raises(StateError, match="a replacement of 2 elements does not match a span of 1"):
         replace_span(span_at(1.0), InFlight(), vector(0.0), replacement=wide, merge_rule=KEEP)
 
 

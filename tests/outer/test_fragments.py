@@ -72,9 +72,9 @@ def test_ties_are_broken_by_the_order_of_the_model_and_the_lower_index() -> None
 @pytest.mark.parametrize(
     ("sizes", "num_fragments", "text"),
     [
-        ([("a", 1)], 0, "cannot deal tensors into 0 fragments; expected at least 1"),
-        ([("a", 1)], 2, "cannot deal 1 tensors into 2 fragments; choose at most 1 fragments"),
-        ([], 1, "cannot deal 0 tensors into 1 fragments"),
+        ([("a", 1)], 0, "cannot split tensors into 0 fragments; expected at least 1"),
+        ([("a", 1)], 2, "cannot split 1 tensors into 2 fragments; choose at most 1 fragments"),
+        ([], 1, "cannot split 0 tensors into 1 fragments"),
         ([("a", 1), ("b", 0)], 1, "tensor 'b' has 0 elements; expected at least 1"),
         ([("a", 1), ("a", 1)], 1, "tensor 'a' is listed twice"),
     ],
@@ -119,7 +119,7 @@ def test_spans_differ_by_at_most_one_block(elements: int, num_spans: int, block_
     [(0, 1, 1, "elements = 0"), (1, 0, 1, "num_spans = 0"), (1, 1, 0, "block_elements = 0")],
 )
 def test_spans_of_nothing_are_refused(elements: int, num_spans: int, block_elements: int, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"cannot cut spans with {text}; expected at least 1"):
+    with pytest.raises(ConfigError, match=f"cannot plan spans with {text}; expected at least 1"):
         plan_spans(elements, num_spans, block_elements)
 
 

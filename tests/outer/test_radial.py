@@ -177,7 +177,7 @@ def test_a_sum_has_one_order() -> None:
 
 
 def test_marks_of_another_span_are_refused() -> None:
-    with pytest.raises(RoundError, match="2 blocks are marked"):
+    with pytest.raises(RoundError, match="got marks for 2 blocks"):
         radial_mean([block(1.0)], [1.0], np.ones(2, np.bool_))
 
 

@@ -58,7 +58,7 @@ def test_founding_copies_the_start() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
 def test_a_start_that_is_not_finite_founds_nothing(value: float) -> None:
-    with pytest.raises(StateError, match="the start holds 1 numbers among 2 that are not finite or beyond"):
+    with pytest.raises(StateError, match="1 of 2 initial values are not finite or beyond"):
         genesis_state(vector(1.0, value), ROSTER)
 
 
@@ -105,12 +105,12 @@ def test_absorbing_leaves_the_parent_as_it_was() -> None:
 @pytest.mark.parametrize("again", [5, 4])
 def test_no_entry_is_absorbed_twice_nor_an_older_one_after_it(again: int) -> None:
     state = absorb(genesis_state(vector(8.0), ROSTER), entry=entry(5), update_N=vector(1.0), rule=RULE)
-    with pytest.raises(StateError, match=f"entry of round {again} cannot follow round 5, absorbed already"):
+    with pytest.raises(StateError, match=f"entry of round {again} cannot follow round 5, which is already absorbed"):
         absorb(state, entry=entry(again), update_N=vector(1.0), rule=RULE)
 
 
 def test_an_update_of_another_length_is_refused() -> None:
-    with pytest.raises(StateError, match="update of 2 elements does not fit a span of 1"):
+    with pytest.raises(StateError, match="an update of 2 elements does not match a span of 1"):
         absorb(genesis_state(vector(8.0), ROSTER), entry=entry(5), update_N=vector(1.0, 2.0), rule=RULE)
 
 

@@ -163,7 +163,7 @@ def test_nobody_who_answers_is_an_error_and_leaves_nothing_behind(tmp_path: Path
     nobody = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{nobody}"
     for _ in range(2):
-        with pytest.raises(p2p_diloco.NetworkError, match="the run's state did not come within 2 s"):
+        with pytest.raises(p2p_diloco.NetworkError, match="the run's state did not arrive within 2 s"):
             p2p_diloco.join(invite, loop.model, settings={"state_directory": tmp_path / "ada", **HOME}, timeout=2.0)
 
 
