@@ -1,4 +1,4 @@
-"""The upper half of float32: two bytes per parameter, eight significant bits."""
+"""bfloat16, the upper half of float32: two bytes per parameter, eight significant bits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
 from p2p_diloco.codec.rounding import RoundingBits
 
-# 128 KiB of float32: source and scratch stay in a core's second-level cache.
+# 128 KiB of float32: source and scratch fit into a core's second-level cache.
 _CHUNK_ELEMENTS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bfloat16Codec(Codec):
-    """Little-endian bfloat16. Both bounds of a value are powers of two, so nothing is rounded across them."""
+    """Little-endian bfloat16. Both bounds on magnitudes are powers of two, so rounding never crosses them."""
 
     name: str = "bfloat16"
     block_elements: int = 1
@@ -36,7 +36,7 @@ class Bfloat16Codec(Codec):
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
         """Round to eight significant bits; see `Codec.encode`.
 
-        The addition of 16 random bits below the cut makes stochastic rounding exactly unbiased.
+        Adding 16 random bits below the cut makes stochastic rounding exactly unbiased.
         """
         vector_N = contiguous_vector(vector_N)
         refuse_non_finite_update(vector_N)
@@ -67,7 +67,7 @@ class Bfloat16Codec(Codec):
 
 
 def _round_off(bits_N: npt.NDArray[np.uint32], noise: RoundingBits | None) -> npt.NDArray[np.uint16]:
-    """Cut the lower halves off after adding what rounds: half a unit (ties to even), or random bits."""
+    """Truncate to the upper halves after adding half a unit (ties to even) or random bits."""
     rounded_N = bits_N >> 16
     if noise is None:
         rounded_N &= 1

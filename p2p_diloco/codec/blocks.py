@@ -1,12 +1,12 @@
-"""Small integer codes with one scale per block of 64: what int8 and int4 share.
+"""Small integer codes with one scale per block of 64: the common part of int8 and int4.
 
 Layout, B = ceil(N / 64): B bfloat16 scales (little-endian), then the codes of all elements. A value is
-`scale · code`, codes run from -largest to +largest. That product has at most 15 significant bits, so it is exact in
-float32, and the norm of the decoded values is known exactly from scales and codes.
+`scale · code`, with codes from -largest to +largest. The product has at most 15 significant bits, so it is exact in
+float32, and scales and codes give the exact norm of the decoded values.
 
-A scale is its block's largest magnitude over the largest code, rounded *up*, so that nothing is clipped. Scales are 0
-or from 2^-64 on (subnormal ones would decode to different bits where a library has switched the processor to flushing
-them to zero), and end where `largest · scale` would exceed 2^64; only values beyond that are clipped.
+A scale is the block's largest magnitude divided by the largest code, rounded *up*, so that nothing is clipped. Scales
+are 0 or at least 2^-64 (subnormal scales would decode to different bits if a library has set the processor to flush
+them to zero), and `largest · scale` is at most 2^64; only values beyond that are clipped.
 
 Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 """
@@ -32,16 +32,16 @@ from p2p_diloco.kernels.choice import block_kernels, frozen
 
 BLOCK_ELEMENTS = 64
 _SCALE_BYTES = 2
-# 128 KiB of float32: source and scratch stay in a core's second-level cache.
+# 128 KiB of float32: source and scratch fit into a core's second-level cache.
 _CHUNK_ELEMENTS = 1 << 15
 _CHUNK_BLOCKS = _CHUNK_ELEMENTS // BLOCK_ELEMENTS
-# Random bits are drawn for so many blocks at once: half a megabyte.
+# Number of blocks for which random bits are drawn at a time: half a megabyte.
 _LOOP_BLOCKS = 1 << 12
 _SMALLEST_SCALE_BITS = int(np.float32(SMALLEST).view(np.uint32)) >> 16
 _NO_NOISE = np.empty(0, dtype=np.uint16)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
-# Adding 1.5 · 2^23 leaves the nearest integer (ties to even) in the lowest bits of a float32's pattern.
+# Adding 1.5 · 2^23 leaves the nearest integer (ties to even) in the lowest bits of a float32.
 _TO_INTEGER = np.float32(12582912.0)
 
 Codes = npt.NDArray[np.int8]
@@ -50,7 +50,7 @@ ScaleBits = npt.NDArray[np.uint16]
 
 
 class BlockParts(NamedTuple):
-    """What an encoding consists of: the bits of all scales, shape (B,), and the packed codes."""
+    """The parts of an encoding: the bits of all scales, shape (B,), and the packed codes."""
 
     scale_bits_B: ScaleBits
     packed: Bytes
@@ -58,11 +58,11 @@ class BlockParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCodec(Codec):
-    """A codec of scaled integer codes; a subclass says how codes become bytes.
+    """A codec of scaled integer codes; subclasses define how codes become bytes.
 
     Attributes:
-        code_bits: of one code.
-        largest_code: codes run from its negative to itself.
+        code_bits: bits per code.
+        largest_code: codes range from -largest_code to largest_code.
     """
 
     code_bits: int
@@ -70,18 +70,18 @@ class BlockCodec(Codec):
 
     @abstractmethod
     def code_bytes(self, elements: int) -> int:
-        """Return how many bytes the codes of that many elements take."""
+        """Return the number of bytes of the codes of `elements` elements."""
 
     @abstractmethod
     def pack(self, codes_N: Bytes) -> Bytes:
-        """Return the bytes of an even number of codes, given in two's complement; may overwrite them."""
+        """Return the bytes of an even number of codes in two's complement; may overwrite the input."""
 
     @abstractmethod
     def unpack(self, packed: Bytes) -> Codes:
-        """Return the codes that the bytes hold, -largest_code - 1 included."""
+        """Return the codes in the bytes, which may include -largest_code - 1."""
 
     def encoded_bytes(self, elements: int) -> int:
-        """Return the exact size of an encoded vector: two bytes per block and the codes."""
+        """Return the exact size of an encoded vector: two bytes per block, plus the codes."""
         return _SCALE_BYTES * num_blocks(elements) + self.code_bytes(elements)
 
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
@@ -124,7 +124,7 @@ class BlockCodec(Codec):
         return vector_N
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
-        """Add up chunk by chunk, without a decoded vector in between; see `Codec.add_up`."""
+        """Add up chunk by chunk, without intermediate decoded vectors; see `Codec.add_up`."""
         loop, least = self._loop("accumulate"), np.int32(-self.largest_code)
         if loop is None or elements % BLOCK_ELEMENTS or not elements:
             return super(BlockCodec, self).add_up(encoded, shares, elements)
@@ -136,7 +136,7 @@ class BlockCodec(Codec):
             codes = slice(self.code_bytes(start), self.code_bytes(start + out_N.size))
             for place, ((scale_bits_B, packed), share) in enumerate(zip(parts, shares, strict=True)):
                 if not loop(frozen(scale_bits_B[blocks]), frozen(packed[codes]), least, share, place == 0, out_N):
-                    self.decode(encoded[place], elements)  # which finds the words
+                    self.decode(encoded[place], elements)  # raises the detailed error
         return sum_N
 
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
@@ -158,31 +158,31 @@ class BlockCodec(Codec):
         for start in range(begin, elements, _CHUNK_ELEMENTS):
             codes_BK = _whole_blocks(self._checked_codes(packed, start, elements).astype(np.float32))
             first_block = start // BLOCK_ELEMENTS
-            # 64 · 127² < 2^24: float32 holds every partial sum, in whatever order it is taken.
+            # 64 · 127² < 2^24: float32 represents every partial sum exactly, in any order.
             code_squares_B[first_block : first_block + len(codes_BK)] = np.einsum("bk,bk->b", codes_BK, codes_BK)
         return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
 
     def parts(self, encoded: Encoded, elements: int) -> BlockParts:
-        """Return views of an encoding's parts that refuse writes. Only the size is checked: a loop looks at the rest.
+        """Return read-only views of an encoding's parts. Only the size is checked; compiled loops check the rest.
 
         Raises:
-            FrameError: wrong size.
+            FrameError: the size is wrong.
         """
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
         scale_bits_B, packed = parts_of(received, elements)
         return BlockParts(frozen(scale_bits_B), frozen(packed))
 
     def loop_limits(self) -> tuple[np.float32, np.uint32, np.uint32]:
-        """Return what a compiled encoder must know: the largest code, and the bits of the least and largest scale."""
+        """Return the limits for a compiled encoder: largest code, and the bits of the smallest and largest scale."""
         most_bits = np.uint32(largest_scale_bits(self.largest_code))
         return np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS), most_bits
 
-    # Compiled loops take the whole blocks, and what is left is done here: all of it, where a loop met what must not be.
+    # Compiled loops process whole blocks; the rest is done here, or everything if a loop found an invalid value.
 
     def _encode_whole_blocks(
         self, vector_N: Vector, scale_bits_B: ScaleBits, packed: Bytes, noise: RoundingBits | None
     ) -> int:
-        """Encode whole blocks; return how many elements that were."""
+        """Encode whole blocks; return the number of elements encoded."""
         loop, blocks = self._loop("encode"), vector_N.size // BLOCK_ELEMENTS
         if loop is None or not blocks:
             return 0
@@ -198,7 +198,7 @@ class BlockCodec(Codec):
         return blocks * BLOCK_ELEMENTS
 
     def _decode_whole_blocks(self, scale_bits_B: ScaleBits, packed: Bytes, vector_N: Vector) -> int:
-        """Decode whole blocks; return how many elements that were, 0 when a code is wrong."""
+        """Decode whole blocks; return the number of elements decoded, 0 if a code is invalid."""
         loop, blocks = self._loop("decode"), vector_N.size // BLOCK_ELEMENTS
         if loop is None or not blocks:
             return 0
@@ -208,7 +208,7 @@ class BlockCodec(Codec):
         return whole if is_sound else 0
 
     def _square_whole_blocks(self, packed: Bytes, elements: int, code_squares_B: npt.NDArray[np.int64]) -> int:
-        """Sum the squared codes of whole blocks; return how many elements that were, 0 when a code is wrong."""
+        """Sum the squared codes of whole blocks; return the number of elements, or 0 if a code is invalid."""
         loop, blocks = self._loop("code_squares"), elements // BLOCK_ELEMENTS
         if loop is None or not blocks:
             return 0
@@ -217,7 +217,7 @@ class BlockCodec(Codec):
         return whole if loop(codes, np.int32(-self.largest_code), code_squares_B[:blocks]) else 0
 
     def _loop(self, name: str) -> Callable[..., bool] | None:
-        """Return the compiled loop of that name for these codes; None where there is none."""
+        """Return the compiled loop of that name for these codes, or None."""
         kernels = block_kernels()
         return None if kernels is None else getattr(kernels, f"{name}{self.code_bits}", None)
 
@@ -225,7 +225,7 @@ class BlockCodec(Codec):
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
         scale_bits_B, packed = parts_of(received, elements)
         largest_bits = largest_scale_bits(self.largest_code)
-        # One comparison refuses negative, infinite, NaN and overflowing scales: as integers they are all larger.
+        # One comparison refuses negative, infinite, NaN and too large scales: as integers they are all larger.
         wrong_B = (scale_bits_B > largest_bits) | ((scale_bits_B < _SMALLEST_SCALE_BITS) & (scale_bits_B != 0))
         if wrong_B.any():
             block = int(np.argmax(wrong_B))
@@ -236,7 +236,7 @@ class BlockCodec(Codec):
         return BlockParts(scale_bits_B, packed)
 
     def _checked_codes(self, packed: Bytes, start: int, elements: int) -> Codes:
-        """Return the codes of one chunk that begins at element `start`."""
+        """Return the codes of the chunk that begins at element `start`."""
         chunk_elements = min(_CHUNK_ELEMENTS, elements - start)
         first_byte = self.code_bytes(start)
         codes_N = self.unpack(packed[first_byte : first_byte + self.code_bytes(chunk_elements)])
@@ -247,18 +247,18 @@ class BlockCodec(Codec):
                 f"expected {-self.largest_code} to {self.largest_code}"
             )
         if codes_N[chunk_elements:].any():
-            raise FrameError(f"{self.name} span of {elements} elements holds a code {elements + 1}; expected 0 there")
+            raise FrameError(f"{self.name} span of {elements} elements has a code {elements + 1}; expected 0 there")
         return codes_N[:chunk_elements]
 
 
 def num_blocks(elements: int) -> int:
-    """Return the number of blocks, the last of which may be short."""
+    """Return the number of blocks; the last one may be short."""
     return -(-elements // BLOCK_ELEMENTS)
 
 
 @cache
 def largest_scale_bits(largest_code: int) -> int:
-    """Return the bits of the largest bfloat16 scale whose largest value is not beyond the bound of an update's."""
+    """Return the bits of the largest bfloat16 scale whose largest value is within the bound on updates."""
     limit = np.float32(LARGEST) / np.float32(largest_code)
     return int(limit.view(np.uint32)) >> 16
 
@@ -270,7 +270,7 @@ def parts_of(encoded: Bytes, elements: int) -> BlockParts:
 
 
 def _whole_blocks(chunk_N: Vector) -> Vector:
-    """Return the chunk as rows of blocks; a short last block is filled with zeros, which encode to zeros."""
+    """Return the chunk as rows of blocks; a short last block is padded with zeros, which encode to zeros."""
     missing = -chunk_N.size % BLOCK_ELEMENTS
     if missing:
         chunk_N = np.concatenate((chunk_N, np.zeros(missing, dtype=np.float32)))
@@ -278,9 +278,9 @@ def _whole_blocks(chunk_N: Vector) -> Vector:
 
 
 def _find_scales(chunk_BK: Vector, largest_code: int, scale_bits_B: ScaleBits, scratch_BK: Vector) -> bool:
-    """Write the blocks' scales; return False when a value is not finite."""
+    """Write the blocks' scales; return False if a value is not finite."""
     magnitude_bits_BK = np.bitwise_and(chunk_BK.view(np.uint32), _MAGNITUDE, out=scratch_BK.view(np.uint32))
-    # Magnitudes are ordered like their bits, and NaN above infinity above all numbers.
+    # Magnitudes are ordered like their bits: numbers, then infinity, then NaN.
     peak_bits_B = np.maximum.reduce(magnitude_bits_BK, axis=1)
     if peak_bits_B.max() >= _INFINITY:
         return False
@@ -297,8 +297,8 @@ def _round_to_codes(
 ) -> Bytes:
     """Return the codes of whole blocks in two's complement.
 
-    The quotient is value · (1 / scale), in two float32 roundings. It is clipped first (it may exceed the largest code
-    by a rounding) and then rounded.
+    The quotient is value · (1 / scale), with two float32 roundings. It is clipped (rounding may make it exceed the
+    largest code) and then rounded.
     """
     scales_B = _widen(scale_bits_B)
     inverse_B = np.divide(np.float32(1), scales_B, out=np.zeros_like(scales_B), where=scales_B > 0)

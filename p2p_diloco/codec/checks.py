@@ -1,4 +1,4 @@
-"""Checks at the border: vectors that come from us, bytes that come from peers."""
+"""Input checks: for our own vectors, and for bytes from peers."""
 
 from __future__ import annotations
 
@@ -11,37 +11,35 @@ from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
 
 
 def contiguous_vector(vector_N: Vector) -> Vector:
-    """Return the vector in one piece of memory; another type or shape is our own bug."""
+    """Return the vector as a contiguous array; a wrong type or shape is our own bug."""
     assert vector_N.dtype == np.float32, f"codecs take float32, not {vector_N.dtype}"
     assert vector_N.ndim == 1, f"codecs take flat vectors, not shape {vector_N.shape}"
     return np.ascontiguousarray(vector_N)
 
 
 def bytes_of_size(name: str, encoded: Encoded, elements: int, expected_bytes: int) -> npt.NDArray[np.uint8]:
-    """View bytes from a peer as an array once their number is known to be right.
+    """View bytes from a peer as an array after checking their number.
 
     Raises:
-        FrameError: there are more or fewer bytes than `elements` take.
+        FrameError: there are more or fewer bytes than expected.
     """
     received_bytes = memoryview(encoded).nbytes
     if received_bytes != expected_bytes:
-        raise FrameError(
-            f"{name} span of {elements} elements came as {received_bytes} bytes; expected {expected_bytes}"
-        )
+        raise FrameError(f"{name} span of {elements} elements has {received_bytes} bytes; expected {expected_bytes}")
     return np.frombuffer(encoded, dtype=np.uint8)
 
 
 def refuse_non_finite_update(vector_N: Vector) -> None:
-    """Raise NonFiniteUpdate if a vector of ours holds a NaN or an infinity."""
+    """Raise NonFiniteUpdate if one of our own vectors holds a NaN or an infinity."""
     count_text = _non_finite_text(vector_N)
     if count_text:
-        raise NonFiniteUpdate(f"the update to encode holds {count_text}; it is left out of this round")
+        raise NonFiniteUpdate(f"the update to encode holds {count_text}; it is skipped in this round")
 
 
 def within_bounds(vector_N: Vector) -> Vector:
-    """Return what an encoder makes of finite values: zeros of too small ones, and the largest value of too large ones.
+    """Return finite values within the bounds: too small ones become zero, too large ones are clipped.
 
-    The very vector where nothing is too small or too large.
+    Returns the same vector if nothing is out of bounds.
     """
     magnitude_N = np.abs(vector_N)
     if not _is_out_of_bounds(magnitude_N).any():
@@ -50,7 +48,7 @@ def within_bounds(vector_N: Vector) -> Vector:
 
 
 def refuse_frame_out_of_bounds(name: str, vector_N: Vector) -> None:
-    """Raise FrameError if a vector that a peer sent holds a NaN, an infinity, or a value that no encoder writes."""
+    """Raise FrameError if a peer's vector holds a NaN, an infinity, or a value that no encoder writes."""
     count_text = _non_finite_text(vector_N)
     if count_text:
         raise FrameError(f"{name} span holds {count_text}")

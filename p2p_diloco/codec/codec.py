@@ -1,4 +1,4 @@
-"""The codecs by name: what a manifest may ask for."""
+"""The codecs by name, as used in manifests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _CODECS: dict[str, Codec] = {
 }
 
 CODEC_NAMES = tuple(_CODECS)
-"""Names that manifests may use, from the widest to the narrowest."""
+"""Codec names for manifests, from the widest to the narrowest."""
 
 
 def codec_named(name: str) -> Codec:
     """Return the codec of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
     """
     try:
         return _CODECS[name]
     except KeyError:
-        raise ConfigError(f"no codec is called {name!r}; known are {', '.join(CODEC_NAMES)}") from None
+        raise ConfigError(f"unknown codec {name!r}; expected one of {', '.join(CODEC_NAMES)}") from None

@@ -1,7 +1,7 @@
-"""Sums of squares without rounding, so that all machines find the same norm.
+"""Exact sums of squares, so that all machines compute the same norm.
 
-A float is an integer times a power of two. Integers are summed exactly per exponent, the few sums are put together
-as one Python integer, and that is rounded to float64 once: the result that `math.fsum` has, at array speed.
+A float is an integer times a power of two. Integers are summed exactly per exponent, the few sums are combined into one
+Python integer, and that is rounded to float64 once: the result of `math.fsum`, at array speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLOAT32_UNIT_EXPONENT = -149
 _BFLOAT16_UNIT_EXPONENT = -133
 _FLOAT32_FRACTION_BITS = 23
 _BFLOAT16_FRACTION_BITS = 7
-# A float64 bin holds integers exactly up to 2^53: 2^14 addends of at most 2^36 each leave room to spare.
+# A float64 bin holds integers exactly up to 2^53, more than 2^14 addends of at most 2^36 each.
 _CHUNK_ELEMENTS = 1 << 14
 _LOW_BITS = 24
 _BFLOAT16_EXPONENTS = 256
@@ -45,8 +45,8 @@ def squared_norm_of_bfloat16(bits_N: npt.NDArray[np.uint16], weights_N: npt.NDAr
     """Return the sum of weight · square of finite bfloat16 values, rounded once.
 
     Args:
-        bits_N: the values' bits.
-        weights_N: whole numbers from 0 to 2^20; None means 1 for all.
+        bits_N: bits of the values.
+        weights_N: integers from 0 to 2^20; None means 1 for all.
     """
     loops, total = block_kernels(), 0
     if loops is not None and bits_N.size >= _FEWEST_FOR_LOOPS:
@@ -71,7 +71,7 @@ def _sum_by_loops(loops: ModuleType, bits_N: npt.NDArray[np.uint16], weights_N: 
 def _split(
     magnitude_N: npt.NDArray[np.unsignedinteger], fraction_bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Write each magnitude as `integer · 2^shift` units of the smallest subnormal."""
+    """Split each magnitude into `integer · 2^shift` units of the smallest subnormal."""
     exponent_N = (magnitude_N >> fraction_bits).astype(np.int64)
     fraction_N = magnitude_N.astype(np.int64) & ((1 << fraction_bits) - 1)
     integer_N = fraction_N | ((exponent_N > 0).astype(np.int64) << fraction_bits)
@@ -79,7 +79,7 @@ def _split(
 
 
 def _sum_of_shifted(shift_N: npt.NDArray[np.int64], integer_N: npt.NDArray[np.int64]) -> int:
-    """Return the sum of `integer · 4^shift`, exactly."""
+    """Return the exact sum of `integer · 4^shift`."""
     return _sum_of_bins(np.bincount(shift_N, weights=integer_N))
 
 

@@ -1,4 +1,4 @@
-"""The vector as it is, within the bounds of all codecs: four bytes per parameter, nothing lost."""
+"""float32 without compression, within the bounds of all codecs: four bytes per parameter, lossless."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2p_diloco.codec.interface import Codec, Encoded, Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float32Codec(Codec):
-    """Little-endian IEEE 754 single precision. Lossless, so a rounding seed changes nothing."""
+    """Little-endian IEEE 754 single precision. Lossless, so a rounding seed has no effect."""
 
     name: str = "float32"
     block_elements: int = 1
@@ -36,7 +36,7 @@ class Float32Codec(Codec):
         return within_bounds(vector_N).astype("<f4", copy=False).tobytes()
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
-        """Return the values that were encoded, bit for bit; see `Codec.decode`."""
+        """Return the encoded values, bit for bit; see `Codec.decode`."""
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
         vector_N = received.view("<f4").astype(np.float32)
         refuse_frame_out_of_bounds(self.name, vector_N)

@@ -1,4 +1,4 @@
-"""Half a byte per parameter and a scale per block of 64: 4.25 bits."""
+"""int4: half a byte per parameter and a scale per block of 64, 4.25 bits per parameter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Int4Codec(BlockCodec):
 
     def pack(self, codes_N: Bytes) -> Bytes:
         """Return two codes per byte."""
-        # One 16-bit lane holds a pair: the shift brings the second code down beside the first.
+        # One 16-bit lane holds a pair: the shift moves the second code next to the first.
         pairs = codes_N.view("<u2")
         pairs &= _LOW_NIBBLES
         pairs |= pairs >> 4
@@ -49,5 +49,5 @@ class Int4Codec(BlockCodec):
         return nibbles_N.view(np.int8)
 
     def span_loops(self, elements: int) -> ModuleType | None:
-        """Return the loops that do all that is done to a span at once; None without them, or without whole blocks."""
+        """Return the fused loops for whole spans; None without them, or if the span has a partial block."""
         return span_kernels() if elements and elements % BLOCK_ELEMENTS == 0 else None

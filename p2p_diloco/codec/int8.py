@@ -1,4 +1,4 @@
-"""One byte per parameter and a scale per block of 64: 8.25 bits."""
+"""int8: one byte per parameter and a scale per block of 64, 8.25 bits per parameter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Int8Codec(BlockCodec):
         return elements
 
     def pack(self, codes_N: Bytes) -> Bytes:
-        """Return the codes as they are."""
+        """Return the codes unchanged."""
         return codes_N
 
     def unpack(self, packed: Bytes) -> Codes:

@@ -1,8 +1,8 @@
-"""What every codec can do: exact sizes, bytes out, values back, an exact norm.
+"""The codec interface: exact sizes, encode, decode, exact norm.
 
-A codec is a pure value. Peers that encode the same vector with the same seed get the same bytes, and peers that
-decode the same bytes get the same float32 values, bit for bit: everything in this room is integer arithmetic, or
-single operations on floats that IEEE 754 defines completely (no sums whose order a library could choose).
+A codec is stateless. Peers that encode the same vector with the same seed get the same bytes, and peers that decode the
+same bytes get the same float32 values, bit for bit: everything in this package is integer arithmetic, or single float
+operations that IEEE 754 defines completely (no sums whose order a library could choose).
 
 Axes: N elements of a span, B blocks of a span, K elements of a block.
 """
@@ -29,9 +29,9 @@ class Codec(ABC):
     """Turns a span's vector into bytes and back.
 
     Attributes:
-        name: as the manifest spells it.
-        block_elements: spans are cut at multiples of it, so that no block belongs to two spans. Any number of elements
-            can be encoded; the last block may be short.
+        name: name in manifests.
+        block_elements: spans are split at multiples of it, so that no block belongs to two spans. Any number of
+            elements can be encoded; the last block may be short.
     """
 
     name: str
@@ -39,54 +39,56 @@ class Codec(ABC):
 
     @abstractmethod
     def encoded_bytes(self, elements: int) -> int:
-        """Return the exact size of an encoded vector; it depends on the number of elements alone."""
+        """Return the exact size of an encoded vector, which depends only on the number of elements."""
 
     @abstractmethod
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
         """Encode a vector.
 
-        Values that are too small become 0 and those that are too large are clipped: see `kernels/bounds.py`.
+        Too small values become 0 and too large ones are clipped: see `kernels/bounds.py`.
 
         Args:
             vector_N: float32, shape (N,). Not changed.
-            rounding_seed: None rounds to nearest, ties to even. Bytes round stochastically: a value between two codes
-                takes the upper one with a probability equal to its distance from the lower one, so that errors
-                vanish in the mean. Whoever has vector and seed gets the same bytes (see `rounding.py`). A codec that
-                leaves elements out (`topk2.py`) takes no seed: its errors would not vanish.
+            rounding_seed: None rounds to nearest, ties to even. With a seed, rounding is stochastic: a value between
+                two codes becomes the upper one with a probability equal to its distance from the lower one, so that
+                errors are zero on average. The same vector and seed give the same bytes (see `rounding.py`). A codec
+                that omits elements (`topk2.py`) accepts no seed: its errors would not average out.
         Returns:
-            Exactly `encoded_bytes(N)` bytes that `decode` takes.
+            Exactly `encoded_bytes(N)` bytes for `decode`.
         Raises:
             NonFiniteUpdate: `vector_N` holds a NaN or an infinity.
-            ValueError: a seed was given to a codec that takes none; a manifest cannot ask for that.
+            ValueError: the codec accepts no seed; manifests do not allow this case.
         """
 
     @abstractmethod
     def decode(self, encoded: Encoded, elements: int) -> Vector:
-        """Decode what a peer sent; every value of the result is within the bounds of `kernels/bounds.py`.
+        """Decode bytes from a peer; all values of the result are within the bounds of `kernels/bounds.py`.
 
         Args:
-            encoded: bytes from anywhere. Not changed, not kept.
-            elements: number of elements that the span has, from the manifest, never from the peer.
+            encoded: untrusted bytes. Not changed, not kept.
+            elements: number of elements of the span, from the manifest, never from the peer.
         Returns:
             float32, shape (elements,), freshly allocated.
         Raises:
-            FrameError: wrong size, a value not finite or out of bounds, or a scale or code that no encoder writes.
+            FrameError: the size is wrong, a value is not finite or out of bounds, or no encoder writes such a scale or
+                code.
         """
 
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
-        """Return what decodes a slice of the elements at a time; slices begin and end at blocks, or at the end.
+        """Return a function that decodes a slice of the elements; slices begin and end at blocks, or at the end.
 
-        A codec whose slices cannot be decoded by themselves decodes all at once, here.
+        A codec whose slices cannot be decoded separately decodes everything here.
 
         Raises:
-            FrameError: where `decode` raises it; then, or when what is wrong is read.
+            FrameError: as for `decode`; either here, or when the invalid part is read.
         """
         return self.decode(encoded, elements).__getitem__
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
         """Return Σ share · decoded values, in order.
 
-        Multiply and add are two roundings, element by element: the same bits as decoding all and averaging them.
+        Multiply and add round separately, element by element: the result has the same bits as decoding all and then
+        averaging.
 
         Args:
             encoded: at least one; each as in `decode`.
@@ -94,7 +96,7 @@ class Codec(ABC):
         Returns:
             float32, shape (elements,), freshly allocated; not finite where a sum overflows.
         Raises:
-            FrameError: where `decode` raises it.
+            FrameError: as for `decode`.
         """
         first, *others = zip(encoded, shares, strict=True)
         sum_N = self.decode(first[0], elements)
@@ -114,5 +116,5 @@ class Codec(ABC):
         `math.fsum` over the squares.
 
         Raises:
-            FrameError: where `decode` raises it.
+            FrameError: as for `decode`.
         """

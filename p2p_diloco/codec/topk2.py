@@ -1,16 +1,16 @@
-"""Of each block of 4,096 the 128 largest elements, two bits each: 0.45 bits per parameter. For contributions alone.
+"""topk2: the 128 largest elements of each block of 4,096, two bits each: 0.45 bits per parameter. Contributions only.
 
-What is not sent stays in the island's parameters and is part of its next difference, so a contribution may leave out
-most of itself. A mean of rows or an entry may not: nothing would bring back what it leaves out.
+What is not sent stays in the island's parameters and is part of its next difference, so a contribution can omit most
+elements. A row mean or an entry cannot: omitted elements would be lost.
 
 Layout, B = ceil(N / 4,096), K = sum over blocks of max(1, L // 32): B low and B high bfloat16 magnitudes
-(little-endian); K places within their blocks, strictly rising in each, twelve bits, two in three bytes, the earlier in
-the low bits, a zero to fill up an odd number; K codes of two bits, four per byte, the earliest in the lowest bits,
-zeros to fill up. Bit 0 of a code says high instead of low, bit 1 says negative. All other elements are zero.
+(little-endian); K places within their blocks, strictly increasing in each, twelve bits, two in three bytes, the earlier
+in the low bits, padded with a zero to an even number; K codes of two bits, four per byte, the earliest in the lowest
+bits, padded with zeros. Bit 0 of a code means high instead of low, bit 1 means negative. All other elements are zero.
 
-Low is the mean of the kept magnitudes at or below the mean of them all, high that of those above. Whatever stands in
-for numbers and is between zero and twice their mean is no further from them than zero is. So what is left of a vector
-is never longer than the vector was.
+Low is the mean of the kept magnitudes at or below the mean of all, high the mean of those above. A value between zero
+and twice the mean of some numbers is no further from them than zero is. So the residual of a vector is never longer
+than the vector.
 
 Axes: N elements of a span, B blocks of a span or chunk, L elements of a block, K kept elements of a block or span.
 """
@@ -32,7 +32,7 @@ from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
 BLOCK_ELEMENTS = 4096
 ELEMENTS_PER_KEPT = 32
 _BLOCK_KEPT = BLOCK_ELEMENTS // ELEMENTS_PER_KEPT
-# 64 blocks, 1 MiB of float32: each of the many small steps costs a call, which smaller chunks pay more often.
+# 64 blocks, 1 MiB of float32: smaller chunks would need more calls.
 _CHUNK_ELEMENTS = 1 << 18
 _SCALE_BYTES = 2
 _SMALLEST_SCALE, _LARGEST_SCALE = SMALLEST, LARGEST
@@ -40,7 +40,7 @@ _SMALLEST_SCALE_BITS = int(np.float32(_SMALLEST_SCALE).view(np.uint32)) >> 16
 _LARGEST_SCALE_BITS = int(np.float32(_LARGEST_SCALE).view(np.uint32)) >> 16
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
-# A float64 has 52 bits after the point, a bfloat16 has 7.
+# A float64 has 52 fraction bits, a bfloat16 has 7.
 _CUT_BITS = np.uint64(52 - 7)
 _HIGH, _NEGATIVE = np.uint8(1), np.uint8(2)
 _CODE_SHIFTS = np.array([0, 2, 4, 6], dtype=np.uint8)
@@ -56,22 +56,22 @@ Sums = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK2Codec(Codec):
-    """The largest elements of each block, rounded to one of two magnitudes; rounds to nearest alone."""
+    """The largest elements of each block, rounded to one of two magnitudes; supports only rounding to nearest."""
 
     name: str = "topk2"
     block_elements: int = BLOCK_ELEMENTS
 
     def encoded_bytes(self, elements: int) -> int:
-        """Return the exact size of an encoded vector: 228 bytes for a whole block, from 8 on for a short one."""
+        """Return the exact size of an encoded vector: 228 bytes for a whole block, at least 8 for a short one."""
         kept = num_kept(elements)
         return 2 * _SCALE_BYTES * num_blocks(elements) + _place_bytes(kept) + _code_bytes(kept)
 
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
-        """Keep the largest magnitudes of each block, of equal ones those that come first; see `Codec.encode`.
+        """Keep the largest magnitudes of each block, the earlier of equal ones; see `Codec.encode`.
 
         Raises:
-            ValueError: there is a rounding seed. What is left out is left out whatever the seed, so errors would not
-                vanish in the mean, which is what it is for.
+            ValueError: there is a rounding seed. The omitted elements do not depend on it, so errors would not average
+                out.
         """
         if rounding_seed is not None:
             raise ValueError("topk2 cannot round stochastically; encode without a rounding seed, or use int4")
@@ -82,22 +82,22 @@ class TopK2Codec(Codec):
         block, first = 0, 0
         for bits_BL in _chunks_of(vector_N.view(np.uint32)):
             chunk_places_BK, kept_BK = _select(bits_BL, num_kept(bits_BL.shape[1]))
-            # What is not finite is largest, so it is kept.
+            # Non-finite values are the largest, so they are kept.
             if (kept_BK & _MAGNITUDE).max() >= _INFINITY:
                 refuse_non_finite_update(vector_N)
             low_B, high_B, is_high_BK = _split(kept_BK)
             blocks, kept = slice(block, block + len(kept_BK)), slice(first, first + kept_BK.size)
             scale_bits_2B[0, blocks], scale_bits_2B[1, blocks] = _to_scale_bits(low_B), _to_scale_bits(high_B)
             places_K[kept] = chunk_places_BK.reshape(-1)
-            # Negative zero is nothing but a sign: it counts as positive.
+            # Negative zero counts as positive.
             codes_K[kept] = (is_high_BK * _HIGH + (kept_BK > ~_MAGNITUDE) * _NEGATIVE).reshape(-1)
             block, first = blocks.stop, kept.stop
         return scale_bits_2B.tobytes() + _pack_places(places_K).tobytes() + _pack_codes(codes_K).tobytes()
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
-        """Put the magnitudes in their places among zeros; see `Codec.decode`."""
+        """Place the magnitudes among zeros; see `Codec.decode`."""
         received = self._received(encoded, elements)
-        # Subtraction from zero, and not a sign, makes no negative zero.
+        # Subtract from zero instead of negating, to avoid negative zeros.
         values_B4 = np.empty((received.low_bits_B.size, 4), dtype=np.float32)
         values_B4[:, 0], values_B4[:, 1] = _widen(received.low_bits_B), _widen(received.high_bits_B)
         np.subtract(np.float32(0), values_B4[:, :2], out=values_B4[:, 2:])
@@ -106,7 +106,7 @@ class TopK2Codec(Codec):
         return vector_N
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
-        """Return the exact sum over blocks of low² and high², each as often as it occurs; see `Codec.squared_norm`."""
+        """Return the exact sum over blocks of low² and high² times their counts; see `Codec.squared_norm`."""
         received = self._received(encoded, elements)
         num_scales = received.low_bits_B.size
         block_K = _blocks_of(received.codes_K.size)
@@ -116,7 +116,7 @@ class TopK2Codec(Codec):
         return squared_norm_of_bfloat16(scale_bits_2B, np.concatenate((num_low_B, num_high_B)))
 
     def _received(self, encoded: Encoded, elements: int) -> _Received:
-        """Take what a peer sent apart, and refuse what no encoder writes."""
+        """Parse bytes from a peer, and refuse what no encoder writes."""
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
         blocks, kept = num_blocks(elements), num_kept(elements)
         places_at = 2 * _SCALE_BYTES * blocks
@@ -127,7 +127,7 @@ class TopK2Codec(Codec):
         codes = _unpack_codes(received[codes_at:])
         for padding, what in ((places[kept:], "place"), (codes[kept:], "code")):
             if padding.any():
-                raise FrameError(f"topk2 span of {elements} elements holds a {what} {kept + 1}; expected 0 there")
+                raise FrameError(f"topk2 span of {elements} elements has a {what} {kept + 1}; expected 0 there")
         return _Received(
             low_bits_B=low_bits_B,
             high_bits_B=high_bits_B,
@@ -138,7 +138,7 @@ class TopK2Codec(Codec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Received:
-    """What came, checked: scales, where the kept elements are in the span, and their codes."""
+    """A checked encoding: scales, positions of the kept elements in the span, and their codes."""
 
     low_bits_B: ScaleBits
     high_bits_B: ScaleBits
@@ -147,12 +147,12 @@ class _Received:
 
 
 def num_blocks(elements: int) -> int:
-    """Return the number of blocks, the last of which may be short."""
+    """Return the number of blocks; the last one may be short."""
     return -(-elements // BLOCK_ELEMENTS)
 
 
 def num_kept(elements: int) -> int:
-    """Return how many elements are kept: one of 32 in each block, and one of a block that has fewer."""
+    """Return the number of kept elements: one of 32 in each block, and at least one per block."""
     whole, short = divmod(elements, BLOCK_ELEMENTS)
     return whole * _BLOCK_KEPT + (max(1, short // ELEMENTS_PER_KEPT) if short else 0)
 
@@ -166,7 +166,7 @@ def _code_bytes(kept: int) -> int:
 
 
 def _blocks_of(kept: int) -> Positions:
-    """Return the block of each kept element; all blocks but the last keep equally many."""
+    """Return the block of each kept element; all blocks except the last keep the same number."""
     return np.arange(kept, dtype=np.intp) // _BLOCK_KEPT
 
 
@@ -189,12 +189,14 @@ def _check_scales(low_bits_B: ScaleBits, high_bits_B: ScaleBits) -> None:
 
 
 def _checked_positions(places_K: Places, elements: int) -> Positions:
-    """Return the places in the span. Twelve bits reach no other block, but the end of a short one."""
+    """Return the positions in the span. Twelve bits cannot reach another block, but may exceed a short one."""
     positions_K = _blocks_of(places_K.size) * BLOCK_ELEMENTS + places_K
     falls_K = positions_K[1:] <= positions_K[:-1]
     if falls_K.any():
         before, after = positions_K[int(np.argmax(falls_K)) :][:2]
-        raise FrameError(f"topk2 span of {elements} elements keeps element {after} after {before}; expected rising")
+        raise FrameError(
+            f"topk2 span of {elements} elements keeps element {after} after {before}; expected increasing order"
+        )
     if elements and positions_K[-1] >= elements:
         last, end = positions_K[-1], elements - 1
         raise FrameError(f"topk2 span of {elements} elements keeps element {last}; expected 0 to {end}")
@@ -202,7 +204,7 @@ def _checked_positions(places_K: Places, elements: int) -> Positions:
 
 
 def _chunks_of(bits_N: Bits) -> Iterator[Bits]:
-    """Yield whole blocks, as many at a time as a chunk has, then the short one if there is one."""
+    """Yield whole blocks in chunks, then the short block if there is one."""
     whole = bits_N.size // BLOCK_ELEMENTS * BLOCK_ELEMENTS
     for start in range(0, whole, _CHUNK_ELEMENTS):
         yield bits_N[start : min(start + _CHUNK_ELEMENTS, whole)].reshape(-1, BLOCK_ELEMENTS)
@@ -211,9 +213,9 @@ def _chunks_of(bits_N: Bits) -> Iterator[Bits]:
 
 
 def _select(bits_BL: Bits, kept: int) -> tuple[Positions, Bits]:
-    """Return where each block has its largest magnitudes, in rising order, and the bits of what is there."""
+    """Return the places of each block's largest magnitudes, in increasing order, and the bits of their values."""
     magnitude_BL = bits_BL & _MAGNITUDE
-    # Magnitudes are ordered like their bits, and NaN above infinity above all numbers.
+    # Magnitudes are ordered like their bits: numbers, then infinity, then NaN.
     border = bits_BL.shape[1] - kept
     least_B1 = np.partition(magnitude_BL, border, axis=1)[:, border, None]
     is_kept_BL = magnitude_BL >= least_B1
@@ -225,28 +227,28 @@ def _select(bits_BL: Bits, kept: int) -> tuple[Positions, Bits]:
 
 
 def _drop_late_ties(is_kept_L: Flags, is_tie_L: Flags, kept: int) -> None:
-    """Of the elements equal to the least that is kept, keep the first ones, as many as there is room for."""
+    """Of the elements equal to the smallest kept one, keep only the first that fit."""
     room = kept - np.count_nonzero(is_kept_L & ~is_tie_L)
     is_kept_L[np.flatnonzero(is_tie_L)[room:]] = False
 
 
 def _split(kept_BK: Bits) -> tuple[Sums, Sums, Flags]:
-    """Return the low and the high mean of each block's magnitudes, and which of them are high.
+    """Return the low and high mean of each block's magnitudes, and which magnitudes are high.
 
-    In float64, where no sum of float32 values overflows. All sums are exact unless magnitudes of a block differ by
-    2^22 and more, and what is then lost is far below a bfloat16's rounding.
+    Computed in float64, where no sum of float32 values overflows. All sums are exact unless magnitudes of a block
+    differ by 2^22 or more, and then the error is far below bfloat16 rounding.
     """
     magnitude_BK = (kept_BK & _MAGNITUDE).view(np.float32).astype(np.float64)
     is_high_BK = magnitude_BK > (_sum_of(magnitude_BK) / magnitude_BK.shape[1])[:, None]
     num_high_B = np.count_nonzero(is_high_BK, axis=1)
-    # The smallest of some numbers is not above their mean: at least one is low.
+    # The smallest number is not above the mean, so at least one is low.
     low_B = _sum_of(np.where(is_high_BK, 0.0, magnitude_BK)) / (magnitude_BK.shape[1] - num_high_B)
     high_B = _sum_of(np.where(is_high_BK, magnitude_BK, 0.0)) / np.maximum(num_high_B, 1)
     return low_B, np.maximum(low_B, high_B), is_high_BK
 
 
 def _sum_of(values_BK: Sums) -> Sums:
-    """Sum each row by adding its second half to its first, again and again: an order that no library chooses."""
+    """Sum each row by repeatedly adding its second half to its first: a fixed order on every machine."""
     while values_BK.shape[1] > 1:
         half = values_BK.shape[1] // 2
         odd_B1 = values_BK[:, 2 * half :]
@@ -255,10 +257,10 @@ def _sum_of(values_BK: Sums) -> Sums:
 
 
 def _to_scale_bits(mean_B: Sums) -> ScaleBits:
-    """Round to the nearest bfloat16, ties to even, among zero and what a scale may be.
+    """Round to the nearest valid bfloat16 scale, ties to even, or to zero.
 
-    As in `blocks.py` there are no subnormal ones, but here a small mean becomes zero when that is nearer: more than
-    twice the mean could make what is left longer than the vector was.
+    As in `blocks.py`, scales are never subnormal, but here a small mean becomes zero if that is nearer: a scale above
+    twice the mean could make the residual longer than the vector.
     """
     bits_B = mean_B.view(np.uint64)
     half = np.uint64(1) << (_CUT_BITS - np.uint64(1))
@@ -281,7 +283,7 @@ def _pack_places(places_K: Places) -> Bytes:
 
 
 def _unpack_places(packed: Bytes) -> Places:
-    """Return the places that the bytes hold, an even number."""
+    """Return the places in the bytes, an even number."""
     bytes_P3 = packed.reshape(-1, 3).astype(np.uint16)
     places_P2 = np.empty((len(bytes_P3), 2), dtype=np.uint16)
     places_P2[:, 0] = bytes_P3[:, 0] | (bytes_P3[:, 1] & 0x0F) << 8
@@ -297,6 +299,6 @@ def _pack_codes(codes_K: Bytes) -> Bytes:
 
 
 def _unpack_codes(packed: Bytes) -> Bytes:
-    """Return the codes that the bytes hold, a multiple of four."""
+    """Return the codes in the bytes, a multiple of four."""
     codes_P4: Bytes = (packed[:, None] >> _CODE_SHIFTS) & (_HIGH | _NEGATIVE)
     return codes_P4.reshape(-1)

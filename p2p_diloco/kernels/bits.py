@@ -1,4 +1,4 @@
-"""The bits of a float32 as an integer, and back, inside compiled loops."""
+"""Reinterpret a float32 as an integer, and back, inside compiled loops."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Scaled integer codes in whole blocks of 64, as `codec/blocks.py` lays them out: one pass for all that is done to one.
+"""Scaled integer codes in whole blocks of 64, in the layout of `codec/blocks.py`: one pass per operation.
 
-A loop that meets something that must not be says so and leaves it to the caller, whose NumPy code knows the words.
-Multiply and add stay two roundings: numba fuses them only where `fastmath` allows it, which nobody may set here. Loops
-over a block have a fixed length, so that the compiler needs no rest loop and keeps all of it in wide registers.
+A loop that finds an invalid value returns False, and the caller's NumPy code raises the detailed error. Multiply and
+add round separately: numba fuses them only with `fastmath`, which must not be set here. Loops over a block have a
+fixed length, so that the compiler needs no remainder loop and can use wide registers.
 
 Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
 """
@@ -25,7 +25,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 NO_SCALE = np.uint32(0xFFFFFFFF)
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
-# Inlined by numba itself: an array that is handed to a function has its references counted, block by block.
+# Inlined by numba, because passing an array to a function would count its references for every block.
 _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
 
 
@@ -41,7 +41,7 @@ def high_code(pair):  # type: ignore[no-untyped-def]
 
 @_inlined
 def scale_of(vector_K, largest, least_bits, most_bits):  # type: ignore[no-untyped-def]
-    """Return the bits of a block's scale; all ones when a value is not finite."""
+    """Return the bits of a block's scale, or all ones if a value is not finite."""
     peak = np.uint32(0)
     for k in range(BLOCK):
         peak = max(peak, bits_of(vector_K[k]) & _MAGNITUDE)
@@ -85,7 +85,7 @@ def _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
 
 @_compiled
 def encode4(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
-    """Encode into scales and nibbles; False when a value is not finite. Rounds to nearest when `noise_N` is empty."""
+    """Encode into scales and nibbles; False if a value is not finite. Rounds to nearest if `noise_N` is empty."""
     codes_K = np.empty(BLOCK, np.uint32)
     for b in range(scale_bits_B.size):
         scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
@@ -100,7 +100,7 @@ def encode4(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, pac
 
 @_compiled
 def encode8(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
-    """Encode into scales and bytes; False when a value is not finite. Rounds to nearest when `noise_N` is empty."""
+    """Encode into scales and bytes; False if a value is not finite. Rounds to nearest if `noise_N` is empty."""
     codes_K = np.empty(BLOCK, np.uint32)
     for b in range(scale_bits_B.size):
         scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
@@ -115,7 +115,7 @@ def encode8(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, pac
 
 @_compiled
 def decode4(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
-    """Decode nibbles; False when a code is below `least`."""
+    """Decode nibbles; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(scale_bits_B.size):
         scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
@@ -130,7 +130,7 @@ def decode4(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def decode8(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
-    """Decode bytes; False when a code is below `least`."""
+    """Decode bytes; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(scale_bits_B.size):
         scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
@@ -154,7 +154,7 @@ def _add_block(values_K, share, is_first, mean_K):  # type: ignore[no-untyped-de
 
 @_compiled
 def accumulate4(scale_bits_B, packed, least, share, is_first, mean_N):  # type: ignore[no-untyped-def]
-    """Add share times each value to the mean, or write it there; False when a code is below `least`."""
+    """Add share times each value to the mean, or set it if `is_first`; False if a code is below `least`."""
     values_K = np.empty(BLOCK, np.float32)
     lowest = np.int32(0)
     for b in range(scale_bits_B.size):
@@ -171,7 +171,7 @@ def accumulate4(scale_bits_B, packed, least, share, is_first, mean_N):  # type: 
 
 @_compiled
 def accumulate8(scale_bits_B, packed, least, share, is_first, mean_N):  # type: ignore[no-untyped-def]
-    """Add share times each value to the mean, or write it there; False when a code is below `least`."""
+    """Add share times each value to the mean, or set it if `is_first`; False if a code is below `least`."""
     values_K = np.empty(BLOCK, np.float32)
     lowest = np.int32(0)
     for b in range(scale_bits_B.size):
@@ -187,7 +187,7 @@ def accumulate8(scale_bits_B, packed, least, share, is_first, mean_N):  # type: 
 
 @_compiled
 def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
-    """Write the sum of the squared codes of each block; False when a code is below `least`."""
+    """Write the sum of the squared codes of each block; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(squares_B.size):
         held, total = packed[b * HALF : b * HALF + HALF], np.int32(0)
@@ -201,7 +201,7 @@ def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
 
 @_compiled
 def code_squares8(packed, least, squares_B):  # type: ignore[no-untyped-def]
-    """Write the sum of the squared codes of each block; False when a code is below `least`."""
+    """Write the sum of the squared codes of each block; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(squares_B.size):
         held, total = packed[b * BLOCK : b * BLOCK + BLOCK], np.int32(0)
@@ -215,9 +215,9 @@ def code_squares8(packed, least, squares_B):  # type: ignore[no-untyped-def]
 
 @_compiled
 def bin_squares(bits_N, weights_N, bins):  # type: ignore[no-untyped-def]
-    """Add weight · square of each bfloat16 value to the bin of its exponent, in units of its last place; exact.
+    """Add weight · square of each bfloat16 value exactly to the bin of its exponent, in units of its last place.
 
-    Without weights all are 1. Units are whole numbers below 2^16, weights at most 2^20: a bin holds 2^27 of them.
+    Without weights all are 1. Squares are integers below 2^16 and weights at most 2^20, so a bin holds 2^27 addends.
     """
     for n in range(bits_N.size):
         magnitude = np.int64(bits_N[n]) & 0x7FFF
@@ -228,7 +228,7 @@ def bin_squares(bits_N, weights_N, bins):  # type: ignore[no-untyped-def]
 
 
 def try_out() -> None:
-    """Use each loop once, as `codec/` does."""
+    """Call each loop once, as `codec/` does."""
     vector_N, out_N = frozen(np.ones(BLOCK, np.float32)), np.empty(BLOCK, np.float32)
     scale_bits_B, noise_N = np.empty(1, np.uint16), np.zeros(BLOCK, np.uint16)
     limits = (np.uint32(0x0080), np.uint32(0x7E00))

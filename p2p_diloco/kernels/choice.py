@@ -1,7 +1,7 @@
-"""Whether there are compiled loops here. Without numba, or where it cannot keep what it compiled, NumPy does the work.
+"""Choose compiled loops if available. Without numba, or if it cannot cache compiled code, NumPy is used.
 
-numba takes a second to import, so nobody does before the first vector comes. All loops are used once then: what cannot
-be compiled here must show before real vectors come, and no round should wait for a compiler.
+Importing numba takes a second, so it is imported only for the first vector. All loops are then called once, so that
+compilation errors appear before real vectors arrive, and no round waits for a compiler.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def radial_kernels() -> ModuleType | None:
 
 
 def why_no_loops() -> str:
-    """Return what went wrong with the first loops that cannot be used; empty where all that were tried can.
+    """Return the first error that makes loops unavailable; empty if there was none.
 
-    Loops that `numpy_alone` has switched off are not missing.
+    Loops switched off by `numpy_alone` do not count as unavailable.
     """
     return "" if _switched_off or not _failures else _failures[0]
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view that refuses writes. What a loop reads comes as one: it is compiled once more for another kind."""
+    """Return a read-only view. Pass loop inputs this way: a writeable array would trigger another compilation."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -56,7 +56,7 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @contextmanager
 def numpy_alone() -> Iterator[None]:
-    """Do without compiled loops for a while, in all threads: to compare."""
+    """Disable compiled loops inside the block, in all threads, for comparison."""
     global _switched_off
     before, _switched_off = _switched_off, True
     try:
@@ -74,7 +74,7 @@ def _tried_out(name: str) -> ModuleType | None:
     try:
         loops = importlib.import_module(f"p2p_diloco.kernels.{name}")
         loops.try_out()
-    except Exception as error:  # no numba, no place to keep what it compiled, a cache that was cut off, …
+    except Exception as error:  # no numba, no writeable cache folder, a truncated cache, …
         _failures.append(f"{type(error).__name__}: {error}")
         return None
     return loops

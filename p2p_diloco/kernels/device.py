@@ -1,8 +1,8 @@
-"""What `spans.contribute4` does, for a θ that lies on a GPU: only codes and scales come down to the host.
+"""The equivalent of `spans.contribute4` for a θ on a GPU: only codes and scales are copied to the host.
 
-φ goes up in chunks, so that the device holds some 25 MiB beside the model, however large a span is. Each operation is
-one kernel of PyTorch's, nothing is fused, so a product and a sum are two roundings and the bytes are those of the
-host's loops. `agrees` tries that out: a device of which one operation is wrong must not contribute.
+φ is copied to the device in chunks, so that this needs only about 25 MiB of device memory for any span size. Each
+operation is a separate PyTorch kernel, so multiply and add round separately and the bytes equal those of the host's
+loops. `agrees` tests that: a device with a differing operation must not encode contributions.
 
 Legend: N = 64 B elements, B blocks, K = 64 elements of a block.
 """
@@ -20,15 +20,15 @@ import torch
 
 BLOCK = 64
 CHUNK_ELEMENTS = 1 << 20
-"""4 MiB of float32, of which there are six or so at a time."""
+"""4 MiB of float32; about six such buffers exist at a time."""
 _MAGNITUDE = 0x7FFFFFFF
 _TO_INTEGER = 12582912.0
 _TRIED = 1 << 14
 Limits = tuple[np.float32, np.uint32, np.uint32]
-"""The largest code, and the bits of the least and the largest scale."""
+"""The largest code, and the bits of the smallest and largest scale."""
 _ONE = np.float32(1)
 _BYTES = (2, 2, 4, 32)
-"""Of what comes down for each block: its scale, the sum of its squared codes, its length in scales, its codes."""
+"""Bytes copied to the host per block: scale, sum of squared codes, squared length in units of the scale, codes."""
 
 
 def contribute4(
@@ -48,14 +48,14 @@ def contribute4(
     Args:
         anchor_N: φ, on the host.
         local_N: θ, float32, on any device. Neither is changed.
-        largest, least_bits, most_bits: of codes and scales, as the codec says.
-        scale_bits_B, packed, squares_B: where results go, on the host.
-        factor: shortens what is encoded.
-    Returns the sum of the squares of what was encoded, to float32's precision in each block; NaN when a value is not
+        largest, least_bits, most_bits: limits of codes and scales, from the codec.
+        scale_bits_B, packed, squares_B: outputs, on the host.
+        factor: scales the difference.
+    Returns the sum of the squares of the scaled difference, with float32 precision in each block; NaN if a value is not
     finite.
     """
     limits, total = (float(largest), int(least_bits), int(most_bits), float(factor)), 0.0
-    # Used again for each chunk: its copy is through when `to` returns, which waits since nothing else is said.
+    # Reused for each chunk: `to` is blocking by default, so its copy is complete when it returns.
     longest = min(CHUNK_ELEMENTS, len(anchor_N))
     room = torch.empty(longest, dtype=torch.float32, device="cpu", pin_memory=local_N.is_cuda)
     for start in range(0, len(anchor_N), CHUNK_ELEMENTS):
@@ -77,15 +77,15 @@ def contribute4(
 def _encoded(
     anchor_N: torch.Tensor, local_N: torch.Tensor, largest: float, least_bits: int, most_bits: int, factor: float
 ) -> torch.Tensor:
-    """Return the bytes of all scales, of the sums of squared codes, of Σ (value / scale)² and of codes, end to end.
+    """Return the concatenated bytes of all scales, sums of squared codes, Σ (value / scale)², and codes.
 
-    Σ in units of the scale, so that squares of the largest and of the smallest numbers are numbers still.
+    Σ is in units of the scale, so that squares of very large and very small numbers neither overflow nor underflow.
     """
     delta_BK = (anchor_N - local_N).view(-1, BLOCK)
     if factor != 1.0:
         delta_BK.mul_(factor)
     peak_bits_B = (delta_BK.view(torch.int32) & _MAGNITUDE).amax(dim=1)
-    # By a tensor: a plain number would be taken for a factor of 1 / number on a GPU, which rounds otherwise.
+    # Divide by a tensor: on a GPU, dividing by a scalar multiplies by its inverse, which rounds differently.
     quotient_B = peak_bits_B.view(torch.float32) / torch.full_like(peak_bits_B, largest, dtype=torch.float32)
     scale_bits_B = ((quotient_B.view(torch.int32) + 0xFFFF) >> 16).clamp(least_bits, most_bits)
     scale_bits_B = torch.where(peak_bits_B == 0, 0, scale_bits_B)
@@ -101,11 +101,11 @@ def _encoded(
 
 
 def agrees(where: torch.device, reference: Callable[..., float], limits: Limits) -> bool:
-    """Return whether a device encodes as the host does: numbers of all magnitudes, zeros among them, shortened too.
+    """Return whether a device encodes exactly as the host does; tests numbers of all magnitudes, zeros and a factor.
 
     Args:
         reference: `spans.contribute4`.
-        limits: of codes and scales, as the codec says.
+        limits: limits of codes and scales, from the codec.
     """
     rng = np.random.Generator(np.random.Philox(key=7))
     powers_N = np.exp2(rng.integers(-140, 120, _TRIED)).astype(np.float32)
@@ -114,11 +114,11 @@ def agrees(where: torch.device, reference: Callable[..., float], limits: Limits)
     anchor_N.flags.writeable = local_N.flags.writeable = False
     try:
         there = _tried(contribute4, anchor_N, torch.tensor(local_N, device=where), limits)
-    except (RuntimeError, TypeError):  # an operation that is not there, or no memory for it
+    except (RuntimeError, TypeError):  # a missing operation, or not enough memory
         return False
     if there != _tried(reference, anchor_N, local_N, limits):
         return False
-    # Halves are exact but of the very smallest.
+    # Halving is exact except for the very smallest numbers.
     half, start = np.float32(0.5), _TRIED // 2
     there = _tried(
         partial(contribute4, factor=half), anchor_N[start:], torch.tensor(local_N[start:], device=where), limits

@@ -1,6 +1,6 @@
-"""Radial means (`outer/radial.py`) of blocks in registers, and of whole vectors of floats, with the bits of NumPy's.
+"""Radial means (`outer/radial.py`) of single blocks and of whole float vectors, bitwise equal to the NumPy code.
 
-Multiply and add stay two roundings: numba fuses them only where `fastmath` allows it, which nobody may set here.
+Multiply and add round separately: numba fuses them only with `fastmath`, which must not be set here.
 
 Legend: N = 64 B elements, B blocks, K = 64 elements of a block, P vectors.
 """
@@ -22,7 +22,7 @@ _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
 
 @_inlined
 def sum_of_block(wide_K):  # type: ignore[no-untyped-def]
-    """Add halves to each other until one number is left, as `outer/radial.py` does; what was there is lost."""
+    """Add halves to each other until one number is left, as `outer/radial.py` does; overwrites the input."""
     half = _HALF
     while half:
         for k in range(half):
@@ -43,7 +43,7 @@ def add_direction(values_K, factor, is_first, direction_K):  # type: ignore[no-u
 
 @_inlined
 def mend_length(direction_K, radius, least, square_K, mean_K):  # type: ignore[no-untyped-def]
-    """Write the radial mean of a block: its direction, as long as `outer/radial.py` wants it."""
+    """Write the radial mean of a block: its direction, with the length defined in `outer/radial.py`."""
     for k in range(_BLOCK):
         square_K[k] = direction_K[k] * direction_K[k]
     square = max(sum_of_block(square_K), least)
@@ -68,7 +68,7 @@ def _radial_block(vectors_PN, shares_P, start, wide_K, direction_K, mean_K):  # 
 
 @_compiled
 def radial_mean(vectors_PN, shares_P, is_radial_B, mean_N):  # type: ignore[no-untyped-def]
-    """Write the mean: radial in blocks that are marked, and plain, rounded after each step, in all others."""
+    """Write the mean: radial in marked blocks; plain, rounded after each step, in the others."""
     wide_K, direction_K = np.empty(_BLOCK, np.float64), np.empty(_BLOCK, np.float64)
     for b in range(is_radial_B.size):
         start = b * _BLOCK
@@ -87,6 +87,6 @@ def radial_mean(vectors_PN, shares_P, is_radial_B, mean_N):  # type: ignore[no-u
 
 
 def try_out() -> None:
-    """Use the loop once, as `outer/radial.py` does."""
+    """Call the loop once, as `outer/radial.py` does."""
     two_PN, is_radial_B = frozen(np.ones((2, 2 * _BLOCK), np.float32)), frozen(np.array([True, False]))
     radial_mean(two_PN, frozen(np.ones(2, np.float32)), is_radial_B, np.empty(2 * _BLOCK, np.float32))

@@ -1,7 +1,7 @@
-"""What is done to a span of 4-bit codes, in one pass each: contribute it, average it, and follow an entry.
+"""Fused operations on a span of 4-bit codes, each in one pass: contribute, average, and follow an entry.
 
-The same operations in the same order as the loops of `blocks.py` and `vectors.py` one after the other, so the same
-bits; but φ, m and θ come from memory once, and what lies between the operations never goes there.
+The operations and their order are the same as in the loops of `blocks.py` and `vectors.py`, so the bits are the same.
+But φ, m and θ are read from memory only once, and intermediate results are never written there.
 
 Legend: N = 64 B elements, B blocks, K = 64 elements of a block, P contributions.
 """
@@ -30,13 +30,13 @@ _inlined = njit(inline="always", error_model="numpy", boundscheck=False)
 
 @_inlined
 def _is_scale(scale_bits, least_bits, most_bits):  # type: ignore[no-untyped-def]
-    """Return whether an encoder writes it: anything negative or not finite is larger, as an integer."""
+    """Return whether the scale is valid; negative and non-finite scales are larger as integers."""
     return scale_bits <= most_bits and (scale_bits >= least_bits or scale_bits == 0)
 
 
 @_inlined
 def _pack_block(codes_K, out):  # type: ignore[no-untyped-def]
-    """Write a block's codes, two to a byte; return the sum of their squares."""
+    """Write a block's codes, two per byte; return the sum of their squares."""
     for k in range(HALF):
         out[k] = (codes_K[2 * k] & np.uint32(15)) | ((codes_K[2 * k + 1] & np.uint32(15)) << np.uint32(4))
     total = np.int32(0)
@@ -50,7 +50,7 @@ def _pack_block(codes_K, out):  # type: ignore[no-untyped-def]
 def contribute4(anchor_N, local_N, largest, least_bits, most_bits, scale_bits_B, packed, squares_B):  # type: ignore[no-untyped-def]
     """Encode φ − θ, rounded to nearest, with the sum of the squared codes of each block.
 
-    Returns the sum of the squares of φ − θ, added up as `sum_of_squares` does; NaN when a value is not finite.
+    Returns the sum of the squares of φ − θ, in the order of `sum_of_squares`; NaN if a value is not finite.
     """
     delta_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
     lanes_K = np.zeros(BLOCK, np.float64)
@@ -87,16 +87,15 @@ def _decode_block(scale_bits, held, values_K):  # type: ignore[no-untyped-def]
 
 @_compiled
 def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[no-untyped-def]
-    """Outer step along an entry, and θ's merge with `keep`: its own contribution leaves, if there is one.
+    """Do an outer step along an entry, and merge θ with `keep`: remove its own contribution, if there is one.
 
     Args:
-        entry, own: (bits of scales, codes) each; `own` is empty where nothing is to leave θ.
+        entry, own: (bits of scales, codes) each; `own` is empty if there is nothing to remove from θ.
         vectors: φ, m, θ.
         rates: η, μ.
-        limits: the largest code, and the bits of the least and the largest scale.
-        next_vectors: where the next φ, m and θ go.
-    Returns False for a code or scale that no encoder writes, and where a φ is not finite: what was written then is not
-    to be used.
+        limits: the largest code, and the bits of the smallest and largest scale.
+        next_vectors: outputs for the next φ, m and θ.
+    Returns False for an invalid code or scale, or if φ is not finite; the outputs must not be used then.
     """
     (entry_scales_B, entry_codes), (own_scales_B, own_codes) = entry, own
     (anchor_N, momentum_N, local_N), (rate, momentum), (largest, least_bits, most_bits) = vectors, rates, limits
@@ -135,12 +134,11 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
 def average4(  # type: ignore[no-untyped-def]
     scales_PB, codes_PN, shares_P, is_radial_B, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
 ):
-    """Encode Σ share · value, rounded to nearest where `noise_N` is empty, with the squared codes of each block.
+    """Encode Σ share · value, rounded to nearest if `noise_N` is empty, with the squared codes of each block.
 
-    Blocks that `is_radial_B` marks have a radial mean (`outer/radial.py`); none has where it is empty.
+    Blocks marked in `is_radial_B` use the radial mean (`outer/radial.py`); none if it is empty.
 
-    Returns False for a code or scale that no encoder writes, and where a sum is not finite: what was written then is
-    not to be used.
+    Returns False for an invalid code or scale, or if a sum is not finite; the outputs must not be used then.
     """
     values_K, mean_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
     direction_K, square_K = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
@@ -188,7 +186,7 @@ def average4(  # type: ignore[no-untyped-def]
 
 
 def try_out() -> None:
-    """Use each loop once, as `span/span_work.py` and `span/vector_work.py` do."""
+    """Call each loop once, as `span/span_work.py` and `span/vector_work.py` do."""
     vector_N, out_N = frozen(np.ones(BLOCK, np.float32)), np.empty(BLOCK, np.float32)
     scale_bits_B, packed = np.empty(1, np.uint16), np.empty(HALF, np.uint8)
     limits = (np.float32(7), np.uint32(0x0080), np.uint32(0x7E00))

@@ -1,6 +1,6 @@
-"""Steps of the outer maths over whole vectors, each in one pass, with the bits of `outer/`'s NumPy code.
+"""Steps of the outer update over whole vectors, each in one pass, bitwise equal to the NumPy code in `outer/`.
 
-Multiply and add stay two roundings: numba fuses them only where `fastmath` allows it, which nobody may set here.
+Multiply and add round separately: numba fuses them only with `fastmath`, which must not be set here.
 
 Legend: N elements of a span.
 """
@@ -25,7 +25,7 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
 
 @_compiled
 def outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, next_momentum_N):  # type: ignore[no-untyped-def]
-    """m ← μ m + g; φ ← φ − η (g + μ m); too small is zero. False when φ is not finite somewhere."""
+    """m ← μ m + g; φ ← φ − η (g + μ m); too small values become zero. False if an element of φ is not finite."""
     peak = np.uint32(0)
     for n in range(update_N.size):
         moved = momentum_N[n] * momentum + update_N[n]
@@ -61,7 +61,7 @@ def difference(anchor_N, local_N, delta_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def sum_of_squares(vector_N):  # type: ignore[no-untyped-def]
-    """Return the sum of the squares in float64, added up lane by lane, always in the same order."""
+    """Return the sum of the squares in float64, added lane by lane in a fixed order."""
     lanes = np.zeros(_LANES, np.float64)
     whole = vector_N.size // _LANES * _LANES
     for first in range(0, whole, _LANES):
@@ -94,7 +94,7 @@ def add_scaled(vector_N, share, mean_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def is_finite(vector_N):  # type: ignore[no-untyped-def]
-    """Return whether all values are."""
+    """Return whether all values are finite."""
     peak = np.uint32(0)
     for n in range(vector_N.size):
         peak = max(peak, bits_of(vector_N[n]) & _MAGNITUDE)
@@ -103,7 +103,7 @@ def is_finite(vector_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def is_within(vector_N, most):  # type: ignore[no-untyped-def]
-    """Return whether all values are 0, or not too small and of at most `most` (a float's bits) in magnitude."""
+    """Return whether all values are 0, or not too small and at most `most` (the bits of a float) in magnitude."""
     peak, least = np.uint32(0), _MAGNITUDE
     for n in range(vector_N.size):
         magnitude = bits_of(vector_N[n]) & _MAGNITUDE
@@ -120,7 +120,7 @@ def subtract(vector_N, delta_N):  # type: ignore[no-untyped-def]
 
 
 def try_out() -> None:
-    """Use each loop once, as `outer/` does."""
+    """Call each loop once, as `outer/` does."""
     vector_N, share = frozen(np.ones(_LANES, np.float32)), np.float32(0.5)
     one_N, other_N = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     outer_step(vector_N, vector_N, vector_N, share, share, one_N, other_N)

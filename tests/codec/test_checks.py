@@ -25,7 +25,7 @@ def test_a_contiguous_vector_is_not_copied() -> None:
 def test_a_wrong_size_is_told_with_both_numbers(received_bytes: int) -> None:
     with pytest.raises(FrameError) as error:
         bytes_of_size("int4", bytes(received_bytes), 640, 340)
-    assert str(error.value) == f"int4 span of 640 elements came as {received_bytes} bytes; expected 340"
+    assert str(error.value) == f"int4 span of 640 elements has {received_bytes} bytes; expected 340"
 
 
 def test_items_wider_than_a_byte_are_counted_as_bytes() -> None:
@@ -59,7 +59,7 @@ def test_values_that_are_not_finite_are_counted_and_placed() -> None:
         refuse_non_finite_update(vector_N)
     assert str(ours.value) == (
         "the update to encode holds 3 of 5 values that are not finite, the first at element 1; "
-        "it is left out of this round"
+        "it is skipped in this round"
     )
     with pytest.raises(FrameError) as theirs:
         refuse_frame_out_of_bounds("bfloat16", vector_N)

@@ -20,7 +20,7 @@ def test_every_name_finds_the_codec_that_carries_it() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         codec_named(name)
-    assert str(error.value) == f"no codec is called {name!r}; known are float32, bfloat16, int8, int4, topk2"
+    assert str(error.value) == f"unknown codec {name!r}; expected one of float32, bfloat16, int8, int4, topk2"
 
 
 @pytest.mark.parametrize(

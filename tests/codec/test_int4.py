@@ -57,7 +57,7 @@ def test_the_empty_nibble_must_be_empty(nibble: int) -> None:
     for call in (CODEC.decode, CODEC.squared_norm):
         with pytest.raises(FrameError) as error:
             call(encoded, 3)
-        assert str(error.value) == "int4 span of 3 elements holds a code 4; expected 0 there"
+        assert str(error.value) == "int4 span of 3 elements has a code 4; expected 0 there"
 
 
 def test_a_bad_code_in_a_later_chunk_is_placed() -> None:

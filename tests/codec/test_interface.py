@@ -111,7 +111,7 @@ def test_squared_norm_does_not_depend_on_the_order_of_blocks(codec: Codec) -> No
 def test_bytes_of_any_length_decode_or_raise_frame_error(codec: Codec, elements: int, encoded: bytes) -> None:
     for call in (codec.decode, codec.squared_norm):
         if len(encoded) != codec.encoded_bytes(elements):
-            with pytest.raises(FrameError, match=f"{elements} elements came as {len(encoded)} bytes"):
+            with pytest.raises(FrameError, match=f"{elements} elements has {len(encoded)} bytes"):
                 call(encoded, elements)
 
 

@@ -27,7 +27,7 @@ def test_scales_then_codes_neither_to_be_written_to(codec: BlockCodec) -> None:
 
 @both_codecs
 def test_an_encoding_of_the_wrong_size_has_no_parts(codec: BlockCodec) -> None:
-    with pytest.raises(FrameError, match="span of 128 elements came as"):
+    with pytest.raises(FrameError, match="span of 128 elements has"):
         codec.parts(codec.encode(np.ones(129, np.float32)), 128)
 
 

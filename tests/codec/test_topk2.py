@@ -296,7 +296,10 @@ def test_places_that_do_not_rise_are_refused(places: tuple[int, int, int], pair:
     place_bits = sum(place << (12 * index) for index, place in enumerate(places))
     encoded = bytes(4) + place_bits.to_bytes(6, "little") + bytes(1)
     before, after = pair
-    assert refusal(encoded, 96) == f"topk2 span of 96 elements keeps element {after} after {before}; expected rising"
+    assert (
+        refusal(encoded, 96)
+        == f"topk2 span of 96 elements keeps element {after} after {before}; expected increasing order"
+    )
 
 
 def test_places_begin_anew_in_each_block() -> None:
@@ -316,16 +319,16 @@ def test_a_place_beyond_a_short_block_is_refused(place: int) -> None:
 @pytest.mark.parametrize("place", [1, 16, 4095])
 def test_the_empty_place_must_be_empty(place: int) -> None:
     encoded = bytes(4) + (place << 12).to_bytes(3, "little") + bytes(1)
-    assert refusal(encoded, 1) == "topk2 span of 1 elements holds a place 2; expected 0 there"
+    assert refusal(encoded, 1) == "topk2 span of 1 elements has a place 2; expected 0 there"
 
 
 @pytest.mark.parametrize("code", [0b0100, 0b110000, 0b10000000])
 def test_empty_codes_must_be_empty(code: int) -> None:
-    assert refusal(bytes(7) + bytes([code]), 40) == "topk2 span of 40 elements holds a code 2; expected 0 there"
+    assert refusal(bytes(7) + bytes([code]), 40) == "topk2 span of 40 elements has a code 2; expected 0 there"
 
 
 @pytest.mark.parametrize("elements", [0, 1, 4096, 4097])
 def test_a_span_of_another_size_is_refused(elements: int) -> None:
     size = CODEC.encoded_bytes(elements)
-    expected = f"topk2 span of {elements} elements came as {size + 1} bytes; expected {size}"
+    expected = f"topk2 span of {elements} elements has {size + 1} bytes; expected {size}"
     assert refusal(bytes(size + 1), elements) == expected
