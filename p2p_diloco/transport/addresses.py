@@ -1,4 +1,4 @@
-"""Multiaddrs as people and records write them: which of them can be dialled, and what dialling said."""
+"""Multiaddrs in texts and records: select those that can be dialled, and explain failed dials."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LONGEST_EXPLANATION = 600
 
 
 def sort_addresses(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return the TCP addresses of `peer` among `addresses`, without their `/p2p/…` end, in their order.
+    """Return the TCP addresses of `peer` among `addresses`, in order, without their `/p2p/…` suffix.
 
     Raises:
-        PeerError: none is left.
+        PeerError: there is none.
     """
     suffix = f"/p2p/{format_peer_id(peer)}"
     usable = tuple(
@@ -39,13 +39,13 @@ def sort_addresses(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def host_of(address: str) -> str | None:
-    """Return the IP address in a plain TCP multiaddr; None for names, and for what leads through a relay."""
+    """Return the IP address of a plain TCP multiaddr; None for host names and relayed addresses."""
     match = _HOST_AND_PORT.fullmatch(address)
     return match[1] if match is not None else None
 
 
 def port_in(address: str) -> int | None:
-    """Return the TCP port of a multiaddr, with or without a peer id at its end; None where there is none."""
+    """Return the TCP port of a multiaddr, with or without a peer id at its end, or None."""
     match = _PORT.search(address)
     return int(match[1]) if match is not None else None
 
@@ -56,27 +56,27 @@ def tcp_address(host: str, port: int) -> str:
 
 
 def without_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses that are worth telling others: loopback only when nothing else exists."""
+    """Return the addresses without loopback ones, unless there is nothing else."""
     return tuple(address for address in addresses if not is_loopback(address)) or tuple(addresses)
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a multiaddr leads nowhere but into this machine."""
+    """Return whether a multiaddr is a loopback address."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 def explain_refusal(words: str) -> str:
-    """Shorten what p2pd says of a failed dial to one reason per address."""
+    """Shorten p2pd's error of a failed dial to one reason per address."""
     reasons = [f"{_shorten_address(address)} {_reason(text)}" for address, text in _DIAL_LINE.findall(words)]
     if reasons:
         return "; ".join(reasons)[:_LONGEST_EXPLANATION]
     if "dial backoff" in words:
-        return "it failed a moment ago, libp2p waits before it tries again"
+        return "it failed a moment ago; libp2p waits before it tries again"
     return " ".join(words.split())[:_LONGEST_EXPLANATION]
 
 
 def have_crossed(words: str) -> bool:
-    """Return whether two called each other at one moment: TCP makes that one connection, with two callers on it."""
+    """Return whether two peers dialled each other simultaneously: TCP makes that one connection with two initiators."""
     return "message is too short" in words
 
 

@@ -1,7 +1,7 @@
-"""A connection as a stream of bytes, whose long reads go from the socket straight to where they are wanted.
+"""A connection as a byte stream, with long reads directly from the socket into their target buffer.
 
-asyncio's StreamReader gathers what comes in a buffer and copies each read out of it; of a frame of some hundred
-kilobytes that is two copies more than are needed, and a pause and a resumption of the socket on top.
+asyncio's StreamReader collects incoming bytes in a buffer and copies each read out of it. For a frame of some hundred
+kilobytes, that is two unnecessary copies, and a pause and resumption of the socket.
 """
 
 from __future__ import annotations
@@ -13,60 +13,60 @@ from typing import Any, Protocol, cast
 from p2p_diloco.memory.slabs import FEWEST_BYTES, passing_bytes
 
 AHEAD_BYTES = 16 * 1024
-"""Of what comes unasked: lengths, small frames, the beginning of a long one."""
+"""Size of the buffer for bytes that no read has requested yet: lengths, small frames, the beginning of a long one."""
 FIRST_BYTES = 1024 * 1024 + 4096
-"""Memory for a long read is taken at once up to this, and then as its bytes come: the other end only says how many.
+"""Memory for a long read is allocated at once up to this size, then as its bytes arrive: the length is untrusted.
 
-A piece of state, 1 MiB and what is said of it, comes within it; memory that grows is copied."""
+A piece of state, 1 MiB plus its header, fits within it; growing memory would have to be copied."""
 
 
 class ByteReader(Protocol):
-    """What is read from a connection."""
+    """The reading side of a connection."""
 
     @property
     def bytes_received(self) -> int:
-        """What has come so far, read or not."""
+        """Number of bytes received so far, read or not."""
         ...
 
     async def readexactly(self, n: int, /) -> bytes | bytearray | memoryview:
-        """Return `n` bytes; IncompleteReadError at an earlier end."""
+        """Return `n` bytes; raise IncompleteReadError if the stream ends before."""
         ...
 
     async def read(self, n: int, /) -> bytes:
-        """Return up to `n` bytes, none at the end."""
+        """Return up to `n` bytes, or none at the end of the stream."""
         ...
 
 
 class ByteWriter(Protocol):
-    """What is written to a connection."""
+    """The writing side of a connection."""
 
     @property
     def transport(self) -> Any:
-        """The connection itself."""
+        """The asyncio transport of the connection."""
         ...
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Send `data`, soon."""
+        """Queue `data` for sending."""
         ...
 
     def write_eof(self) -> None:
-        """Say that nothing more will be written."""
+        """Half-close: nothing more will be written."""
         ...
 
     def has_room(self) -> bool:
-        """Return whether `drain` would return at once."""
+        """Return whether `drain` would return immediately."""
         ...
 
     async def drain(self) -> None:
-        """Wait until there is room for more; ConnectionError when nobody will read it."""
+        """Wait until there is room for more; raise ConnectionError if the connection is lost."""
         ...
 
 
 class ByteStream(asyncio.BufferedProtocol):
-    """Both ends of one connection, for one task that reads and one that writes.
+    """Both directions of one connection, for one reading and one writing task.
 
     Args:
-        connected: told of this stream once it is open.
+        connected: called with this stream once it is open.
     """
 
     transport: asyncio.Transport
@@ -86,15 +86,17 @@ class ByteStream(asyncio.BufferedProtocol):
         self._room.set()
         self._is_lost = False
 
-    # -- what the loop tells
+    # -- callbacks of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hear that the connection is open."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none, but do all that one does
+        """Called when the connection is open."""
+        self.transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports are not subclasses, but have the same methods
         self._connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Say where the next bytes go."""
+        """Return the buffer for the next bytes."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._begin == self._end:
@@ -102,12 +104,12 @@ class ByteStream(asyncio.BufferedProtocol):
         return self._ahead[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hear that so many bytes have come."""
+        """Called when `nbytes` bytes have been received."""
         self.bytes_received += nbytes
         if self._target is not None:
             self._filled += nbytes
             if self._filled == len(self._target):
-                self._target = None  # what follows may come before the task that reads goes on
+                self._target = None  # more bytes may arrive before the reading task continues
                 self._wake_reader()
             return
         self._end += nbytes
@@ -116,32 +118,32 @@ class ByteStream(asyncio.BufferedProtocol):
         self._wake_reader()
 
     def eof_received(self) -> bool:
-        """Hear that the other end has said all; this one may go on writing."""
+        """Called when the other end has half-closed; this end may continue to write."""
         self._is_over = True
         self._wake_reader()
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Hear that the connection is gone."""
+        """Called when the connection is lost."""
         self._is_over = self._is_lost = True
         self._error = exc
         self._room.set()
         self._wake_reader()
 
     def pause_writing(self) -> None:
-        """Hear that more is buffered than should be."""
+        """Called when the write buffer is too full."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Hear that there is room again."""
+        """Called when there is room again."""
         self._room.set()
 
     # -- reading
 
     async def readexactly(self, n: int, /) -> bytes | bytearray | memoryview:
-        """Return `n` bytes; those of a long read lie in memory of their own.
+        """Return `n` bytes; a long read returns newly allocated memory.
 
-        What a long read has taken is lost when it is cancelled: then the stream is of no use any more.
+        If a long read is cancelled, its bytes are lost and the stream is unusable.
 
         Raises:
             asyncio.IncompleteReadError: the stream ended before.
@@ -156,14 +158,14 @@ class ByteStream(asyncio.BufferedProtocol):
         return self._take(n)
 
     async def read(self, n: int, /) -> bytes:
-        """Return what has come, up to `n` bytes, or wait for it; nothing at the end."""
+        """Return up to `n` received bytes, waiting for at least one; nothing at the end."""
         while self._begin == self._end and not self._is_over:
             await self._wait()
         return self._take(n)
 
     async def _read_long(self, n: int) -> bytearray | memoryview:
         if FEWEST_BYTES <= n <= FIRST_BYTES:
-            # Not on the heap: an entry stays for a cycle, in the place of a gradient that was gone for a moment.
+            # Not on the heap: an entry stays for a cycle and would take the place of a gradient freed for a moment.
             own = passing_bytes(n)
             await self._fill(own, 0, n)
             return own
@@ -176,7 +178,7 @@ class ByteStream(asyncio.BufferedProtocol):
             found += bytes(min(len(found), n - len(found)))
 
     async def _fill(self, found: bytearray | memoryview, at: int, n: int) -> int:
-        """Fill `found` from `at` on; return its length."""
+        """Fill `found` from `at` to its end; return its length."""
         with memoryview(found) as whole:
             held = min(self._end - self._begin, len(found) - at)
             whole[at : at + held] = self._ahead[self._begin : self._begin + held]
@@ -193,7 +195,7 @@ class ByteStream(asyncio.BufferedProtocol):
         return len(found)
 
     def _take(self, n: int) -> bytes:
-        """Return up to `n` of the bytes that came unasked."""
+        """Return up to `n` bytes from the read-ahead buffer."""
         taken = bytes(self._ahead[self._begin : min(self._begin + n, self._end)])
         self._skip(len(taken))
         return taken
@@ -204,7 +206,7 @@ class ByteStream(asyncio.BufferedProtocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Move what nobody has read to the front; where it fills all, let the other end wait."""
+        """Move unread bytes to the front; if they fill the buffer, pause reading."""
         held = bytes(self._ahead[self._begin : self._end])
         self._begin, self._end = 0, len(held)
         self._ahead[: len(held)] = held
@@ -231,16 +233,16 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Send `data`, soon; it must not change any more.
+        """Queue `data` for sending; it must not change afterwards.
 
         Raises:
-            OSError: the connection is lost; what a loop's own transport says then differs from loop to loop.
+            OSError: the connection is lost; the transports of different loops would raise different errors.
         """
         self._check_not_lost()
         self.transport.write(data)
 
     def write_eof(self) -> None:
-        """Say that nothing more will be written.
+        """Half-close: nothing more will be written.
 
         Raises:
             OSError: the connection is lost.
@@ -249,17 +251,17 @@ class ByteStream(asyncio.BufferedProtocol):
         self.transport.write_eof()
 
     def has_room(self) -> bool:
-        """Return whether `drain` would return at once."""
+        """Return whether `drain` would return immediately."""
         return self._room.is_set() and not self._is_lost and not self.transport.is_closing()
 
     async def drain(self) -> None:
         """Wait until there is room for more.
 
         Raises:
-            OSError: nobody will read it.
+            OSError: the connection is lost.
         """
         if self.transport.is_closing():
-            await asyncio.sleep(0)  # or who writes on and on would never hear that it is lost
+            await asyncio.sleep(0)  # otherwise a busy writer would never notice the loss
         if not self._room.is_set():
             await self._room.wait()
         self._check_not_lost()

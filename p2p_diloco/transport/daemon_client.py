@@ -1,7 +1,7 @@
-"""Requests to p2pd over its control socket: who am I, connect, open a stream, hand me streams.
+"""Requests to p2pd over its control socket: identify, connect, open streams, accept streams.
 
-hivemind's own client leaves its socket open when a call fails or is cancelled, and cannot bound a call; this one
-closes what it opened, whatever happens. Messages are hivemind's protobufs; they stop at this border.
+hivemind's client leaves its socket open when a call fails or is cancelled, and its calls cannot time out; this one
+always closes what it opened. Messages are hivemind's protobufs, which are not used outside this module.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ StreamHandler = Callable[[PeerId, str, StreamPair], None]
 
 
 class DaemonRefusal(PeerError):
-    """p2pd could not do what was asked; its own words."""
+    """p2pd refused a request; the text is its own."""
 
 
 class DaemonClient:
-    """Talks with the p2pd that listens on `control_path`. No call is bounded here: bound it with `asyncio.timeout`."""
+    """Client of the p2pd that listens on `control_path`. Calls have no timeout: use `asyncio.timeout`."""
 
     def __init__(self, control_path: Path) -> None:
         self._control_path = control_path
 
     @asynccontextmanager
     async def hold_daemon(self) -> AsyncIterator[None]:
-        """Keep the daemon alive while inside: p2pd ends by itself when the last such connection closes."""
+        """Keep the daemon alive inside the block: p2pd exits when the last such connection closes."""
         messages = p2pd_messages()
         reader, writer = await self._open()
         try:
@@ -54,14 +54,14 @@ class DaemonClient:
             writer.transport.abort()
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
-        """Return the daemon's peer id and the multiaddrs, without `/p2p/…`, under which it believes to be reached."""
+        """Return the daemon's peer id and its presumed multiaddrs, without `/p2p/…`."""
         messages = p2pd_messages()
         response = await self._ask(messages.Request(type=messages.Request.IDENTIFY))
         addresses = (_parse_address(raw) for raw in response.identify.addrs)
         return _peer_of(response.identify.id), tuple(address for address in addresses if address is not None)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_seconds: float) -> None:
-        """Connect to `peer` at any of `addresses` (without `/p2p/…`); none: wherever the daemon knows it to be."""
+        """Connect to `peer` at any of `addresses` (without `/p2p/…`); if empty, at any address known to the daemon."""
         messages = p2pd_messages()
         connect = messages.ConnectRequest(
             peer=_ED25519_ID_PREFIX + peer,
@@ -71,7 +71,7 @@ class DaemonClient:
         await self._ask(messages.Request(type=messages.Request.CONNECT, connect=connect))
 
     async def connections(self) -> list[tuple[PeerId, str]]:
-        """Return the connections that are open now: with whom, and the other end's address as it is seen here."""
+        """Return the open connections: the peer, and its address as seen here."""
         messages = p2pd_messages()
         response = await self._ask(messages.Request(type=messages.Request.LIST_PEERS))
         found: list[tuple[PeerId, str]] = []
@@ -82,13 +82,13 @@ class DaemonClient:
         return found
 
     async def disconnect(self, peer: PeerId) -> None:
-        """Close the connection to `peer` with all its streams."""
+        """Close the connection to `peer` and all its streams."""
         messages = p2pd_messages()
         disconnect = messages.DisconnectRequest(peer=_ED25519_ID_PREFIX + peer)
         await self._ask(messages.Request(type=messages.Request.DISCONNECT, disconnect=disconnect))
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_seconds: float) -> StreamPair:
-        """Open a stream that speaks `protocol` to `peer`, which should be connected."""
+        """Open a stream of `protocol` to `peer`, which should be connected."""
         messages = p2pd_messages()
         wanted = messages.StreamOpenRequest(
             peer=_ED25519_ID_PREFIX + peer, proto=[protocol], timeout=max(1, math.ceil(timeout_seconds))
@@ -110,7 +110,7 @@ class DaemonClient:
     async def accept_streams(
         self, protocols: Sequence[str], socket_path: Path, handler: StreamHandler
     ) -> AsyncIterator[None]:
-        """Have streams of `protocols` handed to `handler` while inside."""
+        """Pass incoming streams of `protocols` to `handler` inside the block."""
 
         async def accept(stream: ByteStream) -> None:
             try:
@@ -136,7 +136,7 @@ class DaemonClient:
                 await self._register(protocol, socket_path)
             yield
         finally:
-            server.close()  # not waited for: from Python 3.12 on that would wait for every stream
+            server.close()  # do not wait: since Python 3.12 that would wait for every stream
             for task in accepting:
                 task.cancel()
 
@@ -179,7 +179,7 @@ def _is_ed25519(raw: bytes) -> bool:
 
 def _peer_of(raw: bytes) -> PeerId:
     if not _is_ed25519(raw):
-        raise PeerError(f"a peer with a key other than Ed25519 ({len(raw)} bytes of id) cannot take part")
+        raise PeerError(f"a peer whose key is not Ed25519 ({len(raw)} bytes of id) is not supported")
     return PeerId(bytes(raw[len(_ED25519_ID_PREFIX) :]))
 
 
@@ -206,10 +206,10 @@ async def _write_message(writer: ByteWriter, message: Any) -> None:
 
 
 async def _read_message(reader: ByteReader, message: Any) -> None:
-    """Fill `message` from its length and its bytes.
+    """Read a length-prefixed `message`.
 
     Raises:
-        FrameError: it is longer than any that p2pd sends, ends early, or is none.
+        FrameError: it is longer than any message of p2pd, ends early, or is malformed.
     """
     length = shift = 0
     try:
@@ -228,5 +228,5 @@ async def _read_message(reader: ByteReader, message: Any) -> None:
         raise FrameError("the libp2p daemon closed the connection within a message") from None
     try:
         message.ParseFromString(bytes(encoded))
-    except Exception:  # protobuf's own errors, which share no class with any that is known here
-        raise FrameError(f"{length} bytes of the libp2p daemon are no message") from None
+    except Exception:  # protobuf's own errors, which have no common base class
+        raise FrameError(f"{length} bytes of the libp2p daemon are not a message") from None

@@ -1,7 +1,7 @@
-"""Where peers find each other: short signed records of who takes part in a run, and under which addresses.
+"""Peer discovery: short signed records of the peers of a run and their addresses.
 
-A directory is a noticeboard, not an authority: records may be missing, old or of peers that are gone. What it does
-hold was signed by the peer that it names.
+A directory is not an authority: records may be missing, outdated or of peers that are gone. But each record is signed
+by the peer that it names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_RECORD_BYTES = 2048
 MAX_ADDRESSES = 4
 MAX_ADDRESS_BYTES = 256
 MAX_LIFETIME_SECONDS = 24 * 3600.0
-"""A record may be kept for so long after it was issued; a copy can not be made to last by somebody else."""
+"""Maximum lifetime of a record after it was issued; nobody else can extend it."""
 
 MOST_AHEAD_SECONDS = 3600.0
-"""So far ahead of our clock a record may have been issued; records of the future would always be the youngest."""
+"""Maximum time by which a record's issue time may be ahead of our clock; otherwise it would always count as newest."""
 
 _DOMAIN = b"p2p-diloco peer record\x00"
 _VERSION = 1
@@ -34,7 +34,7 @@ _ADDRESS_LENGTH = struct.Struct(">H")
 
 
 class PeerRole(enum.Enum):
-    """What a peer does in the run."""
+    """The role of a peer in the run."""
 
     TRAINER = 1
     BOOTSTRAP = 2
@@ -43,16 +43,16 @@ class PeerRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
-    """One peer's signed word on how to reach it.
+    """A peer's signed record of how to reach it.
 
     Attributes:
-        run: digest of the manifest; records of other runs are not mixed.
-        peer: who it is; the signature is checked with it.
-        addresses: full multiaddrs, `/p2p/<id>` included; empty when it cannot be dialled.
-        can_be_dialled: whether the peer believes so.
-        role: what it does in the run.
-        issued_at: unix seconds of its own clock; of two records the later one counts.
-        signature: Ed25519 over all the rest.
+        run: digest of the manifest; records of different runs are kept separate.
+        peer: id of the peer, which is the key that verifies the signature.
+        addresses: full multiaddrs, including `/p2p/<id>`; empty if it cannot be dialled.
+        can_be_dialled: whether the peer believes that it can be dialled.
+        role: its role in the run.
+        issued_at: Unix seconds of its own clock; the later of two records counts.
+        signature: Ed25519 signature of all other fields.
     """
 
     run: Digest
@@ -64,11 +64,11 @@ class PeerRecord:
     signature: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the bounded binary form."""
+        """Return the binary form, which has a bounded size."""
         return self._body() + self.signature
 
     def is_authentic(self) -> bool:
-        """Return whether the peer that the record names has signed it."""
+        """Return whether the record is signed by the peer that it names."""
         return is_signed_by(self.peer, _DOMAIN + self._body(), self.signature)
 
     def _body(self) -> bytes:
@@ -87,7 +87,7 @@ def sign_record(
     role: PeerRole,
     issued_at: float,
 ) -> PeerRecord:
-    """Return the signed record of the peer that holds `key`; addresses beyond what a record takes are left out."""
+    """Return the signed record of the peer with `key`; addresses that do not fit are omitted."""
     kept: list[str] = []
     room = MAX_RECORD_BYTES - _HEAD.size - SIGNATURE_BYTES
     for address in addresses:
@@ -102,9 +102,9 @@ def sign_record(
     return replace(unsigned, signature=signature)
 
 
-@functools.lru_cache(maxsize=4096)  # one record comes again and again, and checking a signature takes 0.1 ms
+@functools.lru_cache(maxsize=4096)  # the same record arrives often, and checking a signature takes 0.1 ms
 def decode_record(encoded: bytes) -> PeerRecord:
-    """Read one record and check its signature.
+    """Parse one record and check its signature.
 
     Raises:
         FrameError: it is too long, malformed, or not signed by the peer that it names.
@@ -147,29 +147,29 @@ def _read_addresses(encoded: bytes, count: int) -> tuple[tuple[str, ...], int]:
 
 
 class Directory(ABC):
-    """The noticeboard of one run."""
+    """The directory of one run."""
 
     @abstractmethod
     async def announce(self, record: PeerRecord, expires_at: float) -> None:
-        """Publish `record` until `expires_at` (unix seconds), instead of an earlier one of the same peer.
+        """Publish `record` until `expires_at` (Unix seconds), replacing an earlier one of the same peer.
 
-        Clocks of peers differ: let records live for many minutes and announce again long before the end.
+        Clocks of peers differ: use lifetimes of many minutes and announce again long before the end.
 
         Raises:
-            PeerError: nobody took it; try again later.
+            PeerError: no peer stored it; try again later.
         """
 
     @abstractmethod
     async def peers(self) -> tuple[PeerRecord, ...]:
-        """Return the newest record of each peer that is known now, in the order of peer ids.
+        """Return the newest record of each known peer, in the order of peer ids.
 
         Raises:
-            PeerError: nobody answered; try again later.
+            PeerError: no peer answered; try again later.
         """
 
 
 class MemoryDirectory(Directory):
-    """A directory for peers in one process. `now_seconds` tells the time; `is_down` makes every call fail."""
+    """A directory for peers in one process. `now_seconds` returns the time; `is_down` makes every call fail."""
 
     def __init__(self, now_seconds: Callable[[], float]) -> None:
         self._now_seconds = now_seconds

@@ -1,7 +1,7 @@
-"""Where in the DHT a run's records lie: spread over a fixed number of keys, so that no node carries a whole run.
+"""The DHT keys of a run's records: spread over a fixed number of keys, so that no node serves a whole run.
 
-A thousand records under one key are a value of 300 kB that one node and its replicas hand to everybody. A record lies
-in the shard that its peer's id hashes to, and nowhere else. Nothing here acts: keys, places, and what is accepted.
+A thousand records under one key would be a value of 300 kB, which one node and its replicas send to everybody. A record
+is stored only in the shard given by the hash of its peer's id. This module is pure: keys, shards, and validation.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, MOST_AHEAD_SECONDS, decode_record
 
 SHARDS = 16
-"""Of 1,024 peers each shard holds about 64, some 20 kB; asked for four at a time, far below hivemind's 4 MiB."""
+"""With 1,024 peers, each shard has about 64, some 20 kB; four are requested at a time, far below hivemind's 4 MiB."""
 MOST_IN_SHARD = 512
-"""Records that a reader takes from one shard: ids cost nothing, so anybody can make many for the same one."""
+"""Maximum records read from one shard: ids are free, so an attacker can create many for the same shard."""
 
 _KEY_PREFIX = b"p2p-diloco/1/"
 
 
 def shard_of(peer: PeerId) -> int:
-    """Return in which shard the record of `peer` lies, 0 to `SHARDS` - 1; anybody can work it out."""
+    """Return the shard of the record of `peer`, 0 to `SHARDS` - 1; a function of its id."""
     return sha256(_KEY_PREFIX, peer)[0] % SHARDS
 
 
@@ -41,8 +41,8 @@ def choose_some(peers: Collection[bytes], draw: bytes) -> Collection[bytes]:
     """Return at most `MOST_IN_SHARD` of `peers`: all, or a sample.
 
     Args:
-        draw: fresh random bytes for each look. Who floods a shard cannot make ids that are always taken, and a peer
-            that was left out this time may be taken the next.
+        draw: new random bytes for each read, so that an attacker cannot create ids that are always chosen, and a peer
+            that was omitted once may be chosen the next time.
     """
     if len(peers) <= MOST_IN_SHARD:
         return peers
@@ -50,16 +50,16 @@ def choose_some(peers: Collection[bytes], draw: bytes) -> Collection[bytes]:
 
 
 def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float, now: float) -> bool:
-    """Return whether a DHT entry is a signed record of a peer in the peer's own shard, with an honest lifetime.
+    """Return whether a DHT entry is a signed record of a peer in that peer's shard, with a valid lifetime.
 
-    One peer has one such place: its id can be packed in other ways, which do not count.
+    Each peer has exactly one valid place: other msgpack encodings of its id are refused.
 
     Args:
-        key: SHA-1 of the directory key, as the DHT addresses it.
+        key: SHA-1 of the directory key, as used by the DHT.
         subkey: msgpack of the peer id, in its shortest form.
         value: msgpack of the encoded record.
-        expires_at: unix seconds; not covered by the signature, so it is bounded by the time of issue.
-        now: unix seconds, by this peer's clock.
+        expires_at: Unix seconds; not covered by the signature, so it is bounded by the time of issue.
+        now: Unix seconds of this peer's clock.
     """
     try:
         record = decode_record(_unpack_bytes(value))
@@ -75,7 +75,7 @@ def is_acceptable(key: bytes, subkey: bytes, value: bytes, expires_at: float, no
 
 
 def _unpack_bytes(packed: bytes) -> bytes:
-    """Read a msgpack `bin` of up to 64 KiB that holds all of `packed`."""
+    """Parse `packed`, which must be exactly one msgpack `bin` of up to 64 KiB."""
     for mark, width in ((0xC4, 1), (0xC5, 2)):
         if packed[:1] == bytes((mark,)):
             start = 1 + width

@@ -1,10 +1,10 @@
-"""How much of what was sent on one lane may be under way, that is, not yet read by the other end.
+"""A flow-control window: how many bytes of one lane may be in flight, that is, sent but not yet read.
 
-The queues of a line lie out of sight: the daemon and the system take a megabyte for each link, which a thin line
-carries only in many seconds. A vector that waits there comes late whatever its deadline, and so does all that follows
-it, heartbeats and clocks included. So who is written to says what it has read, and no more is under way than comes
-within a moment: a window that grows while what fills it comes at once, and shrinks when that takes longer (by delay and
-not by loss, as TCP Vegas).
+The buffers below us are invisible: the daemon and the system buffer a megabyte per link, which a slow connection needs
+many seconds to send. A vector waiting there is late regardless of its deadline, and so is everything after it,
+including heartbeats and clock messages. So the receiver acknowledges what it has read, and the window limits the bytes
+in flight to what arrives within a moment. It grows while full windows arrive quickly, and shrinks when they take longer
+(based on delay, not loss, as in TCP Vegas).
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ FIRST_BYTES = 256 * KIB
 FEWEST_BYTES = 64 * KIB
 MOST_BYTES = 64 * MIB
 MOMENT_SECONDS = 1.0
-"""Longer than a peer is silent that trains with all of its cores, and short beside a round of half a minute."""
+"""Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
 AT_ONCE_SECONDS = 0.5
-"""What comes within this shows that the line would carry more: longer than the way to any place on Earth and back, but
-by a satellite far out, whose links keep the first window. Between the two the window stays: no to and fro."""
+"""An acknowledgement within this time shows that the connection could carry more. It exceeds any round trip on Earth,
+except over geostationary satellites, whose links keep the first window. Between the two times the window stays, to
+avoid oscillation."""
 
 
 class Sent(NamedTuple):
-    """A frame that is under way.
+    """A frame in flight.
 
     Attributes:
-        at: seconds; when its write began.
-        deadline: seconds; until when somebody wants it.
-        num_bytes: of it.
-        with_all_before: bytes that were under way once it was sent: when it is read, so much has come since.
+        at: start of its write, seconds.
+        deadline: end of its usefulness, seconds.
+        num_bytes: size of the frame.
+        with_all_before: bytes in flight after it was sent; this many have arrived since then once it is read.
     """
 
     at: float
@@ -41,12 +42,12 @@ class Sent(NamedTuple):
 
 
 class FlightWindow:
-    """The window of one lane. A state machine; the clock is an argument, in seconds that nobody sets.
+    """The window of one lane. A state machine; the time is an argument, in monotonic seconds.
 
     Attributes:
-        window_bytes: what may be under way; a longer frame goes when nothing else does.
-        bytes_under_way: what is.
-        last_read_at: seconds; when the other end said last that it had read something.
+        window_bytes: maximum bytes in flight; a longer frame is sent when nothing else is in flight.
+        bytes_under_way: bytes in flight.
+        last_read_at: time of the last acknowledgement, seconds.
     """
 
     __slots__ = ("_frames", "_read_of_first", "bytes_under_way", "last_read_at", "window_bytes")
@@ -60,23 +61,23 @@ class FlightWindow:
 
     @property
     def oldest(self) -> Sent | None:
-        """The frame that was sent first of those under way."""
+        """The oldest frame in flight."""
         return self._frames[0] if self._frames else None
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a frame of so many bytes may be sent."""
+        """Return whether a frame of `num_bytes` bytes may be sent."""
         return not self._frames or self.bytes_under_way + num_bytes <= self.window_bytes
 
     def send(self, num_bytes: int, now: float, deadline: float) -> None:
-        """Note that a frame is being sent."""
+        """Record that a frame is being sent."""
         self.bytes_under_way += num_bytes
         self._frames.append(Sent(now, deadline, num_bytes, self.bytes_under_way))
 
     def read(self, num_bytes: int, now: float) -> int:
-        """Hear that the other end has read so many bytes more, in the order in which they were sent.
+        """Record that the other end has read `num_bytes` more bytes, in the order in which they were sent.
 
         Returns:
-            how many of them were under way: it may say more than it was sent.
+            The number of them that were in flight: a peer may acknowledge more than it was sent.
         """
         known = min(num_bytes, self.bytes_under_way)
         if known:
@@ -90,7 +91,7 @@ class FlightWindow:
         return known
 
     def _learn(self, sent: Sent, now: float) -> None:
-        """Double by what filled the window and came at once; shrink to what comes in a moment, as a late one shows."""
+        """Grow (up to doubling) after a full window that arrived quickly; after a late frame, shrink to its rate."""
         seconds = now - sent.at
         if seconds <= AT_ONCE_SECONDS:
             if 2 * sent.with_all_before > self.window_bytes:
@@ -100,6 +101,6 @@ class FlightWindow:
             self.window_bytes = min(self.window_bytes, max(come, FEWEST_BYTES))
 
     def lose(self) -> None:
-        """Hear that what is under way will not be read: its stream is gone, and another carries the lane."""
+        """Record that the bytes in flight are lost: their stream is gone, and another carries the lane."""
         self._frames.clear()
         self.bytes_under_way = self._read_of_first = 0

@@ -1,8 +1,9 @@
-"""Frames on a stream of bytes: u32 length, then that many bytes. Reads and writes both end in bounded time.
+"""Frames on a byte stream: u32 length, then that many bytes. Reads and writes both end in bounded time.
 
-A length of zero is the greeting, sent once by either end of a new stream. It proves that the other *process* reads,
-not only its daemon: a stopped peer's daemon goes on taking streams. A length whose highest bit is set is none: it says
-how many bytes of bulk frames this end has read in all, for the other end's `FlightWindow`, and nothing follows it.
+A length of zero is the greeting, sent once by each end of a new stream. It proves that the other *process* reads, not
+only its daemon: the daemon of a stopped peer still accepts streams. A length with the highest bit set is an
+acknowledgement: the total number of bytes of bulk frames read by this end, for the other end's `FlightWindow`. No frame
+follows it.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, SplitFram
 from p2p_diloco.transport.pace import Pace
 
 STALL_SECONDS = 5.0
-"""After its deadline a frame whose reader goes on may take longer; one that is not read for so long may not."""
+"""A frame may take longer than its deadline while its reader makes progress, but not without progress for this long."""
 WRITE_BUFFER_BYTES = 256 * 1024
-"""Bytes of one stream that may lie here for the daemon to take; with more, writing waits."""
+"""Maximum bytes of one stream buffered for the daemon; beyond that, writes wait."""
 READ_MODULUS = 2**31
 _LENGTH = struct.Struct(">I")
 _GREETING = _LENGTH.pack(0)
 END = _LENGTH.pack(0)
-"""The last frame of a stream. A half-closed stream is no substitute: at its end p2pd closes the receiver's socket in
-both directions, and a write that then fails discards whatever the receiver has not read yet."""
+"""The last frame of a stream. Half-closing is not an alternative: at its end p2pd closes the receiver's socket in both
+directions, and a write that then fails discards what the receiver has not read yet."""
 _ONE_WRITE_BYTES = 64 * 1024
 
 
 def reading_of(num_bytes: int) -> bytes:
-    """Return what says that so many bytes of bulk frames were read in all, modulo `READ_MODULUS`."""
+    """Return the acknowledgement for a total of `num_bytes` bytes of bulk frames read, modulo `READ_MODULUS`."""
     return _LENGTH.pack(READ_MODULUS | num_bytes)
 
 
 async def greet(reader: ByteReader, writer: ByteWriter) -> None:
-    """Send the greeting and wait for the other end's; bound it with `asyncio.timeout_at`.
+    """Send the greeting and wait for the other end's; limit it with `asyncio.timeout_at`.
 
     Raises:
-        FrameError: something else came, or the stream ended.
+        FrameError: something else arrived, or the stream ended.
     """
     try:
         writer.write(_GREETING)
         heard = await reader.readexactly(FRAME_PREFIX_BYTES)
     except (asyncio.IncompleteReadError, OSError):
-        raise FrameError("the stream was closed before it began") from None
+        raise FrameError("the stream was closed before the greeting") from None
     if heard != _GREETING:
         raise FrameError("the stream did not begin with a greeting")
 
@@ -54,26 +55,26 @@ async def greet(reader: ByteReader, writer: ByteWriter) -> None:
 async def read_frame(
     reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
 ) -> bytes | bytearray | memoryview | int | None:
-    """Return the next frame, or None at `END` or at the end of the stream. Waits for a length as long as it takes.
+    """Return the next frame, or None at `END` or at the end of the stream. Waits for a length without limit.
 
-    On the control lane an int may come instead: how many bytes of bulk frames the sender has read in all.
+    On the control lane it may return an int instead: the total bytes of bulk frames read by the sender.
 
     Args:
-        pace: of the line, for frames that have to wait for it; their sender is not blamed for that time.
+        pace: bandwidth cap for frames that must wait for it; that time does not count against the sender.
     Raises:
-        FrameError: the frame is too long, or was cut off; memory is taken only as its bytes come.
-        PeerError: the stream broke, or the frame did not come in time.
+        FrameError: the frame is too long or was cut off; memory is allocated only as its bytes arrive.
+        PeerError: the stream broke, or the frame did not arrive in time.
     """
     name = short_peer_id(sender)
     try:
         length = _LENGTH.unpack(await reader.readexactly(FRAME_PREFIX_BYTES))[0]
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise FrameError(f"{name} closed the connection within a length of a {lane.value} frame") from None
+            raise FrameError(f"{name} closed the connection within the length of a {lane.value} frame") from None
         return None
     except OSError:
-        # The daemon resets a stream that has ended where it has not passed on all that was
-        # written to it; what came before was read.
+        # The daemon resets an ended stream if it has not forwarded everything written to it;
+        # what arrived before was read.
         return None
     if length >= READ_MODULUS and lane is Lane.CONTROL:
         return int(length - READ_MODULUS)
@@ -90,7 +91,7 @@ async def read_frame(
             return await reader.readexactly(length)
     except asyncio.IncompleteReadError as error:
         came = len(error.partial)
-        raise FrameError(f"{name} sent {came} of {length} bytes of a {lane.value} frame and was gone") from None
+        raise FrameError(f"{name} sent {came} of {length} bytes of a {lane.value} frame and disconnected") from None
     except TimeoutError:
         raise PeerError(f"{name} did not finish a {lane.value} frame of {length} bytes in {seconds:.1f} s") from None
     except OSError as error:
@@ -98,7 +99,7 @@ async def read_frame(
 
 
 async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace: Pace) -> bytes:
-    """Read so many bytes as the line's cap lets them pass; `seconds` is how long the sender may be waited for."""
+    """Read `length` bytes within the bandwidth cap; wait for the sender at most `seconds`."""
     loop = asyncio.get_running_loop()
     frame = bytearray()
     while len(frame) < length:
@@ -124,14 +125,15 @@ async def write_frame(
     limits: TransportLimits,
     last_read_at: Callable[[], float] = lambda: float("-inf"),
 ) -> None:
-    """Write one frame by `deadline` (loop time), or as long as the other end goes on reading: its line may be thin.
+    """Write one frame by `deadline` (loop time), or later while the other end keeps reading: its connection may be slow.
 
-    It must have read all of it when it would itself have given up waiting for such a frame.
+    It must have read the whole frame by the time at which it would itself give up on such a frame.
 
     Args:
-        last_read_at: when the other end said last that it reads: what it reads lies with daemons already.
+        last_read_at: returns the time of the other end's last acknowledgement, since the frames that it reads are
+            already buffered by daemons.
     Raises:
-        PeerError: the stream broke, or the other end does not read; what was written so far spoils the stream.
+        PeerError: the stream broke, or the other end does not read; the stream is unusable after a partial write.
     """
     with blame(receiver, lane):
         if isinstance(frame, SplitFrame):
@@ -147,7 +149,7 @@ async def write_frame(
 
 @contextlib.contextmanager
 def blame(receiver: PeerId, lane: Lane) -> Iterator[None]:
-    """Turn what goes wrong with writing into the error of the peer that does not read."""
+    """Convert write errors into a PeerError of the peer that does not read."""
     name = short_peer_id(receiver)
     try:
         yield
@@ -158,12 +160,12 @@ def blame(receiver: PeerId, lane: Lane) -> Iterator[None]:
 
 
 def not_read_in_time(receiver: PeerId, lane: Lane) -> str:
-    """Say why a link is lost whose other end reads too slowly or not at all."""
+    """Return the reason for a link lost because the other end reads too slowly or not at all."""
     return f"{short_peer_id(receiver)} did not read a {lane.value} frame by its deadline"
 
 
 def frame_prefix(frame: Frame) -> bytes:
-    """Return what goes before a frame."""
+    """Return the length prefix of a frame."""
     return _LENGTH.pack(len(frame))
 
 
@@ -173,13 +175,15 @@ async def drain(
     """Wait until there is room again.
 
     Raises:
-        TimeoutError: nothing was read by the deadline, or later for `STALL_SECONDS`, or there is none at `last`.
+        TimeoutError: there was no progress by the deadline, or later for `STALL_SECONDS`, or no room by `last`.
     """
     if writer.has_room():
         return  # the common case, without a timer
     loop = asyncio.get_running_loop()
     left, read_at = writer.transport.get_write_buffer_size(), last_read_at()
-    until = max(deadline, min(loop.time() + STALL_SECONDS, last))  # who began late had no time to show that it reads
+    until = max(
+        deadline, min(loop.time() + STALL_SECONDS, last)
+    )  # after a late start, give the reader time to make progress
     while True:
         try:
             async with asyncio.timeout_at(until):

@@ -1,7 +1,7 @@
-"""Where hivemind comes in: imported when first needed, in parts, silenced, and untyped behind this line.
+"""The interface to hivemind: imported on first use, in parts, with its logging redirected.
 
-hivemind 1.1.12 ships no type hints that a checker can use, brings its own log handler, and renames a log level. What
-crosses this border is `Any` on the far side and plain values on ours.
+hivemind 1.1.12 has no usable type hints, installs its own log handler, and renames a log level. Its objects are `Any`;
+our side uses plain values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ToOurLogger(logging.Handler):
-    """Passes hivemind's messages on as debugging notes: what matters to people is said by us."""
+    """Forwards hivemind's log messages at debug level; we report what matters to users ourselves."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.debug("%s: %s", record.name, clean_text(record.getMessage()))
@@ -29,10 +29,10 @@ class _ToOurLogger(logging.Handler):
 
 @functools.cache
 def load_hivemind() -> Any:
-    """Import what is needed of hivemind, silence and guard it; return the package.
+    """Import the needed parts of hivemind, redirect its logging and guard its parser; return the package.
 
-    Takes a while: call it outside the loop first. Its log output goes to our logger at debug level; every msgpack
-    message is scanned before it is parsed.
+    The first call is slow: make it outside the event loop. Log output goes to our logger at debug level, and every
+    msgpack message is scanned before it is parsed.
     """
     package = _package_by_parts()
     log_module = importlib.import_module("hivemind.utils.logging")
@@ -51,26 +51,26 @@ def load_hivemind() -> Any:
 
 @functools.cache
 def p2pd_messages() -> Any:
-    """Return the module of protobuf messages that p2pd speaks."""
+    """Return the module with p2pd's protobuf messages."""
     load_hivemind()
     return importlib.import_module("hivemind.proto.p2pd_pb2")
 
 
 def _package_by_parts() -> Any:
-    """Return hivemind so that importing a part of it imports that part only.
+    """Return the hivemind package such that importing a part of it imports only that part.
 
-    The package itself imports all of its parts, and with its layers for experts all of SciPy: 42 MB of which a peer
-    needs nothing. Who asks the package for something that is not there yet gets the whole.
+    The package imports all of its parts, and with its expert layers all of SciPy: 42 MB that a peer does not need.
+    Accessing a missing attribute of the package imports the whole.
     """
     if "hivemind" in sys.modules:
         return sys.modules["hivemind"]
     spec = importlib.util.find_spec("hivemind")
     if spec is None or spec.loader is None:
-        return importlib.import_module("hivemind")  # which says that it is missing
+        return importlib.import_module("hivemind")  # raises the import error
     loader, package = spec.loader, importlib.util.module_from_spec(spec)
 
     def import_whole(name: str) -> Any:
-        if f"hivemind.{name}" in sys.modules:  # being imported just now
+        if f"hivemind.{name}" in sys.modules:  # currently being imported
             return sys.modules[f"hivemind.{name}"]
         if name.startswith("__") and name != "__version__":
             raise AttributeError(f"module 'hivemind' has no attribute {name!r}")
@@ -97,7 +97,7 @@ def _guard_parser(serializer: Any, dictionary_class: Any) -> None:
 
 
 def _restore_bounds(dictionary: Any) -> None:
-    """Put right what a dictionary says of itself: a size that is no number ends a search for all keys, and for ever."""
+    """Recompute a dictionary's metadata: a size that is not a number would permanently break searches for all keys."""
     dictionary.maxsize = math.inf
     expiries = (entry.expiration_time for entry in dictionary.data.values())
     dictionary.latest_expiration_time = max(expiries, default=-math.inf)

@@ -1,6 +1,6 @@
-"""Reads what comes on one stream of a link, frame by frame, no faster than this peer's line and the lane allow.
+"""Read one stream of a link, frame by frame, no faster than the bandwidth cap and the lane's limit allow.
 
-What is not read stays with the daemon, then with TCP, then with the sender: that is all the back-pressure there is.
+Unread bytes stay in the daemon, then in TCP, then at the sender: this is the only back-pressure.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from p2p_diloco.transport.stream_link import LaneStream
 
 CONTROL_BURST_SECONDS = 8.0
 MOST_CONTROL_SHARE = 0.25
-"""Of a capped line, for the control frames of one peer: more would leave too little to what the others send."""
+"""Maximum share of a download cap for the control frames of one peer; more would leave too little for the others."""
 
 
 class LaneReader:
     """The reader of one stream.
 
     Args:
-        pace: of the line, if it has a cap: bulk frames wait for it, control frames are counted.
-        was_read: told how many bytes of bulk frames the sender says that it has read in all.
+        pace: bandwidth cap, if there is one: bulk frames wait for it, control frames are only counted.
+        was_read: called with the total bytes of bulk frames that the sender acknowledges.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LaneReader:
             return frame
 
     async def _slow_down(self, num_bytes: int) -> None:
-        """Count a control frame; wait only behind a sender that floods this lane."""
+        """Count a control frame; wait only if the sender floods this lane."""
         if self._pace is not None:
             self._pace.count(num_bytes)
         now = asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
-"""Writes what waits on one lane of one link, frame by frame, for as long as the link lives.
+"""Write the queue of one lane of one link, frame by frame, until the link is lost.
 
-Under a cap on the line the frames of bulk lanes take turns and go out in pieces: never more at once than the cap lets
-pass. A frame whose reader is slower than the cap gives its turn away, so that nobody waits for who does not read.
+With an upload cap, the frames of bulk lanes take turns and are sent in pieces, within the cap. A frame whose reader is
+slower than the cap gives up its turn, so that other peers do not wait for a slow reader.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
 
 EXPIRY_SECONDS = 1e-3
-"""After its deadline nobody wants a frame any more; at it, clocks may differ by a rounding."""
+"""Tolerance after a deadline, for rounding differences between clocks."""
 
 
 class LaneWriter:
     """The writer of one lane; `run` is a task of its link.
 
     Args:
-        pace: of the line, if it has a cap: bulk frames wait for it, control frames are counted.
+        pace: bandwidth cap, if there is one: bulk frames wait for it, control frames are only counted.
         went_idle: set when nothing is left to write.
-        end_stream: told of a stream that must be closed, and why.
+        end_stream: called with a stream that must be closed, and the reason.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class LaneWriter:
                 await self._write_whole()
 
     async def _wait_for_room(self) -> bool:
-        """Wait until the next frame may be under way; False when there is none any more, or the link is lost.
+        """Wait until the window has room for the next frame; False if there is no frame left, or the link is lost.
 
-        What is read no more is given up when its reader would itself have given up waiting for such a frame.
+        Without progress, give up at the time at which the reader would itself give up waiting for such a frame.
         """
         link, loop = self._link, asyncio.get_running_loop()
         while not link.is_lost:
@@ -97,7 +97,7 @@ class LaneWriter:
         return False
 
     async def _write_whole(self) -> None:
-        """Write the first frame that somebody still wants, if any."""
+        """Write the first frame that has not expired, if any."""
         stream, posted = self._link.streams[self._lane][0], self._take()
         if posted is None:
             return
@@ -118,7 +118,7 @@ class LaneWriter:
             self._end_stream(self._link, stream, str(error))
 
     async def _write_in_turn(self, pace: Pace) -> None:
-        """Write the first frame that somebody still wants when it is this lane's turn: it may have waited for long."""
+        """Write the first frame that has not expired when it is this lane's turn, which may take long."""
         try:
             await self._take_turn(pace)
             stream, posted = self._link.streams[self._lane][0], self._take()
@@ -142,7 +142,7 @@ class LaneWriter:
             pace.turn.release()
 
     def _take(self) -> PostedFrame | None:
-        """Return the first frame that somebody still wants; None without one, or without room for it after all."""
+        """Return the first frame that has not expired; None if there is none, or no room for it."""
         outbox, flight, now = self._link.outboxes[self._lane], self._link.flight, asyncio.get_running_loop().time()
         posted = outbox.first(now)
         if posted is None:
@@ -156,7 +156,7 @@ class LaneWriter:
         return outbox.take(now)
 
     async def _write_paced(self, stream: LaneStream, posted: PostedFrame, pace: Pace) -> None:
-        """Write a frame piece by piece, with the turn; what the cap makes it wait is not the other end's fault."""
+        """Write a frame piece by piece, holding the turn; waiting for the cap does not count against the other end."""
         frame = memoryview(frame_prefix(posted.frame) + whole(posted.frame))
         left = len(frame)
         self._counters.bytes_waiting += left
@@ -176,12 +176,12 @@ class LaneWriter:
             self._counters.bytes_waiting -= left
 
     async def _give_way(self, stream: LaneStream, deadline: float, patience: float, pace: Pace) -> float:
-        """Let other frames pass while this one's reader is behind; return how many seconds past its deadline it was."""
+        """Give up the turn while this frame's reader is behind; return the seconds waited past its deadline."""
         if stream.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
             return 0.0
         loop = asyncio.get_running_loop()
         began = max(loop.time(), deadline)
-        # Where the cap has used up all the time until the deadline, the reader has a moment to show that it reads.
+        # If the cap has used up the time until the deadline, give the reader a moment to make progress.
         first = deadline if loop.time() < deadline else min(loop.time() + STALL_SECONDS, began + patience)
         self._end_turn(pace)
         await drain(stream.writer, first, began + patience, self._last_read_at)

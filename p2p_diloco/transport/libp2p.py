@@ -1,8 +1,8 @@
-"""Links over libp2p: encrypted, authenticated TCP streams that hivemind's daemon p2pd carries for us.
+"""Links over libp2p: encrypted, authenticated TCP streams, carried by hivemind's daemon p2pd.
 
-Each lane is a libp2p stream with a protocol name that holds the run, so that peers of another run never get a link.
-Who is at the other end is what libp2p's handshake proved. Whatever a peer does or stops doing, one stream's reader
-and one lane's writer are all that wait for it.
+Each lane is a libp2p stream whose protocol name contains the run, so that peers of other runs never get a link.
+libp2p's handshake authenticates the other end. Whatever a peer does or fails to do, only its own stream readers and
+lane writers wait for it.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _GREETING_SECONDS = 10.0
 _STREAMS_PER_LANE = 4  # two peers that dial each other at once have two
 _ADDRESS_REFRESH_SECONDS = 30.0
 _RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
-"""p2pd relays for strangers whatever its flags say; a handler of our own, which closes the stream, replaces its."""
+"""p2pd relays for strangers regardless of its flags; we replace its handler with one that closes the stream."""
 _FIRST_REFRESHES, _FIRST_REFRESH_SECONDS = 6, 5.0
-"""A router takes some seconds to open a port."""
+"""A router needs a few seconds to open a port."""
 _BACKOFF_SECONDS = 5.2
-"""After a failed dial libp2p refuses to try again for five seconds."""
+"""After a failed dial, libp2p refuses another attempt for five seconds."""
 
 
 class Libp2pTransport(Transport):
-    """A `Transport` over libp2p. Starts its own p2pd on entering and ends it on leaving.
+    """A `Transport` over libp2p. Starts its own p2pd on entry and stops it on exit.
 
     Args:
-        peer: this peer; the key in `identity_path` must be its.
+        peer: id of this peer; must match the key in `identity_path`.
         run: digest of the run's manifest.
         identity_path: libp2p key file, see `identity.load_or_create_identity`; lock it first.
         host_maddrs: TCP multiaddrs to listen on; port 0 lets the system choose.
-        announce_maddrs: addresses to tell others instead of those that the machine knows.
-        dial_out_only: do not listen at all; `host_maddrs` is not looked at.
-        map_port: ask the home router for an open port, unless only loopback is listened on; what it opens joins
+        announce_maddrs: addresses to announce instead of the detected ones.
+        dial_out_only: do not listen; `host_maddrs` is ignored.
+        map_port: ask the router to open a port, unless only loopback is listened on; the opened address is added to
             `listen_addresses` some seconds later.
         limits: see `TransportLimits`.
     """
@@ -95,7 +95,7 @@ class Libp2pTransport(Transport):
 
     @property
     def client(self) -> DaemonClient:
-        """Requests to this transport's daemon; for the directory, which shares it."""
+        """Client of this transport's daemon, for the directory, which shares it."""
         assert self._client is not None, "enter the transport first"
         return self._client
 
@@ -145,8 +145,8 @@ class Libp2pTransport(Transport):
         """Open a link, both lanes, to `peer`; see `Transport.dial`.
 
         Raises:
-            PeerError: no address led to the peer.
-            NetworkError: the daemon is gone, and this transport with it.
+            PeerError: the peer could not be reached at any address.
+            NetworkError: the daemon has ended, so the transport is unusable.
         """
         if self._is_linked(peer):
             return
@@ -208,13 +208,13 @@ class Libp2pTransport(Transport):
             await self.client.connect(peer, usable, seconds)
         except DaemonRefusal as error:
             if not is_second and have_crossed(str(error)):
-                # One calls again first, so that they do not cross again.
+                # One of the two retries earlier, so that the dials do not cross again.
                 await asyncio.sleep(_BACKOFF_SECONDS + (1.0 if self.peer > peer else 0.0))
                 return await self._connect(peer, usable, deadline, is_second=True)
             raise PeerError(f"{short_peer_id(peer)} cannot be dialled: {explain_refusal(str(error))}") from None
 
     async def _open_lanes(self, peer: PeerId, deadline: float) -> None:
-        """Open one stream per lane and take them for a link when both were answered."""
+        """Open one stream per lane; they become a link once both are greeted."""
         pairs: dict[Lane, StreamPair] = {}
         try:
             for lane, protocol in self._protocols.items():
@@ -235,8 +235,8 @@ class Libp2pTransport(Transport):
         name = short_peer_id(peer)
         if "protocols not supported" in str(error):
             run = self.run.hex()[:16]
-            return NotInRun(f"{name} does not take part in run {run}, or is of another version: update the older one")
-        return PeerError(f"{name} answers but gives no link: {error}")
+            return NotInRun(f"{name} is not in run {run}, or has another version; update the older one")
+        return PeerError(f"{name} answers, but refuses a link: {error}")
 
     def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
         lane = self._lanes.get(protocol)
@@ -256,9 +256,11 @@ class Libp2pTransport(Transport):
         self._adopt(peer, lane, pair)
 
     def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
-        """Make a greeted stream part of the link to `peer`, and the link up when that was what it lacked."""
+        """Add a greeted stream to the link to `peer`; the link is up once both lanes have a stream."""
         link = self._links.get(peer)
-        if link is not None and link.is_running_out():  # it came back before the last of its old streams was read
+        if (
+            link is not None and link.is_running_out()
+        ):  # the peer reconnected before its old streams were read to the end
             self._lose(link, link.farewell)
             link = None
         is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
@@ -275,7 +277,7 @@ class Libp2pTransport(Transport):
             link.is_up = True
             link.writers = [self._spawn(f"write {lane.value}", self._write_lane, link, lane) for lane in Lane]
             self._tell(self.listener.link_up, peer)
-            for waiting in link.all_streams():  # not before, or a frame could come to the listener before its link
+            for waiting in link.all_streams():  # not earlier, or the listener could receive a frame before `link_up`
                 self._start_reading(link, waiting)
 
     def _start_reading(self, link: StreamLink, stream: LaneStream) -> None:
@@ -312,7 +314,7 @@ class Libp2pTransport(Transport):
             self._run_out(link, stream)
 
     def _run_out(self, link: StreamLink, stream: LaneStream) -> None:
-        """Note that the other end has said all on one stream; what it said on the others may still be on its way."""
+        """Handle the end of one stream; frames on the other streams may still be in flight."""
         stream.has_run_out = True
         if len(link.streams[stream.lane]) > 1:
             self._end_stream(link, stream, "another stream carries this lane")
@@ -322,9 +324,10 @@ class Libp2pTransport(Transport):
             self._wait_for_rest(link, -math.inf)
 
     def _wait_for_rest(self, link: StreamLink, heard: float) -> None:
-        """Lose a link that has begun to close, once no more comes than the slowest line brings that may take part.
+        """Lose a closing link once data arrives more slowly than on the slowest supported connection.
 
-        Vectors that were posted before the good-bye come behind it: on a thin line for longer than anybody lingers.
+        Vectors posted before the farewell may arrive after it; on a slow connection this takes longer than
+        `linger_seconds`.
         """
         now, seconds = link.bytes_received(), self.limits.linger_seconds
         if link.is_lost or now - heard < seconds * self.limits.slowest_bytes_per_second:
@@ -345,7 +348,7 @@ class Libp2pTransport(Transport):
         await writer.run()
 
     def _end_stream(self, link: StreamLink, stream: LaneStream, reason: str) -> None:
-        """Close one stream; without another in its lane the link is lost."""
+        """Close one stream; the link is lost if its lane has no other."""
         stream.writer.transport.abort()
         if stream in link.streams[stream.lane]:
             link.remove(stream)
@@ -365,7 +368,7 @@ class Libp2pTransport(Transport):
         return link.take_down()
 
     async def _say_farewell(self) -> None:
-        """Let what was posted go out, then close every stream and wait for the others to close theirs."""
+        """Send what was posted, then close every stream and wait for the other ends to close theirs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.linger_seconds):
                 while not all(link.is_idle() for link in self._links.values()):
@@ -379,7 +382,7 @@ class Libp2pTransport(Transport):
         peer, addresses = await self.client.identify()
         if peer != self.peer:
             raise NetworkError(
-                f"the key in the identity file is of {short_peer_id(peer)}, not {short_peer_id(self.peer)}"
+                f"the key in the identity file belongs to {short_peer_id(peer)}, not {short_peer_id(self.peer)}"
             )
         listening = addresses if self._settings.host_maddrs else ()
         suffix = f"/p2p/{format_peer_id(peer)}"
@@ -393,7 +396,7 @@ class Libp2pTransport(Transport):
                 async with asyncio.timeout(_ADDRESS_REFRESH_SECONDS):
                     await self._identify()
             except (PeerError, TimeoutError) as error:
-                logger.debug("the libp2p daemon did not tell its addresses: %s", error)
+                logger.debug("the libp2p daemon did not return its addresses: %s", error)
 
     async def _watch_daemon(self) -> None:
         end = await self._daemon.wait_for_end()
@@ -411,7 +414,7 @@ class Libp2pTransport(Transport):
         return task
 
     async def _contain(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Keep a bug that one peer's bytes wake from taking down everything; it is reported to the loop."""
+        """Report exceptions to the loop, so that a bug triggered by one peer's bytes does not stop everything."""
         try:
             await work(*arguments)
         except Exception as error:

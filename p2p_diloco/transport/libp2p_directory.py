@@ -1,7 +1,7 @@
-"""The noticeboard as a DHT: hivemind's `DHTNode` in our own loop, over the p2pd of our transport.
+"""The directory as a DHT: hivemind's `DHTNode` in our own loop, over the p2pd of our transport.
 
-hivemind's own wrapper runs it in a second process behind a pipe that breaks under uvloop. Every call here ends in
-bounded time. Only well-formed, signed peer records are stored or believed, whatever others send.
+hivemind's wrapper runs it in a second process with a pipe that breaks under uvloop. Every call here ends in bounded
+time. Only well-formed, signed peer records are stored or returned, whatever others send.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _REVISIT_SECONDS = 60.0
 _MAX_CACHED_PEERS = 256
 _REPLICAS = 5
 _BEAM = 2 * _REPLICAS
-"""Nodes that a look asks for each shard: enough to meet all replicas, and half of what hivemind asks if not told."""
+"""Nodes queried per shard: enough to find all replicas, and half of hivemind's default."""
 
 
 class Libp2pDirectory(Directory):
-    """The DHT of one run's peers. Enter it after the transport and leave it before.
+    """The DHT of one run's peers. Enter it after the transport and exit it before.
 
     Args:
-        transport: started; its daemon carries the DHT, its listening decides whether this peer stores for others.
-        initial_peers: full multiaddrs of peers to join through, as an invite gives them; none for the first peer.
+        transport: a started transport; its daemon carries the DHT. If it listens, this peer stores records for others.
+        initial_peers: full multiaddrs of peers to join through, as in an invite; empty for the first peer.
 
-    Initial peers and those found later are dialled again from time to time, so that a peer that was alone, or two
-    directories that never met, come together by themselves.
+    Initial peers and those found later are dialled again periodically, so that an isolated peer, or two separate
+    directories, join automatically.
     """
 
     def __init__(self, transport: Libp2pTransport, *, initial_peers: Sequence[str] = ()) -> None:
@@ -61,7 +61,7 @@ class Libp2pDirectory(Directory):
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the DHT node; joining goes on in the background, see `wait_until_joined`."""
+        """Start the DHT node; joining continues in the background, see `wait_until_joined`."""
         await asyncio.to_thread(load_hivemind)
         try:
             async with asyncio.timeout(_CALL_SECONDS):
@@ -69,7 +69,9 @@ class Libp2pDirectory(Directory):
                 self._node = await _create_node(self._p2p, is_client=not self._transport.listen_addresses())
         except TimeoutError:
             await self._stop()
-            raise NetworkError(f"the libp2p daemon did not take the directory in {_CALL_SECONDS:.0f} s") from None
+            raise NetworkError(
+                f"the directory did not start on the libp2p daemon within {_CALL_SECONDS:.0f} s"
+            ) from None
         self._keeper = asyncio.create_task(self._keep_joined(), name="keep the directory joined")
         return self
 
@@ -79,12 +81,12 @@ class Libp2pDirectory(Directory):
         await self._stop()
 
     async def wait_until_joined(self, deadline: float) -> None:
-        """Wait until another peer of the directory answered; at once when there are no initial peers.
+        """Wait until another peer of the directory has answered; return immediately without initial peers.
 
         Args:
             deadline: loop time.
         Raises:
-            NetworkError: nobody did; the text says what happened at each address.
+            NetworkError: none answered; the text gives the reason for each address.
         """
         if not self._initial:
             return
@@ -97,7 +99,7 @@ class Libp2pDirectory(Directory):
             raise NetworkError(self._explain_loneliness(seconds)) from None
 
     def num_neighbours(self) -> int:
-        """Return how many other peers hold the directory together with this one, as far as it knows."""
+        """Return the number of other DHT nodes that this one knows."""
         return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
 
     async def announce(self, record: PeerRecord, expires_at: float) -> None:
@@ -107,7 +109,7 @@ class Libp2pDirectory(Directory):
             self._node.store(key, record.encode(), expires_at, subkey=record.peer, exclude_self=is_client)
         )
         if not is_stored:
-            raise PeerError(f"none of {self.num_neighbours()} peers of the directory took the record")
+            raise PeerError(f"none of {self.num_neighbours()} peers of the directory stored the record")
 
     async def peers(self) -> tuple[PeerRecord, ...]:
         shards = await self._read(directory_keys(self._transport.run))
@@ -118,7 +120,7 @@ class Libp2pDirectory(Directory):
         return tuple(ours)
 
     async def _read(self, keys: Sequence[bytes]) -> list[dict[bytes, Any]]:
-        """Return what lies under each of `keys`, by subkey; keys whose search does not end in time are left out."""
+        """Return the values of each of `keys`, by subkey; keys whose search does not end in time are omitted."""
         searches = await _bounded(
             self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=_BEAM, return_futures=True)
         )
@@ -129,7 +131,7 @@ class Libp2pDirectory(Directory):
                 search.cancel()
         found = [search.result() for search in done if not search.cancelled() and search.exception() is None]
         if not found:
-            raise PeerError(f"the directory did not answer in {_CALL_SECONDS:.0f} s")
+            raise PeerError(f"the directory did not answer within {_CALL_SECONDS:.0f} s")
         return [shard.value for shard in found if shard is not None and isinstance(shard.value, dict)]
 
     def _remember(self, records: Sequence[PeerRecord]) -> None:
@@ -149,7 +151,7 @@ class Libp2pDirectory(Directory):
                     now = asyncio.get_running_loop().time()
                     known = reversed(self._known.items())  # the latest first
                     await self._visit({peer: at for peer, at in known if self._dials.admits(at, now)})
-            except Exception:  # hivemind's errors have many classes, and joining must go on
+            except Exception:  # hivemind raises many classes of errors, and joining must continue
                 logger.debug("joining the directory failed", exc_info=True)
             if self.num_neighbours() > 0:
                 pause = _SHORTEST_PAUSE_SECONDS
@@ -164,7 +166,7 @@ class Libp2pDirectory(Directory):
                 group.create_task(self._visit_one(peer, addresses))
 
     async def _visit_one(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """Connect to one peer and have both enter each other's routing tables."""
+        """Connect to one peer, so that both add each other to their routing tables."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await self._transport.client.connect(peer, sort_addresses(peer, addresses), _CONNECT_SECONDS)
@@ -175,7 +177,7 @@ class Libp2pDirectory(Directory):
             self._failures[peer] = explain_refusal(str(error))
         else:
             if answer is None:
-                self._failures[peer] = f"{short_peer_id(peer)} answered, but keeps no directory"
+                self._failures[peer] = f"{short_peer_id(peer)} answered, but has no directory"
             else:
                 self._failures.pop(peer, None)
                 self._joined.set()
@@ -184,7 +186,7 @@ class Libp2pDirectory(Directory):
         reasons = [self._failures.get(peer, f"{short_peer_id(peer)} timed out") for peer in self._initial]
         return (
             f"none of the {len(self._initial)} bootstrap peers answered within {seconds:.0f} s ({'; '.join(reasons)}); "
-            "is the invite old, or your network blocking outgoing TCP?"
+            "is the invite outdated, or is your network blocking outgoing TCP?"
         )
 
     async def _stop(self) -> None:
@@ -195,7 +197,7 @@ class Libp2pDirectory(Directory):
             try:
                 async with asyncio.timeout(2.0):
                     await self._node.shutdown()
-            except Exception as error:  # a dead daemon cannot take its leave
+            except Exception as error:  # the daemon may be dead already
                 logger.debug("the directory was left in a hurry: %r", error)
         if self._p2p is not None:
             await self._p2p.shutdown()
@@ -203,13 +205,13 @@ class Libp2pDirectory(Directory):
 
 
 async def _bounded(call: Awaitable[Any]) -> Any:
-    """Await one call to the DHT; whatever goes wrong in it is a peer's or the daemon's failure."""
+    """Await one call to the DHT; convert any error in it into a PeerError."""
     try:
         async with asyncio.timeout(_CALL_SECONDS):
             return await call
     except TimeoutError:
-        raise PeerError(f"the directory did not answer in {_CALL_SECONDS:.0f} s") from None
-    except Exception as error:  # hivemind's errors have many classes
+        raise PeerError(f"the directory did not answer within {_CALL_SECONDS:.0f} s") from None
+    except Exception as error:  # hivemind raises many classes of errors
         raise PeerError(f"the directory failed: {error!r}") from error
 
 
@@ -233,7 +235,7 @@ def _group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tup
 
 
 async def _attach(transport: Libp2pTransport) -> Any:
-    """Return hivemind's view of our daemon; its sockets, too, lie in our directory."""
+    """Return hivemind's handle for our daemon, with its sockets in our directory."""
     theirs = importlib.import_module("hivemind.p2p").P2P
     maddr_class = importlib.import_module("hivemind.utils.multiaddr").Multiaddr
     ours: Any = type("P2P", (theirs,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.directory}/"})
@@ -256,7 +258,7 @@ async def _create_node(p2p: Any, *, is_client: bool) -> Any:
 
 
 def _make_validator() -> Any:
-    """Return hivemind's interface to `is_acceptable`."""
+    """Return a hivemind record validator that calls `is_acceptable`."""
     base = importlib.import_module("hivemind.dht.validation").RecordValidatorBase
 
     def validate(_: Any, record: Any) -> bool:

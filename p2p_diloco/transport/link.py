@@ -1,9 +1,8 @@
-"""The one seam to the network: framed messages over authenticated links between peers.
+"""The interface to the network: framed messages over authenticated links between peers.
 
-A link joins two peers of one run, whichever of them dialled. It carries two lanes, each a stream of its own: small
-control frames never wait behind vectors. Everything here is a hint to the sender: a frame that was posted may be
-lost with its link, and only an answer says that it came. Behind this seam are `libp2p` and `memory`; one contract
-test holds both to these words.
+A link connects two peers of one run, whichever of them dialled. It has two lanes, each a separate stream, so that small
+control frames never wait for vectors. Delivery is not guaranteed: a posted frame may be lost with its link, and only a
+reply confirms its arrival. `libp2p` and `memory` implement this interface; the same contract test checks both.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from p2p_diloco.transport.pace import Pace
 KIB = 1024
 MIB = 1024 * KIB
 FRAME_PREFIX_BYTES = 4
-"""Every frame travels behind its length as a big-endian u32."""
+"""Every frame is preceded by its length as a big-endian u32."""
 
 
 class Lane(enum.Enum):
@@ -38,10 +37,10 @@ class Lane(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SplitFrame:
-    """A frame in two parts, that a long vector need not be copied behind what is said of it.
+    """A frame in two parts, so that a long vector need not be copied to follow its header.
 
     Attributes:
-        head: what comes first.
+        head: the first part.
         vector: the rest; it must not change until it is sent.
     """
 
@@ -56,27 +55,27 @@ Frame: TypeAlias = bytes | SplitFrame
 
 
 def whole(frame: Frame) -> bytes:
-    """Return a frame in one part."""
+    """Return a frame as contiguous bytes."""
     return b"".join((frame.head, frame.vector)) if isinstance(frame, SplitFrame) else frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """Bounds that hold whatever a peer sends or fails to read.
+    """Bounds on what any peer can cause, whatever it sends or fails to read.
 
     Attributes:
-        control_frame_bytes: longest control frame, without its length prefix.
-        bulk_frame_bytes: longest bulk frame, without its length prefix.
-        control_queue_bytes: bytes that may wait to be written on one link's control lane.
-        bulk_queue_bytes: the same for the bulk lane.
-        frame_seconds: once a frame's length was read, the rest must come within this time, plus what its bytes take
-            at `slowest_bytes_per_second`; and who writes one waits no longer than that after its deadline.
-        slowest_bytes_per_second: the slowest line that can take part.
-        control_bytes_per_second: a peer whose control frames come faster for long is read no faster.
-        upload_bytes_per_second, download_bytes_per_second: caps on this peer's line, as its packets count; None: none.
-            Bulk frames wait for them, control frames only count.
-        linger_seconds: how long closing waits for frames that are still on their way out.
-        links: number of peers linked at once; one more is turned away, unless the run needs it.
+        control_frame_bytes: maximum size of a control frame, without its length prefix.
+        bulk_frame_bytes: maximum size of a bulk frame, without its length prefix.
+        control_queue_bytes: maximum bytes queued on one link's control lane.
+        bulk_queue_bytes: maximum bytes queued on one link's bulk lane.
+        frame_seconds: once a frame's length is read, the rest must arrive within this time plus the time for its bytes
+            at `slowest_bytes_per_second`; a writer waits no longer than that after the deadline.
+        slowest_bytes_per_second: rate of the slowest supported connection.
+        control_bytes_per_second: maximum sustained rate at which a peer's control frames are read.
+        upload_bytes_per_second, download_bytes_per_second: bandwidth caps, including packet overhead; None: no cap.
+            Bulk frames wait for them, control frames are only counted.
+        linger_seconds: how long closing waits for frames that are being sent.
+        links: maximum number of linked peers; further ones are refused, unless the run needs them.
     """
 
     control_frame_bytes: int = 256 * KIB
@@ -92,34 +91,34 @@ class TransportLimits:
     links: int = 512
 
     def frame_bytes(self, lane: Lane) -> int:
-        """Return the longest frame that `lane` takes."""
+        """Return the maximum size of a frame on `lane`."""
         return self.control_frame_bytes if lane is Lane.CONTROL else self.bulk_frame_bytes
 
     def queue_bytes(self, lane: Lane) -> int:
-        """Return how many bytes may wait to be written on one link's `lane`."""
+        """Return the maximum bytes queued on one link's `lane`."""
         return self.control_queue_bytes if lane is Lane.CONTROL else self.bulk_queue_bytes
 
     def longest_seconds(self, frame_bytes: int) -> float:
-        """Return how long the other end may take over a frame."""
+        """Return the maximum time that the other end may take for a frame."""
         return self.frame_seconds + frame_bytes / self.slowest_bytes_per_second
 
 
 @dataclass(slots=True, kw_only=True)
 class LaneCounters:
-    """What went through one lane since the start, all links together; bytes include the length prefixes."""
+    """Traffic of one lane since the start, summed over all links; bytes include the length prefixes."""
 
     frames_sent: int = 0
     bytes_sent: int = 0
     bytes_read: int = 0
-    """Of the bytes sent, what the other ends have read, as far as they said; of bulk frames only."""
+    """Sent bytes that the other ends have acknowledged; bulk frames only."""
     last_read_at: float = 0.0
-    """Loop time in which they said so last."""
+    """Loop time of the last acknowledgement."""
     frames_received: int = 0
     bytes_received: int = 0
     frames_dropped: int = 0
     """Frames whose deadline passed, or whose link was lost, before their write began."""
     bytes_waiting: int = 0
-    """Of frames that were posted and are not written, without their prefixes."""
+    """Bytes of posted frames that are not written yet, without their prefixes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,32 +134,32 @@ class TransportCounters:
 
 
 def frame_too_long(sender: PeerId, lane: Lane, frame_bytes: int, longest_bytes: int) -> str:
-    """Say why a link was closed whose other end announced more than this peer takes."""
+    """Return the reason for a link closed because the other end announced a frame that is too long."""
     name = short_peer_id(sender)
     return f"{name} announced a {lane.value} frame of {frame_bytes} bytes where 1 to {longest_bytes} are allowed"
 
 
 class TransportListener(Protocol):
-    """What a transport calls, in its own loop. Callbacks are synchronous, short, and may post, dial later, hang up."""
+    """Callbacks of a transport, called in its loop. They must be synchronous and short; they may post and hang up."""
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        """Take one whole frame of an authenticated peer; frames of one lane and link come in order.
+        """Called with each frame of an authenticated peer, in order per lane and link.
 
         Raising PeerError closes the link, with its text as the reason.
         """
 
     def link_up(self, peer: PeerId) -> None:
-        """Hear that frames to `peer` can be posted from now on."""
+        """Called when frames to `peer` can be posted."""
 
     def link_lost(self, peer: PeerId, reason: str) -> None:
-        """Hear that the link is gone; frames that were waiting are dropped. Follows exactly one `link_up`."""
+        """Called when the link to `peer` is lost; queued frames are dropped. Follows exactly one `link_up`."""
 
     def transport_lost(self, error: NetworkError) -> None:
-        """Hear that the transport itself died (its daemon ended); every link was lost just before."""
+        """Called when the transport itself has failed (its daemon ended), after every link was lost."""
 
 
 class SilentListener:
-    """A listener that lets everything pass; the value of `Transport.listener` until somebody sets one."""
+    """A listener that ignores everything; the default of `Transport.listener`."""
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Ignore the frame."""
@@ -176,7 +175,7 @@ class SilentListener:
 
 
 class Transport(ABC):
-    """Message passing with other peers of one run. Set `listener`, then enter with `async with`."""
+    """Message passing between the peers of one run. Set `listener`, then enter with `async with`."""
 
     def __init__(self, *, peer: PeerId, run: Digest, limits: TransportLimits | None = None) -> None:
         self.peer = peer
@@ -184,21 +183,21 @@ class Transport(ABC):
         self.limits = limits if limits is not None else TransportLimits()
         self.listener: TransportListener = SilentListener()
         self.is_needed: Callable[[PeerId], bool] = lambda peer: False
-        """Whether a peer gets a link however many there are; a session says so of members."""
+        """Returns whether a peer gets a link even beyond the limit; a session sets this for members."""
         self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer that calls gets a link at all."""
+        """Returns whether a peer that dials gets a link at all."""
         self.counters = TransportCounters()
         up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
         self.upload = Pace(up) if up is not None else None
         self.download = Pace(down) if down is not None else None
 
     def backlog_bytes(self) -> float:
-        """Return how many bytes of bulk frames are still to go out, and what a cap makes them wait for."""
+        """Return the bytes of bulk frames still to be sent, plus those booked ahead under a cap."""
         return self.counters.bulk.bytes_waiting + (self.upload.debt_bytes() if self.upload is not None else 0.0)
 
     @abstractmethod
     def listen_addresses(self) -> tuple[str, ...]:
-        """Return full multiaddrs, `/p2p/<id>` included, under which others may dial; empty when nobody can."""
+        """Return full multiaddrs, including `/p2p/<id>`, for others to dial; empty if this peer does not listen."""
 
     def listen_ports(self) -> tuple[int, ...]:
         """Return the ports of `listen_addresses`."""
@@ -206,27 +205,27 @@ class Transport(ABC):
 
     @abstractmethod
     async def dial(self, peer: PeerId, addresses: Sequence[str], deadline: float) -> None:
-        """Open a link, both lanes, to `peer`; return at once when there is one.
+        """Open a link, both lanes, to `peer`; return immediately if there is one.
 
         Args:
-            peer: whom; the link is refused when somebody else answers.
+            peer: the peer to dial; fails if another peer answers.
             addresses: full multiaddrs; those of other peers are skipped.
             deadline: loop time by which this returns or raises.
         Raises:
-            PeerError: no address led to the peer; the text says what happened at each.
+            PeerError: the peer could not be reached at any address; the text gives the reason for each.
         """
 
     @abstractmethod
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         """Queue `frame` to `peer` without waiting.
 
-        A frame whose write has not begun by `deadline` (loop time) is dropped; one whose write then stalls past the
-        deadline closes the link, so that a stopped peer never holds more than a queue.
+        A frame whose write has not begun by `deadline` (loop time) is dropped; if its write stalls past the deadline,
+        the link is closed, so that a stopped peer never occupies more than a queue.
 
         Returns:
-            False when there is no link or the lane's queue has no room.
+            False if there is no link or the lane's queue is full.
         Raises:
-            ValueError: the frame is empty or longer than the lane takes: a bug of the caller.
+            ValueError: the frame is empty or too long for the lane: a bug of the caller.
         """
 
     @abstractmethod
@@ -235,45 +234,45 @@ class Transport(ABC):
 
     @abstractmethod
     def hang_up(self, peer: PeerId) -> None:
-        """Close the link to `peer`, if any; the listener hears `link_lost` before this returns.
+        """Close the link to `peer`, if any; `link_lost` is called before this returns.
 
-        Frames whose write has begun still arrive; those that wait are dropped.
+        Frames whose write has begun still arrive; queued ones are dropped.
         """
 
     @abstractmethod
     def linked_peers(self) -> frozenset[PeerId]:
-        """Return the peers with a live link. Sort before iterating where order matters: hashes differ by process."""
+        """Return the peers with a live link. Sort them where order matters: hashes differ between processes."""
 
     @abstractmethod
     async def remote_hosts(self) -> dict[PeerId, tuple[str, ...]]:
-        """Return the IP addresses from which connected peers are seen here, nearest knowledge there is; never relayed.
+        """Return the IP addresses of connected peers as seen here; never relayed ones.
 
         Raises:
-            PeerError: the transport cannot tell now.
+            PeerError: they are not available at the moment.
         """
 
     @abstractmethod
     async def probe(self, peer: PeerId, host: str, port: int, deadline: float) -> None:
-        """Dial `peer` afresh at one place, whether it is linked or not, and check who answers; no link comes about.
+        """Dial `peer` at one address, linked or not, and check who answers; opens no link.
 
         Args:
             host: an IP address.
             deadline: loop time by which this returns or raises.
         Raises:
-            PeerError: it cannot be dialled there; the text says why.
+            PeerError: it cannot be dialled there; the text gives the reason.
         """
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Start. Raises NetworkError or ConfigError with what to do about it."""
+        """Start. Raises NetworkError or ConfigError, with what to do."""
 
     @abstractmethod
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close all links and everything that was started; nothing stays behind on the machine.
+        """Close all links and stop everything that was started; nothing is left on the machine.
 
-        Waits up to `linger_seconds` for frames on their way out. The own listener hears nothing any more.
+        Waits up to `linger_seconds` for frames that are being sent. The own listener is not called any more.
         """
 
     def _check_frame(self, frame: Frame, lane: Lane) -> None:
@@ -282,7 +281,7 @@ class Transport(ABC):
             raise ValueError(f"a {lane.value} frame holds 1 to {longest} bytes, not {len(frame)}")
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Call the listener; its bugs go to the loop's exception handler and take nothing else down."""
+        """Call the listener; its exceptions go to the loop's exception handler and stop nothing else."""
         try:
             callback(*arguments)
         except Exception as error:
@@ -290,7 +289,7 @@ class Transport(ABC):
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
-        """Count and deliver one frame; return why the link must be closed, if the listener says so."""
+        """Count and deliver one frame; return a reason to close the link if the listener raises PeerError."""
         counters = self.counters.lane(lane)
         counters.frames_received += 1
         counters.bytes_received += len(frame) + FRAME_PREFIX_BYTES

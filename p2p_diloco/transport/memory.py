@@ -1,9 +1,9 @@
-"""A network inside one process: delays, losses, cuts and stalls, all on the loop's clock and from one seed.
+"""An in-process network with delays, losses, cuts and stalls, on the loop's clock and from one seed.
 
-Made for a `VirtualTimeLoop`, where a thousand peers exchange frames in no time; on any other loop it runs in real
-time. The model: each lane of a link, in each direction, is a queue of frames that wait to be written, then a pipe of
-`pipe_bytes` (what kernel and daemon buffers hold), emptied in order by the receiver. A stopped receiver fills the
-pipe, the next write stalls, and the frame's deadline closes the link, as it does over libp2p.
+It is made for a `VirtualTimeLoop`, where a thousand peers exchange frames in almost no real time; on any other loop it
+runs in real time. The model: each lane of a link, in each direction, is a queue of frames to be written, then a pipe of
+`pipe_bytes` (the kernel and daemon buffers), emptied in order by the receiver. If a receiver stops, the pipe fills, the
+next write stalls, and the frame's deadline closes the link, as over libp2p.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class _Channel:
         self.stuck: PostedFrame | None = None
 
     def has_waiting_frames(self) -> bool:
-        """Return whether the sender would lose frames by closing now."""
+        """Return whether closing now would lose frames."""
         return self.link.open[self.sender.peer] and (self.writing is not None or len(self.outbox) > 0)
 
 
 class _Link:
-    """Two peers and their four channels; each end learns for itself that the link is gone."""
+    """Two peers and their four channels; each end notices separately that the link is gone."""
 
     __slots__ = ("channels", "ends", "open")
 
@@ -80,7 +80,7 @@ class _Link:
 
 
 class MemoryNetwork(Weather):
-    """Where memory transports meet. `MemoryNetwork(seed, delay_seconds=…, loss=…)`; see `Weather` for all arguments."""
+    """Connects memory transports. `MemoryNetwork(seed, delay_seconds=…, loss=…)`; see `Weather` for all arguments."""
 
     def __init__(self, seed: int = 0, **weather: Unpack[WeatherSettings]) -> None:
         super().__init__(seed, **weather)
@@ -89,7 +89,7 @@ class MemoryNetwork(Weather):
     def transport(
         self, peer: PeerId, *, run: Digest, can_be_dialled: bool = True, limits: TransportLimits | None = None
     ) -> MemoryTransport:
-        """Return a new transport of `peer` on this network; enter it to go on line. A dead peer may come back."""
+        """Return a new transport of `peer` on this network; enter it to go online. A killed peer may return."""
         return MemoryTransport(self, peer=peer, run=run, can_be_dialled=can_be_dialled, limits=limits)
 
     def cut(self, one: PeerId, other: PeerId) -> None:
@@ -116,27 +116,27 @@ class MemoryNetwork(Weather):
         self._resume()
 
     def kill(self, peer: PeerId) -> None:
-        """End `peer` as kill -9 does: it hears nothing more, the others lose their links to it."""
+        """End `peer` as kill -9 does: its listener is not called any more, and the others lose their links to it."""
         transport = self._alive.get(peer)
         if transport is not None:
             transport.end(f"{short_peer_id(peer)} closed the connection")
 
     def is_on_line(self, transport: MemoryTransport) -> bool:
-        """Return whether `transport` takes part."""
+        """Return whether `transport` is online."""
         return self._alive.get(transport.peer) is transport
 
     def find(self, peer: PeerId) -> MemoryTransport | None:
-        """Return the transport of `peer` that is on line."""
+        """Return the online transport of `peer`, or None."""
         return self._alive.get(peer)
 
     def enlist(self, transport: MemoryTransport) -> None:
-        """Bring `transport` on line."""
+        """Bring `transport` online."""
         if transport.peer in self._alive:
-            raise ConfigError(f"peer {short_peer_id(transport.peer)} is on line already; stop the other one first")
+            raise ConfigError(f"peer {short_peer_id(transport.peer)} is already online; stop the other one first")
         self._alive[transport.peer] = transport
 
     def strike(self, transport: MemoryTransport) -> None:
-        """Take `transport` off line."""
+        """Take `transport` offline."""
         if self._alive.get(transport.peer) is transport:
             del self._alive[transport.peer]
 
@@ -150,7 +150,7 @@ class MemoryNetwork(Weather):
 
 
 class MemoryTransport(Transport):
-    """A `Transport` on a `MemoryNetwork`; make it with `MemoryNetwork.transport`."""
+    """A `Transport` on a `MemoryNetwork`; created by `MemoryNetwork.transport`."""
 
     def __init__(
         self, network: MemoryNetwork, *, peer: PeerId, run: Digest, can_be_dialled: bool, limits: TransportLimits | None
@@ -250,7 +250,7 @@ class MemoryTransport(Transport):
             self._close(link, "this peer hung up", f"{short_peer_id(self.peer)} hung up")
 
     def end(self, reason: str) -> None:
-        """Go off line without a word to the own listener; what is in the pipes arrives, then others hear `reason`."""
+        """Go offline without calling the own listener; frames in the pipes arrive, then others get `reason`."""
         self._network.strike(self)
         self._missed.clear()
         for link in tuple(self._links.values()):
@@ -259,26 +259,26 @@ class MemoryTransport(Transport):
         self._can_be_dialled = False
 
     def replay_missed_events(self) -> None:
-        """Hear what happened while this peer was stopped."""
+        """Deliver the events that happened while this peer was stopped."""
         missed, self._missed = self._missed, []
         for event in missed:
             event()
 
     def resume_links(self) -> None:
-        """Go on writing and delivering after a heal or a wake."""
+        """Resume writing and delivering after a heal or a wake."""
         for link in tuple(self._links.values()):
             for channel in link.channels.values():
                 self.loop.call_soon(_deliver_due, channel)
                 self.loop.call_soon(self._pump, channel)
 
     def notice_cuts(self) -> None:
-        """Lose the links that are cut now, unless they are healed before the detection time is over."""
+        """Lose the links that are cut now, unless they are healed within the detection time."""
         for peer, link in self._links.items():
             if self._network.is_cut(self.peer, peer):
                 self.loop.call_later(self._network.detect_seconds, self._give_up_if_cut, peer, link)
 
     def lose(self, link: _Link, reason: str) -> None:
-        """Hear that `link` is gone; later if this peer is stopped."""
+        """Handle the loss of `link`; delayed if this peer is stopped."""
         if not link.open[self.peer]:
             return
         if self._network.is_stalled(self.peer):
@@ -289,7 +289,7 @@ class MemoryTransport(Transport):
             self._tell(self.listener.link_lost, link.other(self).peer, reason)
 
     def accept(self, link: _Link) -> None:
-        """Take a new link; a half-open one to the same peer, of which only the other end knew, is lost first."""
+        """Accept a new link; first lose a half-open one to the same peer, whose other end is already closed."""
         peer = link.other(self).peer
         stale = self._links.get(peer)
         if stale is not None:
@@ -306,13 +306,13 @@ class MemoryTransport(Transport):
         if target is None or not target.can_be_dialled():
             raise PeerError(f"{name} cannot be dialled: {address} refused the connection")
         if target.run != self.run:
-            raise NotInRun(f"{name} at {address} does not take part in run {self.run.hex()[:16]}")
+            raise NotInRun(f"{name} at {address} is not in run {self.run.hex()[:16]}")
         if not self._network.is_on_line(self):
-            raise PeerError(f"{name} cannot be dialled: this peer is off line")
+            raise PeerError(f"{name} cannot be dialled: this peer is offline")
         if not target.is_welcome(self.peer):
-            raise PeerError(f"{name} at {address} turned the link away: it does not want one")
+            raise PeerError(f"{name} at {address} refused the link: it does not want one")
         if len(target.linked_peers()) >= target.limits.links and not target.is_needed(self.peer):
-            raise PeerError(f"{name} at {address} turned the link away: it has {target.limits.links} already")
+            raise PeerError(f"{name} at {address} refused the link: it already has {target.limits.links}")
         link = _Link(self, target)
         target.accept(link)
         self.accept(link)
@@ -353,7 +353,7 @@ class MemoryTransport(Transport):
             receiver.loop.call_at(channel.last_arrival, _deliver_due, channel)
 
     def take_frame(self, channel: _Channel, frame: bytes) -> None:
-        """Hear one frame, unless it is longer than this peer takes."""
+        """Receive one frame, unless it is too long."""
         sender = channel.sender.peer
         longest = self.limits.frame_bytes(channel.lane)
         if len(frame) > longest:
@@ -371,7 +371,7 @@ class MemoryTransport(Transport):
         self._tell_other_end(link, their_reason)
 
     def _tell_other_end(self, link: _Link, reason: str) -> None:
-        """Let the other end hear of the loss after what was written has arrived; a cut hides it."""
+        """Notify the other end of the loss after all written frames have arrived; a cut delays this."""
         other = link.other(self)
         arrivals = [link.channels[self.peer, lane].last_arrival for lane in Lane]
         self.loop.call_at(
@@ -403,7 +403,7 @@ class MemoryTransport(Transport):
         if channel.writing is not writing or not channel.link.open[self.peer]:
             return
         if self._network.is_stalled(self.peer):
-            channel.stuck = None  # once awake, the next attempt to write sets the timer again
+            channel.stuck = None  # after waking, the next write attempt sets the timer again
         else:
             text = f"{short_peer_id(channel.receiver.peer)} did not read a {channel.lane.value} frame by its deadline"
             self._close(channel.link, text, f"{short_peer_id(self.peer)} closed the connection")
@@ -414,7 +414,7 @@ class MemoryTransport(Transport):
 
 
 def _deliver_due(channel: _Channel) -> None:
-    """Hand over the frames of the pipe that have arrived, in order, as far as the way is free."""
+    """Deliver the frames of the pipe that have arrived, in order, unless the path is blocked."""
     receiver = channel.receiver
     now = receiver.loop.time() + 1e-6
     while channel.pipe and channel.pipe[0].arrival <= now and channel.link.open[receiver.peer]:

@@ -1,7 +1,7 @@
-"""A look at msgpack bytes before anything parses them.
+"""Scan msgpack bytes before they are parsed.
 
-msgpack's parser recurses in C: a record of 1.9 kB with two hundred nested lists ends the process with a
-segmentation fault, and hivemind's DHT parses what strangers send. This scan keeps its own stack.
+msgpack's parser recurses in C: a record of 1.9 kB with two hundred nested lists causes a segmentation fault, and
+hivemind's DHT parses messages of unknown peers. This scan uses its own stack.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _SIZED_EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 _NESTING_EXTENSIONS = frozenset({0x40, 0x50})
-"""hivemind's tuple and dictionary: extensions whose content it parses as msgpack again."""
+"""hivemind's tuple and dictionary: extensions whose content is parsed as msgpack again."""
 
 
 def check_msgpack(encoded: bytes) -> None:
-    """Pass over `encoded` without building anything.
+    """Scan `encoded` without building objects.
 
     Raises:
-        FrameError: it is longer, deeper or larger than any honest message, or ends early.
+        FrameError: it is longer, deeper or has more items than any honest message, or ends early.
     """
     if len(encoded) > MAX_MESSAGE_BYTES:
         raise FrameError(f"a msgpack message of {len(encoded)} bytes where at most {MAX_MESSAGE_BYTES} are allowed")
@@ -35,7 +35,7 @@ def check_msgpack(encoded: bytes) -> None:
 
 
 class _Scan:
-    """One pass. Each open container is (items still to come, where its bytes end, whether to go on at that end)."""
+    """One scan. Each open container is (remaining items, end of its bytes, whether to continue at that end)."""
 
     __slots__ = ("encoded", "offset", "open")
 

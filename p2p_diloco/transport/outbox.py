@@ -1,4 +1,4 @@
-"""Frames that wait to be written on one lane of one link: bounded in bytes, each with its deadline."""
+"""The queue of frames to be written on one lane of one link: bounded in bytes, each frame with a deadline."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from p2p_diloco.transport.link import Frame, LaneCounters
 
 
 class PostedFrame(NamedTuple):
-    """A frame and the loop time after which nobody wants it any more."""
+    """A frame and the loop time at which it expires."""
 
     frame: Frame
     deadline: float
 
 
 class Outbox:
-    """First in, first out; `offer` refuses what would exceed `max_bytes`, `take` skips what came too late."""
+    """First in, first out; `offer` refuses frames beyond `max_bytes`, `take` skips expired ones."""
 
     __slots__ = ("_bytes", "_counters", "_frames", "_max_bytes")
 
@@ -31,11 +31,11 @@ class Outbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of all frames that wait."""
+        """Bytes of all queued frames."""
         return self._bytes
 
     def offer(self, frame: Frame, deadline: float) -> bool:
-        """Queue `frame`; False when there is no room. An empty queue takes any frame."""
+        """Queue `frame`; return False if there is no room. An empty queue accepts any frame."""
         if self._frames and self._bytes + len(frame) > self._max_bytes:
             return False
         self._frames.append(PostedFrame(frame, deadline))
@@ -43,14 +43,14 @@ class Outbox:
         return True
 
     def take(self, now: float) -> PostedFrame | None:
-        """Remove and return the first frame whose deadline has not passed; those before it are dropped."""
+        """Remove and return the first frame that has not expired; drop those before it."""
         posted = self.first(now)
         if posted is not None:
             self._remove_first()
         return posted
 
     def first(self, now: float) -> PostedFrame | None:
-        """Return the first frame whose deadline has not passed, and leave it; those before it are dropped."""
+        """Return the first frame that has not expired, without removing it; drop those before it."""
         while self._frames:
             if self._frames[0].deadline >= now:
                 return self._frames[0]
@@ -62,12 +62,12 @@ class Outbox:
         self._add(-len(self._frames.popleft().frame))
 
     def count_read(self, num_bytes: int, now: float) -> None:
-        """Note that the other end has read so much of what was sent."""
+        """Record that the other end has read `num_bytes` bytes."""
         self._counters.bytes_read += num_bytes
         self._counters.last_read_at = now
 
     def clear(self) -> None:
-        """Drop all that waits: the link is gone."""
+        """Drop all frames: the link is gone."""
         self._counters.frames_dropped += len(self._frames)
         self._frames.clear()
         self._add(-self._bytes)

@@ -1,9 +1,9 @@
-"""The libp2p daemon that hivemind brings along, started by us with our own flags and tied to our life.
+"""Run hivemind's libp2p daemon with our own flags, and make sure that it ends with this process.
 
-hivemind would leave it behind when its parent is killed. Here it listens on TCP only (its QUIC has known holes), lives
-in a session of its own (Ctrl-C is for us, who have farewells to say), and ends with us: on Linux the kernel kills it
-with its parent, and everywhere a small shell, the janitor, waits for our end of a pipe to close, kills what is left and
-removes the socket directory.
+hivemind would leave it running if its parent is killed. Here it listens only on TCP (its QUIC has known
+vulnerabilities), runs in its own session (so that Ctrl-C reaches only us, and we can shut down cleanly), and ends with
+us: on Linux the kernel kills it with its parent, and on all systems a small shell, the janitor, waits for our end of a
+pipe to close, kills the daemon and removes the socket directory.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _STOP_SECONDS = 2.0
 _READ_BYTES = 4096
 _READY_MARK = "Peer ID:"
 
-# Run by a bare interpreter that then becomes p2pd: no Python between fork and exec in a process with many threads.
+# Run by a bare interpreter that then becomes p2pd: avoids Python code between fork and exec in a multithreaded process.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent ended before p2pd began")
+    sys.exit("the parent ended before p2pd started")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-# A line says that all is tidy; the end of the pipe without a line says that the parent is gone.
+# A line means a clean exit; the end of the pipe without a line means that the parent is gone.
 _JANITOR = 'trap "" HUP INT TERM; if read -r _; then exit 0; fi; kill -9 "$1" 2>/dev/null; rm -rf -- "$2"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """How one p2pd runs.
+    """Settings of one p2pd.
 
     Attributes:
         identity_path: libp2p key file.
-        host_maddrs: TCP multiaddrs to listen on; port 0 lets the system choose. None: only dial out.
-        announce_maddrs: what others are told instead of what the machine knows of itself; empty: the latter.
-        map_port: ask the home router for an open port (UPnP, NAT-PMP).
-        dies_with_parent: let the kernel kill it with us, where the kernel can; off only in tests of the janitor.
+        host_maddrs: TCP multiaddrs to listen on; port 0 lets the system choose. Empty: only dial out.
+        announce_maddrs: addresses to announce; empty: the detected ones.
+        map_port: ask the router to open a port (UPnP, NAT-PMP).
+        dies_with_parent: let the kernel kill it with its parent where supported; off only in tests of the janitor.
     """
 
     identity_path: Path
@@ -68,7 +68,7 @@ class DaemonSettings:
 
 
 _inputs: set[int] = set()
-"""Ends of pipes whose closing tells a janitor that this process is gone; a forked child must not keep them open."""
+"""Pipes whose closing tells a janitor that this process is gone; a forked child must not keep them open."""
 
 
 def _close_inputs() -> None:
@@ -80,10 +80,10 @@ os.register_at_fork(after_in_child=_close_inputs)
 
 
 class Child:
-    """A child process that a thread of its own waits for.
+    """A child process with a thread that waits for it.
 
-    asyncio and uvloop wait for children by SIGCHLD. In somebody else's process that signal may be taken already, as by
-    PyTorch's DataLoader; they would then wait for ever.
+    asyncio and uvloop wait for children with SIGCHLD. In a user's process, another handler may be installed, for
+    example by PyTorch's DataLoader; then they would wait for ever.
 
     Args:
         on_line: called in the loop with each line of its output; None: the output is not read.
@@ -114,21 +114,21 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Return its exit code once it has ended and all of its output has been read."""
+        """Return the exit code once it has ended and all of its output has been read."""
         return await asyncio.shield(self._end)
 
     async def end(self) -> None:
-        """Ask it to end; kill it when it does not."""
+        """Terminate it; kill it if it does not end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         await self.wait_or_kill()
 
     async def wait_or_kill(self) -> None:
-        """Wait for its end a little, then kill it."""
+        """Wait briefly for its end, then kill it."""
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 await self.wait()
@@ -138,7 +138,7 @@ class Child:
             await self.wait()
 
     def write_last(self, text: bytes) -> None:
-        """Write its last input, a few bytes."""
+        """Write a few last bytes to its input and close it."""
         assert self._process.stdin is not None, "it has no input"
         _inputs.discard(self._process.stdin.fileno())
         with contextlib.suppress(OSError):
@@ -157,12 +157,12 @@ class Child:
             self._end.set_result(code)
 
     def _soon(self, call: Callable[..., object], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *args)
 
 
 class Daemon:
-    """A running p2pd. Enter to start, leave to stop; `wait_for_end` returns when it dies by itself."""
+    """A running p2pd. Starts on entry and stops on exit; `wait_for_end` returns when it exits by itself."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._settings = settings
@@ -180,7 +180,7 @@ class Daemon:
 
     @property
     def control_path(self) -> Path:
-        """The socket on which p2pd takes requests."""
+        """The socket for requests to p2pd."""
         return self.directory / "p2pd.sock"
 
     @property
@@ -193,7 +193,7 @@ class Daemon:
         """Start p2pd and its janitor.
 
         Raises:
-            NetworkError: an address cannot be listened on, or nothing came up within `START_SECONDS`.
+            NetworkError: an address cannot be listened on, or p2pd did not start within `START_SECONDS`.
             ConfigError: this machine has no working p2pd.
         """
         check_ports_are_free(self._settings.host_maddrs)
@@ -210,10 +210,10 @@ class Daemon:
         await self.stop()
 
     async def wait_for_end(self) -> str:
-        """Return what is known of why p2pd ended."""
+        """Wait until p2pd ends; return its exit code and last output as text."""
         assert self._process is not None, "start the daemon first"
         code = await self._process.wait()
-        return f"exit code {code}, last words: {self._last_words()}"
+        return f"exit code {code}, last output: {self._last_words()}"
 
     async def stop(self) -> None:
         """End p2pd and remove its directory; safe to call twice, or after a failed start."""
@@ -239,7 +239,7 @@ class Daemon:
             self._process = Child(arguments, on_line=self._read_line, environment=environment)
         except OSError as error:
             raise ConfigError(f"cannot run {binary}: {error.strerror}; reinstall hivemind for this machine") from None
-        with contextlib.suppress(FileNotFoundError):  # a machine without a shell has to do without a janitor
+        with contextlib.suppress(FileNotFoundError):  # without a shell there is no janitor
             pid, directory = str(self._process.pid), str(self.directory)
             self._janitor = Child(["/bin/sh", "-c", _JANITOR, "p2p-diloco-janitor", pid, directory], has_input=True)
 
@@ -253,8 +253,8 @@ class Daemon:
                 self._raise_start_failure(ended.result())
             if not ready.done():
                 raise NetworkError(
-                    f"the libp2p daemon did not start within {START_SECONDS:.0f} s (last words: {self._last_words()}); "
-                    "is this machine overloaded? try again"
+                    f"the libp2p daemon did not start within {START_SECONDS:.0f} s (last output: "
+                    f"{self._last_words()}); is this machine overloaded? try again"
                 )
         finally:
             ready.cancel()
@@ -267,7 +267,7 @@ class Daemon:
             raise NetworkError(
                 f"cannot listen on {places} ({end}); choose an address of this machine with --host-maddrs"
             )
-        raise NetworkError(f"the libp2p daemon ended while it started ({end})")
+        raise NetworkError(f"the libp2p daemon ended during its start ({end})")
 
     def _read_line(self, line: str) -> None:
         self._last_lines.append(line)
@@ -280,10 +280,10 @@ class Daemon:
 
 
 def find_p2pd() -> Path:
-    """Return the daemon that hivemind's wheel holds, without importing hivemind.
+    """Return the path of the daemon in hivemind's wheel, without importing hivemind.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it is not installed.
     """
     spec = importlib.util.find_spec("hivemind")
     places = [] if spec is None else list(spec.submodule_search_locations or ())
@@ -295,12 +295,13 @@ def find_p2pd() -> Path:
 
 
 def check_ports_are_free(host_maddrs: Sequence[str]) -> None:
-    """Find out now whether a wanted TCP port is taken.
+    """Check whether the TCP ports are free.
 
-    p2pd would not tell: it shares ports (SO_REUSEPORT), and two daemons of one user would steal each other's callers.
+    p2pd does not check: it shares ports (SO_REUSEPORT), and two daemons of one user would steal each other's
+    connections.
 
     Raises:
-        NetworkError: a port is taken, or the address is not of this machine.
+        NetworkError: a port is taken, or the address does not belong to this machine.
     """
     for maddr in host_maddrs:
         match = re.fullmatch(r"/ip([46])/([^/]+)/tcp/(\d+)", maddr)
@@ -322,7 +323,7 @@ def _check_port(is_ipv6: bool, host: str, port: int) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise NetworkError(
-                    f"port {port} is taken on {host} by another program; stop it or choose another with --port"
+                    f"port {port} on {host} is used by another program; stop it, or choose another port with --port"
                 ) from None
             raise NetworkError(f"cannot listen on {host} port {port}: {error.strerror}; see --host-maddrs") from None
 
@@ -349,16 +350,16 @@ def _flags(settings: DaemonSettings, control_path: Path) -> list[str]:
 
 
 def _make_socket_directory() -> Path:
-    # The paths of unix sockets hold about 100 characters; the usual place is too deep on some systems.
+    # Paths of Unix sockets are limited to about 100 characters; the default folder is too deep on some systems.
     place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 50 else "/tmp"
     try:
         return Path(tempfile.mkdtemp(prefix="p2p-diloco-", dir=place))
     except OSError as error:
-        raise ConfigError(f"cannot make a directory for sockets in {place}: {error.strerror}; set TMPDIR") from None
+        raise ConfigError(f"cannot create a directory for sockets in {place}: {error.strerror}; set TMPDIR") from None
 
 
 def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Yield lines of output; one that never ends is cut."""
+    """Yield lines of output; an endless line is truncated."""
     rest = b""
     while chunk := os.read(stream.fileno(), _READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

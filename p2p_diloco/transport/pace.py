@@ -1,7 +1,7 @@
-"""A cap on a line at work: who would send or read bulk frames waits here, control frames are only counted.
+"""Enforce a bandwidth cap: senders and readers of bulk frames wait here, control frames are only counted.
 
-All links share the line. Bytes are let pass in the order in which they were asked for, a piece at a time, so that one
-peer's megabytes hold another's by a piece and no more.
+All links share the cap. Bytes pass in the order of requests, one piece at a time, so that one peer's megabytes delay
+another's by at most a piece.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from p2p_diloco.transport.rate_limit import TokenBucket, burst_bytes, piece_byte
 
 
 class Pace:
-    """One direction of a line under a cap, in bytes per second on the wire.
+    """A cap on one direction, in bytes per second on the wire.
 
     Attributes:
-        turn: held by who writes a frame. Frames go out one after the other: that most of them come by their deadline
-            and the last ones late is better than that all come late.
-        piece_bytes: most that is written or read at once.
+        turn: lock held while writing a frame. Frames are sent one after the other: it is better if most arrive by their
+            deadline and the last ones late than if all arrive late.
+        piece_bytes: maximum bytes written or read at once.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -27,7 +27,7 @@ class Pace:
         self._bucket = TokenBucket(per_second=bytes_per_second, burst=burst_bytes(bytes_per_second))
 
     def count(self, num_bytes: int) -> float:
-        """Book a frame; return from which loop time on it may pass, for those that wait."""
+        """Book a frame; return the loop time from which it may pass."""
         return self._bucket.spend(wire_bytes(num_bytes, num_frames=1), asyncio.get_running_loop().time())
 
     async def wait_for(self, num_bytes: int) -> None:
@@ -38,10 +38,10 @@ class Pace:
             await asyncio.sleep(at - now)
 
     def debt_bytes(self) -> float:
-        """Return how many bytes were booked that may not have passed yet."""
+        """Return the bytes booked ahead of the current time."""
         return self._bucket.debt(asyncio.get_running_loop().time())
 
 
 def book_frame(paces: Iterable[Pace | None], num_bytes: int) -> float:
-    """Book a frame on lines that may have caps; return the loop time from which it may have passed all of them."""
+    """Book a frame under several optional caps; return the loop time at which it may have passed all of them."""
     return max((pace.count(num_bytes) for pace in paces if pace is not None), default=0.0)

@@ -1,8 +1,8 @@
-"""Dial a peer afresh, from a socket of its own, and check who answers there.
+"""Dial a peer from a separate socket, and check who answers.
 
 libp2p's `connect` to a linked peer returns success without dialling, so it proves nothing about reachability. This
-opens a plain TCP connection and plays libp2p's handshake (multistream-select, then Noise XX) up to the answer in which
-the other end proves its identity. The other end never learns who dialled, and no link comes about.
+module opens a plain TCP connection and performs libp2p's handshake (multistream-select, then Noise XX) up to the
+message in which the other end proves its identity. The other end does not learn who dialled, and no link is opened.
 
 Source: the libp2p Noise specification, https://github.com/libp2p/specs/tree/master/noise, and revision 34 of the Noise
 protocol framework, https://noiseprotocol.org/noise.html.
@@ -31,7 +31,7 @@ _TAG_BYTES = 16
 _MOST_LINE_BYTES = 128
 _MOST_MESSAGE_BYTES = 4096
 _ED25519_KEY = bytes.fromhex("08011220")
-"""How libp2p writes an Ed25519 public key: protobuf, type 1, then 32 bytes of data."""
+"""Prefix of libp2p's encoding of an Ed25519 public key: protobuf, type 1, then 32 bytes of data."""
 
 
 async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) -> None:
@@ -41,7 +41,7 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
         host: an IP address.
         deadline: loop time.
     Raises:
-        PeerError: nobody answered there by the deadline, or not that peer; the text says which.
+        PeerError: nobody answered by the deadline, or another peer did; the text says which.
     """
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     writer: asyncio.StreamWriter | None = None
@@ -56,7 +56,7 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
     except OSError as error:
         raise PeerError(f"{place} {error.strerror or 'cannot be reached'}") from None
     except (asyncio.IncompleteReadError, ValueError, InvalidTag):
-        raise PeerError(f"{place} answers, but not as a peer of libp2p") from None
+        raise PeerError(f"{place} answers, but is not a libp2p peer") from None
     finally:
         if writer is not None:
             writer.transport.abort()
@@ -65,7 +65,7 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
 
 
 def is_own_host(host: str) -> bool:
-    """Return whether an IP address is one of this machine's: what it can bind to."""
+    """Return whether an IP address belongs to this machine, that is, whether it can bind to it."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(kind, socket.SOCK_STREAM) as bound:
         try:
@@ -76,12 +76,12 @@ def is_own_host(host: str) -> bool:
 
 
 async def _identity_behind(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> PeerId:
-    """Play the handshake up to the responder's proof and return whose it is."""
+    """Perform the handshake up to the responder's proof; return the responder."""
     words = (b"/multistream/1.0.0\n", b"/noise\n")
     writer.write(b"".join(bytes((len(word),)) + word for word in words))
     for word in words:
         if await _read_line(reader) != word:
-            raise ValueError("no Noise there")
+            raise ValueError("Noise is not supported")
     noise, ephemeral = _Handshake(), X25519PrivateKey.generate()
     own = ephemeral.public_key().public_bytes_raw()
     noise.mix_hash(own)
@@ -108,7 +108,7 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes:
 
 @dataclass(slots=True)
 class _Handshake:
-    """Noise's symmetric state, as far as an initiator needs it to read the second message."""
+    """The part of Noise's symmetric state that an initiator needs to read the second message."""
 
     chaining: bytes = _PROTOCOL
     transcript: bytes = _PROTOCOL
@@ -126,14 +126,14 @@ class _Handshake:
         self.key = hmac.digest(base, self.chaining + b"\x02", "sha256")
 
     def open(self, sealed: bytes) -> bytes:
-        """Read what was sealed with the newest key: its first message, so the nonce is 0."""
+        """Decrypt the first message under the newest key, so the nonce is 0."""
         opened = ChaCha20Poly1305(self.key).decrypt(bytes(12), sealed, self.transcript)
         self.mix_hash(sealed)
         return opened
 
 
 def _signer_of(payload: bytes, static: bytes) -> PeerId:
-    """Return who signed the Noise key `static`, by the payload's two first protobuf fields."""
+    """Return the peer that signed the Noise key `static`, from the payload's first two protobuf fields."""
     fields = _fields(payload)
     key, signature = fields.get(1, b""), fields.get(2, b"")
     is_ed25519 = key.startswith(_ED25519_KEY) and len(key) == len(_ED25519_KEY) + PEER_ID_BYTES
@@ -141,12 +141,12 @@ def _signer_of(payload: bytes, static: bytes) -> PeerId:
         raise ValueError("no Ed25519 identity")
     peer = PeerId(key[len(_ED25519_KEY) :])
     if not is_signed_by(peer, _SIGNED_PREFIX + static, signature):
-        raise ValueError("an identity that was not proved")
+        raise ValueError("invalid identity proof")
     return peer
 
 
 def _fields(encoded: bytes) -> dict[int, bytes]:
-    """Return the length-delimited fields of a protobuf message by number; all that libp2p's payload holds."""
+    """Return the length-delimited fields of a protobuf message by number; libp2p's payload has no others."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(encoded):

@@ -1,6 +1,6 @@
-"""What peers that are no members may cost: dials to the places that they name, and links. Nothing here acts.
+"""Limits for peers that are not members: dials to addresses that they name, and links. This module is pure.
 
-Anybody can sign records with as many identities as it likes, and write anybody's address into them.
+Anyone can sign records with any number of identities and put any address into them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from p2p_diloco.transport.rate_limit import TokenBucket
 
 MOST_LINKS = 64
 DIALS_PER_SECOND, DIALS_AT_ONCE = 0.5, 32.0
-"""To all strangers together. They dial us, too, and who becomes a member is dialled without asking here."""
+"""Limit for all strangers together. They can also dial us, and members are not limited by this."""
 DIALS_PER_PLACE, PLACE_SECONDS = 4.0, 600.0
-"""So often in such a time to one place, whoever names it."""
+"""Maximum dials to one place within this time, whoever names it."""
 MOST_PLACES = 4096
 _SITE_BITS = {4: 32, 6: 64}
 
 
 def place_of(host: str) -> str:
-    """Return what counts as one place: an IPv4 address, the site of an IPv6 address, a name as it is."""
+    """Return the place of a host: an IPv4 address, the /64 of an IPv6 address, or the name itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -32,14 +32,14 @@ def place_of(host: str) -> str:
 
 
 class DialBudget:
-    """Bounds dials to places that strangers name; loopback counts as no place. A state machine."""
+    """Limits dials to places that strangers name; loopback does not count as a place. A state machine."""
 
     def __init__(self) -> None:
         self._all = TokenBucket(per_second=DIALS_PER_SECOND, burst=DIALS_AT_ONCE)
         self._places: dict[str, TokenBucket] = {}
 
     def admits(self, addresses: Sequence[str], now: float) -> bool:
-        """Return whether a peer may be dialled at these multiaddrs now, and count it if so."""
+        """Return whether a peer may be dialled at these multiaddrs now; count the dial if so."""
         named = dict.fromkeys(place_of(address.split("/")[2]) for address in addresses if _names_place(address))
         if len(self._places) + len(named) > MOST_PLACES:
             self._places = {place: bucket for place, bucket in self._places.items() if not bucket.is_full(now)}
@@ -61,11 +61,11 @@ def _names_place(address: str) -> bool:
 
 
 def surplus_links(strangers: Iterable[PeerId], hosts: Mapping[PeerId, Sequence[str]], most: int) -> list[PeerId]:
-    """Return whose links to close so that `most` are left: each time the newest of the busiest place.
+    """Return the peers whose links to close so that `most` are left: repeatedly the newest of the busiest place.
 
     Args:
-        strangers: that are linked, in the order in which they came.
-        hosts: from which they are seen. Who comes by loopback, or cannot be placed, is not counted.
+        strangers: linked strangers, in order of arrival.
+        hosts: their hosts as seen here. Peers on loopback, or without a known host, are not counted.
     """
     came: dict[str, list[PeerId]] = {}
     for peer in strangers:

@@ -1,4 +1,4 @@
-"""A link as a bundle of streams: what is open to one peer, what waits to be written, and who does it."""
+"""A link as a bundle of streams to one peer, with its queues and writers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SAY_AGAIN_SECONDS = 0.25
 
 
 class LaneStream:
-    """One open stream of a link and the task that reads it.
+    """One open stream of a link, with its reading task.
 
     Attributes:
-        has_run_out: the other end sends nothing more on it.
-        is_cut: a part of a frame has been written and the rest has not.
+        has_run_out: whether the other end has ended it.
+        is_cut: whether a frame is partly written.
     """
 
     __slots__ = ("has_run_out", "is_cut", "lane", "reader", "task", "writer")
@@ -32,13 +32,13 @@ class LaneStream:
         self.task: asyncio.Task[None] | None = None
         self.has_run_out = False
         self.is_cut = False
-        if not self.writer.transport.is_closing():  # uvloop refuses where the other end is gone already
+        if not self.writer.transport.is_closing():  # uvloop raises if the other end is already gone
             self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
     async def close_gently(self, linger_seconds: float) -> None:
         """Flush the buffer, send `END`, and close once the other end has closed or `linger_seconds` have passed.
 
-        Within a frame `END` would be read as a part of it, so a cut stream is half-closed instead.
+        Within a frame, `END` would be read as part of it, so a cut stream is half-closed instead.
         """
         try:
             async with asyncio.timeout(linger_seconds):
@@ -57,14 +57,14 @@ class LaneStream:
 
 
 class StreamLink:
-    """All streams to one peer. The link is up from the moment in which each lane has one until one lane has none.
+    """All streams to one peer. The link is up as long as each lane has at least one.
 
-    Two peers that dial each other at once have two streams in each lane: both are read, the first one that lives
-    is written, so that order is kept.
+    Two peers that dial each other simultaneously have two streams per lane: both are read, but only the first live one
+    is written, to keep the order.
 
     Attributes:
-        flight: what is under way of bulk frames.
-        landed: set when some of that has been read, or never will be.
+        flight: window of the bulk frames in flight.
+        landed: set when some of them have been read, or are lost.
     """
 
     __slots__ = (
@@ -87,13 +87,13 @@ class StreamLink:
         self._says_later = False
 
     def add(self, stream: LaneStream) -> None:
-        """Take one more stream; what was read is said on it again, for the other end may know nothing of before."""
+        """Add a stream; repeat the acknowledgement on it, since the other end may have missed the last one."""
         self.streams[stream.lane].append(stream)
         if self.is_up:
             self._say()
 
     def remove(self, stream: LaneStream) -> None:
-        """Go on without a stream; what was under way on it is lost, and what was said on it is said again."""
+        """Remove a stream; its frames in flight are lost, and the acknowledgement is repeated."""
         if stream in self.streams[Lane.BULK][:1]:
             self.flight.lose()
             self.landed.set()
@@ -101,18 +101,18 @@ class StreamLink:
         self._say()
 
     def say_read(self, num_bytes: int) -> None:
-        """Tell the other end that so many bytes more of its bulk frames were read; it waits for that to send others.
+        """Acknowledge `num_bytes` more bytes of the other end's bulk frames, so that it can send more.
 
-        What is said is how many there were in all, so that it does no harm if something of it is lost.
+        The acknowledgement contains the total, so that losing one does no harm.
         """
         self._own_read = (self._own_read + num_bytes) % READ_MODULUS
         self._say()
 
     def _say(self) -> None:
-        """Say it on the stream that was opened last; later where that is full of what nobody reads."""
+        """Send the acknowledgement on the newest control stream; retry later if its buffer is full."""
         for stream in self.streams[Lane.CONTROL][-1:]:
             if stream.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
-                with contextlib.suppress(OSError):  # its own reader hears that it is lost
+                with contextlib.suppress(OSError):  # the stream's reader handles the loss
                     stream.writer.write(reading_of(self._own_read))
             elif not self._says_later:
                 self._says_later = True
@@ -123,7 +123,7 @@ class StreamLink:
         self._say()
 
     def hear_read(self, total: int) -> None:
-        """Hear how many bytes of bulk frames the other end has read in all: others may go."""
+        """Handle an acknowledgement of the total bytes of bulk frames read by the other end."""
         num_bytes, self._heard_read = (total - self._heard_read) % READ_MODULUS, total
         now = asyncio.get_running_loop().time()
         known = self.flight.read(num_bytes, now)
@@ -136,28 +136,28 @@ class StreamLink:
         return [stream for streams in self.streams.values() for stream in streams]
 
     def bytes_received(self) -> int:
-        """Return what has come on the streams that are open, read or not."""
+        """Return the bytes received on the open streams, read or not."""
         return sum(stream.reader.bytes_received for stream in self.all_streams())
 
     @property
     def farewell(self) -> str:
-        """Why the link is lost when the other end has closed it, for people."""
+        """The reason given when the other end has closed the link."""
         return f"{short_peer_id(self.peer)} closed the connection"
 
     def is_idle(self) -> bool:
-        """Return whether nothing waits to be written."""
+        """Return whether there is nothing to write."""
         return not self.writing and not any(len(outbox) for outbox in self.outboxes.values())
 
     def has_run_out(self) -> bool:
-        """Return whether the other end has said all that it will say, on every stream."""
+        """Return whether the other end has ended every stream."""
         return all(stream.has_run_out for stream in self.all_streams())
 
     def is_running_out(self) -> bool:
-        """Return whether the other end has begun to close: there is a lane in which it says no more."""
+        """Return whether the other end has ended at least one stream."""
         return any(stream.has_run_out for stream in self.all_streams())
 
     def take_down(self) -> list[LaneStream]:
-        """Stop all work on the link but the caller's own; return its streams, for the caller to close."""
+        """Cancel all tasks of the link except the caller's; return its streams, for the caller to close."""
         self.is_up, self.is_lost = False, True
         streams = self.all_streams()
         current = asyncio.current_task()

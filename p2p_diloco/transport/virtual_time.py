@@ -1,7 +1,7 @@
-"""An asyncio event loop in which waiting costs nothing: time jumps to the next timer when nothing is ready.
+"""An asyncio event loop with virtual time: if nothing is ready, time jumps to the next timer.
 
-A weekend of swarm time passes in milliseconds, two runs of one program do the same things in the same order, and a
-program in which everybody waits for nobody ends with an error instead of hanging.
+A weekend of swarm time passes in milliseconds, two runs of a program do the same things in the same order, and a
+deadlocked program ends with an error instead of hanging.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _T = TypeVar("_T")
 
 
 class VirtualDeadlock(RuntimeError):
-    """Every task waits and no timer is set: nothing would ever happen again."""
+    """Every task waits and no timer is set."""
 
 
 class _JumpingSelector:
-    """Stands where the loop would wait for sockets: lets virtual time pass instead."""
+    """Replaces the loop's selector: advances virtual time instead of waiting for sockets."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
@@ -33,15 +33,15 @@ class _JumpingSelector:
 
 
 class VirtualTimeLoop(BaseEventLoop):
-    """An event loop without sockets, threads or waiting. `time()` starts at `start` seconds and only jumps.
+    """An event loop without sockets, threads or real waiting. `time()` starts at `start` seconds and jumps.
 
-    `run_in_executor` calls the function at once, in the loop: what other threads compute takes no virtual time.
+    `run_in_executor` calls the function immediately in the loop, so work of other threads takes no virtual time.
     """
 
     def __init__(self, start: float = 0.0) -> None:
         super().__init__()
         self._now = start
-        self._clock_resolution = 1e-6  # above the spacing of floats at unix times, or timers due now would never be due
+        self._clock_resolution = 1e-6  # above the float spacing at Unix times, otherwise due timers would never fire
         self._selector = _JumpingSelector(self)
 
     def time(self) -> float:
@@ -49,11 +49,11 @@ class VirtualTimeLoop(BaseEventLoop):
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; timers that fall due run in the next turn of the loop."""
+        """Advance the time; due timers run in the next iteration of the loop."""
         self._now += seconds
 
     def raise_deadlock(self) -> NoReturn:
-        """Name what waits for ever.
+        """Raise an error that names the waiting tasks.
 
         Raises:
             VirtualDeadlock: always.
@@ -76,7 +76,7 @@ class VirtualTimeLoop(BaseEventLoop):
         """Do nothing: there are no sockets."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: this loop never waits, so nobody need wake it."""
+        """Do nothing: this loop never waits, so it never has to be woken."""
 
 
 def run_virtual(main: Coroutine[Any, Any, _T], *, start: float = 0.0) -> _T:

@@ -1,4 +1,4 @@
-"""What a test does to an in-process network: delays, losses, cuts, stalls; all from one seed."""
+"""Simulated network conditions for tests: delays, losses, cuts, stalls; all from one seed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from p2p_diloco.transport.link import MIB
 
 
 class Weather:
-    """The state of the ways between peers, without the peers.
+    """The state of the paths between peers, without the peers.
 
     Args:
-        seed: all delays and losses follow from it and from the order of events.
-        delay_seconds: shortest and longest one-way delay of a frame; drawn for each, order is kept within a lane.
-        loss: share of frames that vanish, each by itself (real streams lose only whole links: this is harsher).
+        seed: determines all delays and losses, together with the order of events.
+        delay_seconds: minimum and maximum one-way delay of a frame; drawn for each frame, order is kept within a lane.
+        loss: share of frames lost independently (harsher than reality, where streams only lose whole links).
         bytes_per_second: rate of each lane and direction of each link.
-        pipe_bytes: what a lane takes without being read.
-        detect_seconds: after how long a cut link is noticed by its ends.
+        pipe_bytes: bytes that a lane accepts without being read.
+        detect_seconds: time until the ends of a cut link notice it.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Weather:
         self._changed = asyncio.Event()
 
     def cut(self, one: PeerId, other: PeerId) -> None:
-        """Let nothing pass between two peers; their link is lost after `detect_seconds` unless healed before."""
+        """Block all traffic between two peers; their link is lost after `detect_seconds` unless healed before."""
         self._cuts.add(frozenset((one, other)))
 
     def split(self, group: Iterable[PeerId], rest: Iterable[PeerId]) -> None:
@@ -55,11 +55,11 @@ class Weather:
         self._cuts.update(frozenset((one, other)) for one in group for other in others)
 
     def isolate(self, peer: PeerId) -> None:
-        """Cut `peer` from everybody."""
+        """Cut `peer` off from all others."""
         self._isolated.add(peer)
 
     def heal(self, one: PeerId | None = None, other: PeerId | None = None) -> None:
-        """Undo cuts: all of them, all of one peer, or the one between two peers. What was in the pipes arrives."""
+        """Undo cuts: all of them, all of one peer, or the one between two peers. Frames in the pipes then arrive."""
         if one is None:
             self._cuts.clear()
             self._isolated.clear()
@@ -71,16 +71,16 @@ class Weather:
         self._announce_change()
 
     def stall(self, peer: PeerId) -> None:
-        """Stop `peer` as SIGSTOP does: it reads and writes nothing; its links stay up until a write stalls."""
+        """Stop `peer` as SIGSTOP does: it neither reads nor writes; its links stay up until a write stalls."""
         self._stalled.add(peer)
 
     def wake(self, peer: PeerId) -> None:
-        """Undo `stall`; the peer hears what happened meanwhile."""
+        """Undo `stall`; the peer then receives the events that it missed."""
         self._stalled.discard(peer)
         self._announce_change()
 
     def is_cut(self, one: PeerId, other: PeerId) -> bool:
-        """Return whether the way between two peers is cut; a stalled peer is not cut."""
+        """Return whether the path between two peers is cut; a stalled peer is not cut."""
         if one in self._isolated or other in self._isolated:
             return True
         return bool(self._cuts) and frozenset((one, other)) in self._cuts
@@ -90,20 +90,20 @@ class Weather:
         return peer in self._stalled
 
     def is_blocked(self, one: PeerId, other: PeerId) -> bool:
-        """Return whether nothing passes between two peers now, for a cut or a stop."""
+        """Return whether nothing passes between two peers, because of a cut or a stall."""
         return one in self._stalled or other in self._stalled or self.is_cut(one, other)
 
     def limit_line(self, peer: PeerId, bytes_per_second: float) -> None:
-        """Give `peer` a thin line, in each direction, that all its links share."""
+        """Limit the rate of `peer` in each direction, shared by all its links."""
         self._line_rates[peer] = bytes_per_second
 
     def book_line(
         self, sender: PeerId, receiver: PeerId, num_bytes: int, earliest: float, *, shared: bool = True
     ) -> float:
-        """Return when so many bytes, which may leave at `earliest`, have passed; they hold up what comes later.
+        """Book bytes that can be sent at `earliest`; return when they have passed. They delay later ones.
 
         Args:
-            shared: False for control words: they go between, and are few.
+            shared: False for control frames, which are few and do not wait for others.
         """
         done = earliest + num_bytes / self.bytes_per_second
         for line in ((sender, "out"), (receiver, "in")):
@@ -118,11 +118,11 @@ class Weather:
         return self._random.uniform(*self.delay_seconds)
 
     def draw_loss(self) -> bool:
-        """Draw whether a frame vanishes."""
+        """Draw whether a frame is lost."""
         return self.loss > 0.0 and self._random.random() < self.loss
 
     async def wait_for_change(self) -> None:
-        """Wait until something was healed or woken."""
+        """Wait for the next heal or wake."""
         await self._changed.wait()
 
     def _announce_change(self) -> None:

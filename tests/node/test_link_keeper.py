@@ -47,7 +47,7 @@ def test_a_directory_that_only_refuses_this_peers_record_is_said_once_until_it_t
         take = scene.directory.announce
 
         async def refuse(record: PeerRecord, expires_at: float) -> None:
-            raise PeerError("none of 1 peers of the directory took the record")
+            raise PeerError("none of 1 peers of the directory stored the record")
 
         keeper = await scene.keeper(ANN)
         for times in (1, 2):
@@ -499,7 +499,7 @@ def test_of_too_many_strangers_links_the_newest_of_the_busiest_address_goes_and_
         late = crowd(70)[-1]
         caller = scene.network.find(late.peer)
         assert caller is not None
-        with pytest.raises(PeerError, match="turned the link away"):
+        with pytest.raises(PeerError, match="refused the link"):
             await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)
         members.add(late.peer)
         await caller.dial(ANN.peer, transport.listen_addresses(), now() + 5.0)

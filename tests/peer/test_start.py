@@ -463,7 +463,7 @@ def test_two_bootstraps_with_one_run_file_found_two_runs_and_never_two_histories
             "the founder itself comes back to its run"
         )
         lives.start("ada", stage.joiner("ada", replace(first, bootstraps=second.bootstraps)))
-        with pytest.raises(ConfigError, match="does not take part in run"):
+        with pytest.raises(ConfigError, match="is not in run"):
             await lives.end("ada")
         await lives.kill()
 

@@ -112,9 +112,9 @@ def test_a_peer_relays_for_nobody_who_asks_it_to(tmp_path: Path) -> None:
     ("bytes_sent", "reason"),
     [
         (b"\x7f\xff\xff\xff", "announced a control frame of 2147483647 bytes where 1 to 262144 are allowed"),
-        (b"\x00\x00\x00\x09abc", "sent 3 of 9 bytes of a control frame and was gone"),
-        (b"\x00\x00", "closed the connection within a length of a control frame"),
-        (b"\xff\xff\xff\xff" * 9 + b"\x00\x00", "closed the connection within a length of a control frame"),
+        (b"\x00\x00\x00\x09abc", "sent 3 of 9 bytes of a control frame and disconnected"),
+        (b"\x00\x00", "closed the connection within the length of a control frame"),
+        (b"\xff\xff\xff\xff" * 9 + b"\x00\x00", "closed the connection within the length of a control frame"),
     ],
 )
 def test_a_stranger_who_breaks_the_framing_loses_its_link_and_is_named(
@@ -385,7 +385,7 @@ def test_a_key_of_another_peer_is_refused_and_nothing_stays(tmp_path: Path) -> N
         transport = Libp2pTransport(
             peer=other.peer, run=RUN, identity_path=tmp_path / "own.key", host_maddrs=[LOOPBACK]
         )
-        with pytest.raises(NetworkError, match=r"the key in the identity file is of 12D3\.\..*, not 12D3\.\."):
+        with pytest.raises(NetworkError, match=r"the key in the identity file belongs to 12D3\.\..*, not 12D3\.\."):
             await transport.__aenter__()
         assert psutil.Process().children(recursive=True) == []
         assert not transport.daemon.directory.exists()

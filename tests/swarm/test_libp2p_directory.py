@@ -128,7 +128,7 @@ def test_when_nobody_answers_the_text_says_what_happened_where(tmp_path: Path) -
             assert str(caught.value).startswith(
                 "none of the 1 bootstrap peers answered within 1 s (127.0.0.1:9 refused"
             )
-            with pytest.raises(PeerError, match="none of 0 peers of the directory took the record"):
+            with pytest.raises(PeerError, match="none of 0 peers of the directory stored the record"):
                 await directory.announce(record_of(transport, key), time.time() + 600)
             assert await directory.peers() == ()
 

@@ -124,7 +124,7 @@ def test_a_daemon_that_dies_says_so(identity: Path, run: Callable[[Coroutine[Any
             os.kill(daemon.pid, signal.SIGKILL)
             async with asyncio.timeout(5):
                 end = await daemon.wait_for_end()
-        assert end.startswith("exit code -9, last words: ")
+        assert end.startswith("exit code -9, last output: ")
 
     run(main())
 
@@ -132,7 +132,9 @@ def test_a_daemon_that_dies_says_so(identity: Path, run: Callable[[Coroutine[Any
 def test_a_port_that_another_program_holds_is_named(identity: Path) -> None:
     with taken_port() as port:
         settings = DaemonSettings(identity_path=identity, host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",))
-        with pytest.raises(NetworkError, match=rf"port {port} is taken on 127\.0\.0\.1 .* choose another with --port"):
+        with pytest.raises(
+            NetworkError, match=rf"port {port} on 127\.0\.0\.1 is used .* choose another port with --port"
+        ):
             asyncio.run(Daemon(settings).__aenter__())
 
 
@@ -170,7 +172,7 @@ def test_a_daemon_that_cannot_start_tells_its_last_words(tmp_path: Path, monkeyp
     with tempfile.TemporaryDirectory() as place:  # short enough for a socket; nobody else's folders come and go there
         monkeypatch.setattr(tempfile, "tempdir", place)
         settings = DaemonSettings(identity_path=tmp_path / "missing.key", host_maddrs=(LOOPBACK,))
-        with pytest.raises(NetworkError, match=r"ended while it started \(exit code 1, last words: .*no such file"):
+        with pytest.raises(NetworkError, match=r"ended during its start \(exit code 1, last output: .*no such file"):
             asyncio.run(Daemon(settings).__aenter__())
         assert os.listdir(place) == []
 
@@ -181,7 +183,7 @@ def test_a_daemon_that_hangs_is_given_up(identity: Path, tmp_path: Path, monkeyp
     sleeper.chmod(0o700)
     monkeypatch.setattr(p2pd, "find_p2pd", lambda: sleeper)
     monkeypatch.setattr(p2pd, "START_SECONDS", 0.5)
-    with pytest.raises(NetworkError, match=r"did not start within 0 s \(last words: starting\)"):
+    with pytest.raises(NetworkError, match=r"did not start within 0 s \(last output: starting\)"):
         asyncio.run(Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,))).__aenter__())
     assert [child.name() for child in psutil.Process().children()] == []
 

@@ -76,7 +76,7 @@ def test_what_does_not_prove_an_identity_is_no_peer(said: bytes) -> None:
         await reader.read()
         writer.close()
 
-    with pytest.raises(PeerError, match=r"answers, but not as a peer of libp2p$"):
+    with pytest.raises(PeerError, match=r"answers, but is not a libp2p peer$"):
         asyncio.run(probe_server(answering))
 
 

@@ -44,7 +44,7 @@ class FailureContract(ABC):
     def test_a_peer_of_another_run_gets_no_link(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add(run=OTHER_RUN)
-            with pytest.raises(PeerError, match=rf"does not take part in run {RUN.hex()[:16]}"):
+            with pytest.raises(PeerError, match=rf"is not in run {RUN.hex()[:16]}"):
                 await one.dial(two.peer, two.listen_addresses(), in_seconds(10))
             assert one_heard.links == two_heard.links == []
 

@@ -69,7 +69,7 @@ def test_each_address_gets_its_reason() -> None:
 
 
 def test_a_refusal_without_addresses_is_told_as_it_is_but_short() -> None:
-    assert explain_refusal("dial backoff") == "it failed a moment ago, libp2p waits before it tries again"
+    assert explain_refusal("dial backoff") == "it failed a moment ago; libp2p waits before it tries again"
     assert explain_refusal("something\n  else") == "something else"
     assert len(explain_refusal("long " * 1000)) == 600
 

@@ -152,7 +152,7 @@ def test_an_opened_stream_carries_bytes(tmp_path: Path) -> None:
     ("peer_bytes", "text"),
     [
         (PEER_BYTES[:-1] + b"x", "the stream leads to another peer"),
-        (b"\x12\x20" + bytes(32), r"a peer with a key other than Ed25519 \(34 bytes of id\) cannot take part"),
+        (b"\x12\x20" + bytes(32), r"a peer whose key is not Ed25519 \(34 bytes of id\) is not supported"),
     ],
 )
 def test_a_stream_to_somebody_else_is_refused(tmp_path: Path, peer_bytes: bytes, text: str) -> None:

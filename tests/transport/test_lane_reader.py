@@ -121,7 +121,7 @@ def test_a_frame_that_is_cut_off_under_a_cap_says_how_much_of_it_came() -> None:
         reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=RATE))
         reader.feed_data((100 * KIB).to_bytes(4, "big") + bytes(60 * KIB))
         reader.feed_eof()
-        with pytest.raises(FrameError, match="sent 61440 of 102400 bytes of a bulk frame and was gone"):
+        with pytest.raises(FrameError, match="sent 61440 of 102400 bytes of a bulk frame and disconnected"):
             await lane.next_frame()
 
     run_virtual(main())

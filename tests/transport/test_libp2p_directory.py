@@ -88,7 +88,7 @@ def test_shards_that_do_not_answer_or_fail_hide_no_others() -> None:
 @pytest.mark.parametrize("fault", ["stuck", "broken"])
 def test_when_no_shard_answers_the_look_fails(fault: str) -> None:
     node = FakeNode(tuple(RECORDS.values()), **cast(Any, {fault: frozenset(range(SHARDS))}))
-    with pytest.raises(PeerError, match="the directory did not answer in 20 s"):
+    with pytest.raises(PeerError, match="the directory did not answer within 20 s"):
         run_virtual(peers_at(node))
 
 

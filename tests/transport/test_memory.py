@@ -168,7 +168,7 @@ def test_a_killed_peer_hears_nothing_more_and_may_come_back() -> None:
         network.kill(peers[1].peer)
         network.kill(peers[1].peer)
         assert not peers[1].post(peers[0].peer, b"ghost", lane=Lane.CONTROL, deadline=in_seconds(1))
-        with pytest.raises(PeerError, match="this peer is off line"):
+        with pytest.raises(PeerError, match="this peer is offline"):
             await peers[1].dial(peers[0].peer, peers[0].listen_addresses(), in_seconds(1))
         await asyncio.sleep(1)
         assert heard[0].kinds() == ["up", "lost"]
@@ -208,7 +208,7 @@ def test_a_death_behind_a_cut_is_noticed_later() -> None:
 
 def test_a_peer_is_on_line_once() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], _: list[Recorder]) -> None:
-        with pytest.raises(ConfigError, match="is on line already"):
+        with pytest.raises(ConfigError, match="is already online"):
             await network.transport(peers[0].peer, run=RUN).__aenter__()
 
     play(scene)
