@@ -125,7 +125,7 @@ async def write_frame(
     limits: TransportLimits,
     last_read_at: Callable[[], float] = lambda: float("-inf"),
 ) -> None:
-    """Write one frame by `deadline` (loop time), or later while the other end keeps reading: its connection may be slow.
+    """Write one frame by `deadline` (loop time), or later while the other end keeps reading: it may be slow.
 
     It must have read the whole frame by the time at which it would itself give up on such a frame.
 

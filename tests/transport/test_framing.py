@@ -183,7 +183,7 @@ def test_greetings_are_exchanged() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [(b"HTTP", "did not begin with a greeting"), (b"\x00", "closed before the greeting"), (b"", "closed before it began")],
+    [(b"HTTP", "did not begin with a greeting"), (b"\x00", "closed before the greeting"), (b"", "before the greeting")],
 )
 def test_a_stream_without_greeting_is_refused(answer: bytes, text: str) -> None:
     async def main() -> None:
