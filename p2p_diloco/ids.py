@@ -1,4 +1,4 @@
-"""Identifiers shared by all packages: peers, digests, spans and log positions.
+"""Identifiers shared by all packages: peers, digests and spans.
 
 A peer is identified by its Ed25519 public key. libp2p's textual peer id is an encoding of those 32 bytes, so the same
 value is used on the wire, for signatures and in texts.

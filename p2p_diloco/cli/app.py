@@ -43,7 +43,7 @@ StateDirectoryFlag = Annotated[
     str | None, Parameter(help="state directory of the peer whose newest checkpoint is read; the peer may be running")
 ]
 RunFlag = Annotated[str | None, Parameter(help="first digits of the run id, if the directory holds several runs")]
-KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default: organiser.key beside the run file]")]
+KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default: organiser.key next to the run file]")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

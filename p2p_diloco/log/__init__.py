@@ -1,1 +1,1 @@
-"""One span's log in scalars: where it stands, what an entry adds to it, and the limits that follow from that."""
+"""The log of one span in scalars: its tip, how an entry advances it, and the limits derived from it."""

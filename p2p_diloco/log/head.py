@@ -1,4 +1,4 @@
-"""Where a span's log stands, and how an entry moves it on. The one text of the chain rule."""
+"""The tip of a span's log, and how an entry advances it. The only definition of the chain rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from p2p_diloco.ids import Digest, sha256
 
 GENESIS_ROUND = -1
-"""The round of a span that has absorbed no entry yet."""
+"""Round of a span that has not absorbed any entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,9 @@ class SpanHead:
         digest: chain digest d, which identifies the entries absorbed. At founding: the content digest of the start.
         height: number of entries absorbed since founding.
         round: round of the last entry; `GENESIS_ROUND` before the first.
-        roster: digest of the roster that the last entry named; the founding roster's before the first.
-        radius: median norm of contributions that the last entry published; at founding, a number that all agree on.
-        median_weight: median weight of contributions that the last entry published; at founding, likewise.
+        roster: digest of the roster named in the last entry; the founding roster's before the first.
+        radius: median norm of contributions published in the last entry; a constant at founding.
+        median_weight: median weight of contributions published in the last entry; a constant at founding.
     """
 
     digest: Digest
@@ -33,14 +33,14 @@ class SpanHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsorbedEntry:
-    """What the tip takes from a valid entry.
+    """The values of a valid entry that become part of the tip.
 
     Attributes:
         digest: the entry's digest.
         round: the entry's round.
-        roster: digest of the roster that it names.
-        radius: median norm that it publishes.
-        median_weight: median weight that it publishes.
+        roster: digest of the roster named in it.
+        radius: median norm published in it.
+        median_weight: median weight published in it.
     """
 
     digest: Digest
@@ -51,7 +51,7 @@ class AbsorbedEntry:
 
 
 def advance_head(head: SpanHead, entry: AbsorbedEntry) -> SpanHead:
-    """Return the tip after `entry`: d ← H(d, entry digest), height + 1, and what the entry publishes."""
+    """Return the tip after `entry`: d ← H(d, entry digest), height + 1, and the entry's published values."""
     return SpanHead(
         digest=sha256(head.digest, entry.digest),
         height=head.height + 1,

@@ -1,6 +1,6 @@
-"""Weights, medians and norms: what an entry may publish, and how much one contribution may count.
+"""Weights, medians and norms: limits on what an entry may publish, and on the weight of one contribution.
 
-Numbers that travel are float32, so that the peer that computes one and those that check it see the same.
+Numbers that are sent are float32, so that the peer that computes one and those that check it use the same value.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 MOST_MOVED = 4.0
 """Largest factor by which a published median may change from one entry of a span to the next."""
 RADIUS_BOUNDS = (2.0**-20, 2.0**40)
-"""Least and largest median norm that is published. Shorter norms do no harm, and from either end the radius is back at
-the honest value within 30 entries."""
+"""Smallest and largest published median norm. Shorter norms do no harm, and from either end the radius returns to the
+honest value within 30 entries."""
 WEIGHT_BOUNDS = (1.0, 2.0**64)
-"""Least and largest weight. An island trains on at least one token in each step, so none weighs less than 1."""
+"""Smallest and largest weight. An island trains on at least one token per step, so no weight is less than 1."""
 FOUNDING_RMS = 2.0**-4
 """A span's radius at its founding, per element (root mean square), so that even its first entry has a limit.
 
-Longer than most honest first contributions, and four times it does no harm to a model that has learnt nothing yet. It
-suits every run because the radius follows the honest value by a factor of four in each entry (docs/decisions/0028).
+It is longer than most honest first contributions, and four times as much does no harm to an untrained model. It suits
+every run, because each entry can change the radius by a factor of four (docs/decisions/0028).
 """
 FOUNDING_WEIGHT = 2.0**16
 """A span's median weight at its founding: that of one step of the smallest model that `new` offers.
 
-If all trained on more than its limit allows, all weigh the same until the median has followed.
+If all contributions exceed the limit that follows from it, all have the same weight until the median has caught up.
 """
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -37,20 +37,20 @@ def as_float32(value: float) -> float:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """Return the lower median: always one of the values, so half of the senders cannot raise it at will."""
+    """Return the lower median: always one of the values, so half of the senders cannot raise it arbitrarily."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def within_reach(median: float, last: float, bounds: tuple[float, float]) -> float:
-    """Return what an owner publishes of a median: the nearest number that may follow the last one.
+    """Return the value that an owner publishes for a median: the nearest one that may follow the last.
 
-    A span's limits follow what it publishes. Otherwise one entry could lift all limits, or put them where nothing
-    honest fits; as it is, they reach the honest value within a few entries from wherever they are.
+    A span's limits follow the published value. Without this bound, one entry could raise all limits, or move them to
+    where no honest contribution fits; with it, they reach the honest value within a few entries from any value.
 
     Args:
-        median: of this round.
-        last: what the previous entry published, or the founding. Whatever it is, some number may follow it.
-        bounds: the least and the largest number that may ever be published.
+        median: the median of this round.
+        last: the value published by the previous entry, or at the founding. Any value has a valid successor.
+        bounds: the smallest and largest value that may be published.
     """
     least, most = bounds
     last = min(max(last, least), most)
@@ -63,10 +63,10 @@ def founding_radius(elements: int) -> float:
 
 
 def contribution_weight(tokens: int, steps: int, most: float = WEIGHT_BOUNDS[1]) -> float:
-    """Return tokens² / steps, quantity times quality, within bounds; 0 for an island that made no step.
+    """Return tokens² / steps, quantity times quality, within bounds; 0 for an island without steps.
 
     Args:
-        tokens, steps: of this cycle.
+        tokens, steps: counts of this cycle.
         most: see `weight_limit`.
     Source: Decoupled DiLoCo's weight: tokens trained on, times tokens per step.
     """
@@ -76,23 +76,23 @@ def contribution_weight(tokens: int, steps: int, most: float = WEIGHT_BOUNDS[1])
 
 
 def weight_limit(last_median: float, ratio: float) -> float:
-    """Return the largest weight of a contribution: a multiple of the median that was published last."""
+    """Return the largest weight of a contribution: a multiple of the last published median."""
     return min(max(ratio * last_median, WEIGHT_BOUNDS[0]), WEIGHT_BOUNDS[1])
 
 
 def rest_of_row(weights: Sequence[float]) -> float:
-    """Return the most that the largest weight of a row may be: the sum of the others, if three or more count.
+    """Return the limit for the largest weight of a row: the sum of the others, if three or more count.
 
-    Of two, the smaller weight would decide alone what both weigh.
+    With only two, the smaller weight alone would determine both.
     """
     positive = sorted(weight for weight in weights if weight > 0)
     return math.fsum(positive[:-1]) if len(positive) >= 3 else math.inf
 
 
 def balanced(weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights of a row, none above the sum of the others if three or more count.
+    """Return the weights of a row, with none above the sum of the others if three or more count.
 
-    So a contributor that claims any number of tokens has at most half of a mean, whatever was published before.
+    So a contributor that claims any number of tokens gets at most half of a mean, whatever was published before.
     """
     rest = rest_of_row(weights)
     return tuple(weight if weight <= rest else as_float32(rest) for weight in weights)

@@ -65,7 +65,9 @@ class SpanState:
             StateError: the entry's round is not after the span's.
         """
         if entry.round <= self.head.round:
-            raise StateError(f"entry of round {entry.round} cannot follow round {self.head.round}, absorbed already")
+            raise StateError(
+                f"entry of round {entry.round} cannot follow round {self.head.round}, which is already absorbed"
+            )
         return SpanState(head=advance_head(self.head, entry), anchor_N=anchor_N, momentum_N=momentum_N)
 
 

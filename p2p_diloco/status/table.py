@@ -92,7 +92,7 @@ def _peers(status: PeerStatus) -> Table:
     table.add_column("peer", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("row", justify="right", no_wrap=True)
-    for name in ("steps", "tokens/s", "loss", "heard"):
+    for name in ("steps", "tokens/s", "loss", "last seen"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in status.peers[:MAX_PEER_ROWS]:
         table.add_row(*_peer_cells(line), style="dim" if _is_silent(line) else "")

@@ -45,7 +45,7 @@ def test_a_run_of_somebody_s_own_model_is_joined_from_its_loop(state: Path, caps
     )
     assert main(["status"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == 'p2p_diloco.join("p2pdiloco://ab", model, optimizer), from the loop that has the model'
+    assert last == 'p2p_diloco.join("p2pdiloco://ab", model, optimizer), from the training loop of the model'
 
 
 def test_a_peer_that_is_gone_is_said_to_be(state: Path, capsys: Captured) -> None:

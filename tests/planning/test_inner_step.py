@@ -74,5 +74,5 @@ def test_what_cannot_be_trained_here_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(inner_step, "BYTES_OF_A_PARAMETER", psutil.virtual_memory().total)
     with pytest.raises(Unmeasured, match=r"training 1,012,320 parameters takes at least .* GB of memory, and .* free"):
         measure_inner_step(manifest(), device="cpu")
-    with pytest.raises(ConfigError, match="device 'tpu' is not known"):
+    with pytest.raises(ConfigError, match="unknown device 'tpu'"):
         measure_inner_step(manifest(), device="tpu")

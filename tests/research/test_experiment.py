@@ -52,7 +52,7 @@ def test_a_table_for_people_and_for_programs(
         (["parity", "--seeds", "0"], "--seeds is 0"),
         (["parity", "--windows", "0"], "--windows is 0; expected at least 1"),
         (["parity", "--inner-rate", "0"], "--inner-rate is 0; expected more than 0 and less than 1"),
-        (["parity", "--device", "tpu"], "device 'tpu' is not known"),
+        (["parity", "--device", "tpu"], "unknown device 'tpu'"),
         (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
         (["parity", "--keep", "a.json", "--json", "./a.json"], "--keep and --json both name a.json"),
     ],
