@@ -67,14 +67,14 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
     return [
         f"{question.parameters:,} parameters, {counted(question.islands, 'island')}, "
         f"{format_rate(question.uplink_bits)} up from each, a step in {_seconds(question.step_seconds)}",
-        f"exchange       {_exchange(question, plan)}; {_seconds(plan.transfer_seconds)} on an empty line",
-        f"cycle          {_seconds(plan.cycle_seconds)}, {plan.steps} steps; the line is busy for "
+        f"exchange       {_exchange(question, plan)}; {_seconds(plan.transfer_seconds)} on an idle uplink",
+        f"cycle          {_seconds(plan.cycle_seconds)}, {plan.steps} steps; the uplink is busy for "
         f"{100 * plan.transfer_seconds / plan.cycle_seconds:.0f} % of it",
         f"traffic        {_traffic(question, plan)}",
         f"speed          {100 * plan.utilisation:.1f} % of training alone; the outer work costs "
-        f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, on {question.cores} of them",
+        f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, with {counted(question.cores, 'core')}",
         f"memory         {_bytes(plan.host_bytes)} on the host beyond training",
-        f"data-parallel  over the same line: {_seconds(plan.data_parallel_step_seconds)} a step, "
+        f"data-parallel  over the same uplink: {_seconds(plan.data_parallel_step_seconds)} a step, "
         f"{plan.data_parallel_step_seconds / ours:,.0f} times as long",
         "manifest       [rounds]",
         f"               round_seconds = {_round_seconds(plan.round_seconds)}",

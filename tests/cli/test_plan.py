@@ -30,7 +30,7 @@ def test_it_says_what_the_line_and_the_manifest_need(capsys: pytest.CaptureFixtu
         "0.797 bytes per parameter and cycle each way, 9.56 GB",
         "96 s, 96 steps",
         "fragments = 24",
-        "data-parallel over the same line: 2.42 min a step",
+        "data-parallel over the same uplink: 2.42 min a step",
     ):
         assert text in printed
 
@@ -54,7 +54,7 @@ def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureF
 def test_two_islands_and_their_bootstrap_move_more_up_than_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--parameters", "10M", "--islands", "2", "--uplink", "20mbit"]) == 0
     printed = capsys.readouterr().out
-    assert "0.708 bytes per parameter and cycle up and 0.531 down, 7.08 MB; 2.83 s on an empty line\n" in printed
+    assert "0.708 bytes per parameter and cycle up and 0.531 down, 7.08 MB; 2.83 s on an idle uplink\n" in printed
     assert "7.08 MB up and 5.31 MB down every 8 s: 7.08 Mbit/s and 5.31 Mbit/s, 76.5 GB and 57.4 GB a day\n" in printed
 
 

@@ -274,7 +274,7 @@ def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("choose another place with --state-directory", "choose another place with state_directory"),
-        ("limit it with --max-upload and --max-download", "limit it with max_upload and max_download"),
+        ("limit this with --max-upload and --max-download", "limit this with max_upload and max_download"),
         ("set one, such as --port 31337", "set one, such as port 31337"),
         ("/tmp/x--port is taken; see --host-maddrs", "/tmp/x--port is taken; see host_maddrs"),
         ("bootstrap run.toml --start model", "bootstrap run.toml --start model"),

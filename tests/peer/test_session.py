@@ -356,7 +356,7 @@ def test_a_checkpoint_that_cannot_be_read_now_ends_the_peer_before_it_begins_ane
         await stage.play("ada", Watcher(), StopRequest(), founds=True, until_round=6)
         kept = {path: path.read_bytes() for path in stage.run_folder("ada").path.glob("*checkpoint-*")}
         monkeypatch.setattr(checkpoint, "safe_open", fail)
-        with pytest.raises(StateError, match="it is left as it is"):
+        with pytest.raises(StateError, match="it was not changed"):
             await stage.play("ada", Watcher(), StopRequest(), until_round=9)
         assert {path: path.read_bytes() for path in stage.run_folder("ada").path.glob("*checkpoint-*")} == kept != {}
 
