@@ -72,7 +72,8 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"{100 * plan.transfer_seconds / plan.cycle_seconds:.0f} % of it",
         f"traffic        {_traffic(question, plan)}",
         f"speed          {100 * plan.utilisation:.1f} % of training alone; the outer work costs "
-        f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, with {counted(question.cores, 'core')}",
+        f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, with "
+        f"{counted(question.cores, 'core')}",
         f"memory         {_bytes(plan.host_bytes)} on the host beyond training",
         f"data-parallel  over the same uplink: {_seconds(plan.data_parallel_step_seconds)} a step, "
         f"{plan.data_parallel_step_seconds / ours:,.0f} times as long",

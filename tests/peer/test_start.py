@@ -552,7 +552,10 @@ def test_a_run_that_cannot_work_is_refused_before_anybody_is_invited(
 @pytest.mark.parametrize("founds", [True, False])
 @pytest.mark.parametrize(
     ("choice", "text"),
-    [({"device": "cuda:99"}, "device 'cuda:99' is not available"), ({"data": "/missing"}, "text /missing does not exist")],
+    [
+        ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
+        ({"data": "/missing"}, "text /missing does not exist"),
+    ],
 )
 def test_a_trainer_without_its_device_or_text_is_refused_before_anybody_is_asked_or_invited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, founds: bool, choice: dict[str, str], text: str

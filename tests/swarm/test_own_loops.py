@@ -86,7 +86,7 @@ def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tm
     assert ben.losses[-1] < 0.2 * ada.losses[0]
     assert "ready" in {event.topic for event in events}
     traffic = next(event.text for event in events if event.topic == "traffic")
-    assert traffic.endswith("limit it with max_upload and max_download"), "the names that this caller would write"
+    assert traffic.endswith("limit this with max_upload and max_download"), "the names that this caller would write"
 
 
 def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards(
@@ -192,7 +192,7 @@ def test_settings_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_errors_name_settings_as_the_caller_writes_them(tmp_path: Path) -> None:
     model, run = Loop(0).model, tmp_path / "run.toml"
     p2p_diloco.new_run(run, model, rounds={"fragments": 2})
-    with pytest.raises(p2p_diloco.ConfigError, match=r"only dials out; leave dial_out_only out$"):
+    with pytest.raises(p2p_diloco.ConfigError, match=r"only dials out; remove dial_out_only$"):
         p2p_diloco.found(run, model, settings={"state_directory": tmp_path / "ada", "dial_out_only": True})
     with pytest.raises(p2p_diloco.StateError, match=r"choose another place with state_directory$"):
         p2p_diloco.found(run, model, settings={"state_directory": run})
