@@ -42,4 +42,4 @@ def test_a_count_that_is_not_whole_is_refused(words: list[str], text: str, capsy
 def test_a_whole_number_may_be_written_in_other_ways(capsys: Captured) -> None:
     for number in ("2.0", "0x2"):
         assert main([*PLAN, "--cores", number]) == 0
-        assert "on 2 of them" in capsys.readouterr().out
+        assert "with 2 cores" in capsys.readouterr().out
