@@ -45,7 +45,7 @@ class Algorithm(ABC):
         """Return what comes of the run: one model, or several where replicas differ."""
 
     def is_away(self, learner: int) -> bool:
-        """Tell whether a learner is away and makes no steps."""
+        """Return whether a learner is away and makes no steps."""
         return False
 
     def settle(self, tick: int) -> None:  # noqa: B027 - most have nothing under way

@@ -125,7 +125,7 @@ class OurSwarm(Algorithm):
             self._come_and_go(self._rule.away_share)
 
     def is_away(self, learner: int) -> bool:
-        """Tell whether a learner is away for this cycle."""
+        """Return whether a learner is away for this cycle."""
         return learner in self._away
 
     def settle(self, tick: int) -> None:

@@ -44,7 +44,7 @@ def expected_bytes(system: str, num_peers: int, parameters: int) -> int:
 
 
 def can_all_stay(systems: Sequence[str], num_peers: int, parameters: int, available_bytes: int) -> bool:
-    """Tell whether the processes of all systems fit into memory side by side; else each is started for its turn."""
+    """Return whether the processes of all systems fit into memory side by side; else each is started for its turn."""
     return sum(expected_bytes(system, num_peers, parameters) for system in systems) <= (
         _SHARE_OF_MEMORY * available_bytes
     )

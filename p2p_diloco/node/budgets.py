@@ -1,6 +1,6 @@
 """How much each peer can make this one do: lines that it prints, messages that it handles.
 
-What is beyond is counted, in one line a minute, and nothing else happens: whoever sends too much is no liar. The rates
+Messages beyond the budget are counted, in one line a minute, and nothing else happens: too many are no lie. The rates
 are several times what honest peers were seen to send, also while they catch up (docs/decisions/0029).
 """
 
@@ -49,7 +49,7 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What passes of one kind: so much in a second, and so much at once after a pause."""
+    """The budget of one kind: a rate per second, and a burst after a pause."""
 
     per_second: float
     burst: float
@@ -58,7 +58,7 @@ class Allowance:
 ROSTERS = Allowance(4.0, 64.0)
 """Questions for rosters, each of which may be answered with a whole frame, and what holds many signatures."""
 ACQUAINTANCE = Allowance(0.2, 8.0)
-"""What is said once on a new link."""
+"""Messages that come once on a new link."""
 FETCHING = Allowance(1000.0, 2000.0)
 """Questions of those who catch up; no honest peer has more than eight of a kind under way to one other."""
 MOST_ASKERS = 96
@@ -108,7 +108,7 @@ class PeerBudgets:
         return len(self._buckets)
 
     def admits(self, peer: PeerId, message: Message, now: float) -> bool:
-        """Tell whether a message of `peer` is to be handled; one that is not is counted."""
+        """Return whether a message of `peer` is to be handled; one that is not is counted."""
         kind: type[Message] = type(message)
         if kind in UNMETERED:
             return True
@@ -120,7 +120,7 @@ class PeerBudgets:
         return False
 
     def admits_link(self, peer: PeerId, now: float) -> bool:
-        """Tell whether a peer that has just linked is to be greeted with all that new acquaintances are told."""
+        """Return whether a peer that has just linked is to be greeted with all that new acquaintances are told."""
         return self._bucket(peer, "link", ACQUAINTANCE, now).admits(now)
 
     def leave_out(self, peer: PeerId, now: float) -> None:

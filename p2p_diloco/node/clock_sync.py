@@ -114,7 +114,7 @@ class SwarmClock:
 
     @property
     def offset_seconds(self) -> float:
-        """What is added to the local clock."""
+        """Seconds that are added to the local clock."""
         return self._base + self._offset
 
     @property
@@ -158,11 +158,11 @@ class SwarmClock:
         self._correct()
 
     def counts(self, peer: PeerId) -> bool:
-        """Tell whether the clock of `peer` counts here."""
+        """Return whether the clock of `peer` counts here."""
         return peer in self._voices
 
     def is_due(self, peer: PeerId, heartbeat_seconds: float) -> bool:
-        """Tell whether to ask `peer`: it never said what can be relied on, long ago, or this clock was set back."""
+        """Return whether to ask `peer`: it never said what can be relied on, long ago, or this clock was set back."""
         if peer in self._unsettled or abs(self._offsets.get(peer, 0.0) - self._offset) > self.tolerance_seconds:
             return True
         age = self.raw() - self._heard_at.get(peer, float("-inf"))

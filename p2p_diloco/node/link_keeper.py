@@ -160,10 +160,11 @@ class LinkKeeper:
             await self._look()
 
     def _is_somebody_lacking(self) -> bool:
-        """Tell whether the directory may help: too few links, one just lost, or wanted to a peer that is unknown here.
+        """Return whether the directory may help: too few links, one just lost, or an unknown peer is wanted.
 
-        Who wants everybody cannot name whom it lacks. Newcomers look often and dial all, so it is enough that they can
-        reach this peer, and that somebody has is the proof of it. Whom nobody has dialled must find them itself.
+        A peer that wants links to all cannot name the ones it lacks. Newcomers look often and dial all, so it is enough
+        that they can reach this peer, and that somebody has is the proof of it. Whom nobody has dialled must find them
+        itself.
         """
         linked, wanted = self._transport.linked_peers(), self._wanted()
         lost, self._linked_before = self._linked_before - linked, linked
@@ -363,14 +364,14 @@ class LinkKeeper:
                 yield peer
 
     def _may_dial(self, peer: PeerId, attempt: _Attempt, now: float) -> bool:
-        """Tell whether strangers' dials are not too many, to this one and to the places that it names."""
+        """Return whether strangers' dials are not too many, to this one and to the places that it names."""
         if not self._is_stranger(peer):
             return True
         is_over = now - attempt.failed_at >= STRANGER_RETRY_SECONDS
         return is_over and self._dials.admits(self.known[peer], now)
 
     def _may_leave_it_to(self, peer: PeerId) -> bool:
-        """Tell whether a peer can dial this one, and most likely not the other way round."""
+        """Return whether a peer can dial this one, and most likely not the other way round."""
         record = self._records.get(peer)
         return record is not None and not record.can_be_dialled and self._record().can_be_dialled
 

@@ -26,7 +26,7 @@ class LookPace:
         return LOOK_SECONDS if self._looks < CALM_AFTER_LOOKS else CALM_LOOK_SECONDS
 
     def is_due(self, now: float) -> bool:
-        """Tell whether to look now."""
+        """Return whether to look now."""
         return self._looks < CALM_AFTER_LOOKS or now - self._looked_at >= self._pause
 
     def looked(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A joiner's first question: the signed manifest of the run that its invite names. Whoever takes part can answer it.
+"""A joiner's first question: the signed manifest of the run that its invite names. Any peer of the run can answer.
 
 Several peers are asked at once, so that dead addresses cost a living one no time: those of the invite first, then those
 kept from earlier starts.
@@ -33,7 +33,7 @@ _MOST_TOLD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedManifest:
-    """What a joiner gets from the first peer whose answer is good.
+    """The answer of the first peer that gave a valid manifest.
 
     Attributes:
         peer: who gave it.

@@ -207,7 +207,7 @@ class SwarmNode:
         self._play(self.engine.leave(self._clock.now()))
 
     def may_go(self) -> bool:
-        """Tell whether the others need no vote of this peer any more."""
+        """Return whether the others need no vote of this peer any more."""
         return self.engine.may_go(self._clock.now())
 
     def span_damaged(self, span: SpanId, reason: str) -> None:
@@ -357,7 +357,7 @@ class SwarmNode:
     # -- who they are
 
     def _is_unlisted(self, peer: PeerId) -> bool:
-        """Tell whether the run lists who takes part, and this one neither is listed nor founded it."""
+        """Return whether the run lists who takes part, and this one neither is listed nor founded it."""
         return not self.engine.rules.may_be_member(peer) and self.engine.is_stranger(peer)
 
     def _turn_away(self, peer: PeerId, now: float) -> None:
@@ -444,7 +444,7 @@ class SwarmNode:
             self._observer.report(topic, text)
 
     def _may_send(self, action: Send) -> bool:
-        """Tell whether a message is to go out: a question for rosters only while it is not under way already."""
+        """Return whether a message is to go out: a question for rosters only while it is not under way already."""
         question = action.message
         if not isinstance(question, RosterRequest):
             return True
@@ -502,7 +502,7 @@ class SwarmNode:
         frames: dict[int, Frame] | None = None,
         on_request: bool = False,
     ) -> None:
-        """Post a message; one value that goes to many peers is encoded once. Who has no link just misses it."""
+        """Post a message; one value that goes to many peers is encoded once. A peer without a link misses it."""
         if self._is_unlisted(to) and not isinstance(message, ManifestReply | Refusal):
             return
         frame = frames.get(id(message)) if frames is not None else None

@@ -1,6 +1,6 @@
 """Has others prove that this peer can be dialled, and dials others afresh when they ask for the same.
 
-What is dialled is only ever the asker's own host, as this peer sees it, so that nobody makes us dial a third party.
+Only the asker's own host is ever dialled, as this peer sees it, so that no peer can make us dial a third party.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class ReachKeeper:
                     self._post(peer, reply)
 
     def _may_probe(self, peer: PeerId) -> bool:
-        """Tell whether the budget allows one more; who asks too often gets no answer, and asks again later."""
+        """Return whether the budget allows one more; who asks too often gets no answer, and asks again later."""
         now = asyncio.get_running_loop().time()
         while self._probed_at and now - self._probed_at[0][0] >= 60.0:
             self._probed_at.popleft()

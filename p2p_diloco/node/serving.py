@@ -1,4 +1,4 @@
-"""What a peer does for others with its vectors: pieces of spans, entries from its disk, digests; never in the loop."""
+"""Serves others from this peer's vectors and disk: pieces of spans, entries, digests; never in the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer's shell needs around it: a memory that survives restarts, somebody who listens, an address book."""
+"""The ports of a node: a memory that survives restarts, an observer, an archive, address books."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 class PeerMemory(Protocol):
-    """What must survive a restart; each call returns when the bytes are safe."""
+    """Keeps what must survive a restart; each call returns when the bytes are on disk."""
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Keep what this peer is bound to."""
@@ -77,7 +77,7 @@ class NoArchive:
 
 
 class SwarmObserver(Protocol):
-    """Who hears what happens."""
+    """Receives events."""
 
     def report(self, topic: str, text: str) -> None:
         """Hear a sentence about a topic."""
@@ -89,7 +89,7 @@ class SwarmObserver(Protocol):
 
 
 class AddressBook(Protocol):
-    """Who knows where peers can be reached: the link keeper."""
+    """Knows where peers can be reached: the link keeper."""
 
     def introductions(self) -> tuple[bytes, ...]:
         """Return signed records to tell a new acquaintance."""
@@ -101,7 +101,7 @@ class AddressBook(Protocol):
 
 
 class ReachBook(Protocol):
-    """Who asks for proofs of reachability and gives them: the reach keeper."""
+    """Asks for proofs of reachability and gives them: the reach keeper."""
 
     def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
         """Take a request to dial `peer` afresh, or its answer to ours."""

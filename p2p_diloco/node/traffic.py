@@ -1,4 +1,4 @@
-"""What this peer has sent and received, by purpose: vectors of rounds, control words, transfers on request."""
+"""Counts bytes sent and received by purpose: vectors of rounds, control messages, transfers."""
 
 from __future__ import annotations
 

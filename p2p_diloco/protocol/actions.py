@@ -58,7 +58,7 @@ class TakeSnapshot:
 
 
 class Stage(enum.Enum):
-    """What is averaged into what. A run of one row goes from contributions to the entry at once."""
+    """A step of averaging. A run of one row goes from contributions to the entry in one step."""
 
     WHOLE = "contributions to the entry"
     ROW = "contributions to the mean of their row"

@@ -1,4 +1,4 @@
-"""What a peer says of itself in heartbeats, and where its fragments stood when their last round was over."""
+"""Makes heartbeats: the state of this peer, and the tips of its fragments when their last round was over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_SIGNATURE = bytes(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the island says of itself in heartbeats."""
+    """Training figures of an island, as heartbeats publish them."""
 
     tokens: int = 0
     steps: int = 0
@@ -48,7 +48,7 @@ class Beacon:
         return self._next
 
     def is_due(self, now: float) -> bool:
-        """Tell whether a heartbeat is due, and count on its being sent; one is, too, when time was set back."""
+        """Return whether a heartbeat is due, and count on its being sent; one is, too, when time was set back."""
         if 0.0 < self._next - now <= self._rules.heartbeat_seconds:
             return False
         self._next = now + self._rules.heartbeat_seconds

@@ -77,7 +77,7 @@ class RoundClock:
         return round_index // self.num_fragments
 
     def is_last_of_cycle(self, round_index: int) -> bool:
-        """Tell whether the next roster is voted on in this round."""
+        """Return whether the next roster is voted on in this round."""
         return round_index % self.num_fragments == self.num_fragments - 1
 
     def closed_round(self, fragment: int, now_seconds: float) -> int:

@@ -52,7 +52,7 @@ CYCLES_IN_MEMORY = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Noted:
-    """Who has an entry that may become valid; its payload is not kept, it is asked for when it may be."""
+    """A peer that has an entry which may become valid; its payload is requested when it may be absorbed."""
 
     sender: PeerId
     height: int
@@ -62,7 +62,7 @@ class _Noted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
-    """What a restarted peer found on its disk.
+    """The state that a restarted peer found on its disk.
 
     Attributes:
         rosters: certified rosters in the order in which they were kept. A peer that finds none although it was a
@@ -139,7 +139,7 @@ class PeerEngine:
         self.repair.serves_state = True
 
     def holds_needlessly(self, now: float) -> bool:
-        """Tell whether a peer that does not train may drop what it holds: it is no member, and others can give it."""
+        """Return whether a peer that does not train may drop what it holds: it is no member, and others can give it."""
         return self.repair.is_needless(now)
 
     def drop_state(self) -> None:
@@ -155,17 +155,17 @@ class PeerEngine:
 
     @property
     def serves_state(self) -> bool:
-        """Tell whether this peer holds vectors that others may fetch."""
+        """Return whether this peer holds vectors that others may fetch."""
         return self.repair.serves_state
 
     @property
     def catch_up(self) -> CatchUp:
-        """What this peer is fetching."""
+        """Transfers of this peer."""
         return self.repair.catch_up
 
     @property
     def ready(self) -> bool:
-        """Tell whether this peer holds the agreed state and may be a member."""
+        """Return whether this peer holds the agreed state and may be a member."""
         return self.membership.ready
 
     @property
@@ -242,7 +242,7 @@ class PeerEngine:
         return self._routes.wanted_links(self.round, announced)
 
     def is_cut_off(self) -> bool:
-        """Tell whether this peer needs links to anybody, though it has a place in a grid."""
+        """Return whether this peer needs links to anybody, though it has a place in a grid."""
         return self._routes.is_cut_off()
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
@@ -391,11 +391,11 @@ class PeerEngine:
         return self.repair.pump(now) if is_wanted else []
 
     def is_stranger(self, peer: PeerId) -> bool:
-        """Tell whether a peer is neither a member nor the founder; nobody is before a roster is known here."""
+        """Return whether a peer is neither a member nor the founder; nobody is before a roster is known here."""
         return self.book.in_force is not None and not self._is_member(peer) and peer != self.book.founder
 
     def is_unknown(self, peer: PeerId) -> bool:
-        """Tell whether a peer is a stranger, and was no member lately either: both sides of a split must find back."""
+        """Return whether a peer is neither a member nor was one lately: both sides of a split must find back."""
         return self.is_stranger(peer) and not self.book.has_listed(peer)
 
     def _is_member(self, peer: PeerId) -> bool:
@@ -490,7 +490,7 @@ class PeerEngine:
         return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
 
     def may_go(self, now: float) -> bool:
-        """Tell whether a peer that leaves is needed no more."""
+        """Return whether a peer that leaves is needed no more."""
         return not self.linked or self.membership.may_go(now)
 
     def _soon(self, now: float) -> float:

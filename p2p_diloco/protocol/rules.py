@@ -14,7 +14,7 @@ SHORTEST_STALL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRules:
-    """What all peers of a run agree on, as far as the protocol needs it.
+    """The part of the manifest that the protocol needs.
 
     Attributes:
         organiser: whose key founds the run.
@@ -51,7 +51,7 @@ class RunRules:
     founder: PeerId | None = None
 
     def may_be_member(self, peer: PeerId) -> bool:
-        """Tell whether the organiser lets `peer` take part; who founds the run always may."""
+        """Return whether the organiser lets `peer` take part; who founds the run always may."""
         return self.listed is None or peer in self.listed or peer == self.founder
 
     @property

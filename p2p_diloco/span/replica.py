@@ -1,4 +1,4 @@
-"""What the swarm asks of this peer's copy of the outer state. The trainer holds it; the swarm never sees θ."""
+"""The node's view of this peer's outer state. The training side holds it; the node never sees θ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[FragmentContribution | None], None]
 SpanDamaged = Callable[[SpanId, str], None]
 """Told, in the loop, that a span could not follow a valid entry, and why."""
 MEMORY_ERRORS = (FrameError, NonFiniteUpdate, StateError)
-"""What following a valid entry can end in when memory is damaged: a sound state follows every one of them."""
+"""Errors of following a valid entry when memory is damaged: a sound state follows every valid entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Replica(Protocol):
     ) -> None:
         """Make this peer's contribution to a round at the next step border and hand it to `answer`, in the loop.
 
-        `spans` are those of the fragment to contribute; None: all. What is left out stays for a later round.
+        `spans` are those of the fragment to contribute; None: all. The others stay for a later round.
         `deadline` is in swarm seconds; None is answered after it, or when there is nothing to contribute.
         """
         ...

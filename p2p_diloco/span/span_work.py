@@ -1,4 +1,4 @@
-"""What an island does to one span: contribute it, and follow an entry; in one pass where nothing special happens.
+"""Contribute one span, and follow an entry; in one compiled pass where nothing special happens.
 
 `outer/` and `codec/` say what is done, step by step. With 4-bit codecs, a merge that keeps, and nothing to clip, to
 void or to refuse, compiled loops do all of it at once, to the same bits; anything else goes the long way.

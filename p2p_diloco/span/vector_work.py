@@ -241,7 +241,7 @@ def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
 
 
 def is_sound_piece(reply: SpanReply) -> bool:
-    """Tell whether a piece of a transfer holds whole numbers that φ and m may have: nothing else may reach them."""
+    """Return whether a piece of a transfer holds whole numbers that φ and m may have: nothing else may reach them."""
     if len(reply.piece) % 4:
         return False
     numbers_N = np.frombuffer(reply.piece, dtype="<f4").astype("=f4", copy=False)

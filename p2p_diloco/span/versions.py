@@ -33,7 +33,7 @@ class _Kept(NamedTuple):
 
 
 class Versions:
-    """What was asked for and may be asked for again, by who asks.
+    """Versions that were requested and may be requested again, by requester.
 
     Args:
         span_state: the span as it is now, or None.

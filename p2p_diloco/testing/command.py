@@ -207,7 +207,7 @@ def catch(name: str, first: int = 0) -> TrialResult | None:
 
 
 def is_caught(name: str, result: TrialResult | None) -> bool:
-    """Tell whether a mistake was caught by an invariant that it breaks."""
+    """Return whether a mistake was caught by an invariant that it breaks."""
     return result is not None and result.invariant in MISTAKES[name].caught_by
 
 

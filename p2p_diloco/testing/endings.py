@@ -90,7 +90,7 @@ def newest_degraded(swarm: Simulation) -> int:
 
 
 def is_one_line(swarm: Simulation) -> bool:
-    """Tell whether all ready peers go by one line of rosters; who has not followed a degraded one does not."""
+    """Return whether all ready peers go by one line of rosters; who has not followed a degraded one does not."""
     books = [machine.running.book for machine in ready_peers(swarm) if machine.running.book.in_force is not None]
     if not books:
         return True
@@ -181,7 +181,7 @@ def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
 
 
 def still_names_dead(swarm: Simulation) -> bool:
-    """Tell whether most members of the roster that all will go by are dead."""
+    """Return whether most members of the roster that all will go by are dead."""
     roster = leading_roster(swarm)
     if roster is None:
         return False
@@ -191,14 +191,14 @@ def still_names_dead(swarm: Simulation) -> bool:
 
 
 def _is_dated_ahead(swarm: Simulation, roster: Roster | None) -> bool:
-    """Tell whether a roster is of a time to come: the only voter heard one other clock, a liar's."""
+    """Return whether a roster is of a time to come: the only voter heard one other clock, a liar's."""
     if roster is None or roster.cycle <= swarm.rules.clock.cycle(swarm.round) + CYCLES_TO_GO_ON:
         return False
     return any(machine.is_hostile for machine in swarm.machines.values())
 
 
 def _can_give_state(swarm: Simulation, machine: Machine) -> bool:
-    """Tell whether all spans are here; a state that nobody holds is lost for good."""
+    """Return whether all spans are here; a state that nobody holds is lost for good."""
     return len(machine.vectors.states) == len(swarm.spans)
 
 

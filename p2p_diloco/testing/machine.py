@@ -146,17 +146,17 @@ class Machine:
 
     @property
     def runs(self) -> bool:
-        """Tell whether a process runs, or is stopped."""
+        """Return whether a process runs, or is stopped."""
         return self.engine is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether the process is stopped, or the machine asleep."""
+        """Return whether the process is stopped, or the machine asleep."""
         return self.process is not None and self.process.is_stopped
 
     @property
     def is_hostile(self) -> bool:
-        """Tell whether it sends, or has sent, what no honest peer would."""
+        """Return whether it sends, or has sent, what no honest peer would."""
         return self.is_liar or self.mutator is not None
 
     @property

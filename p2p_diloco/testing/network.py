@@ -133,7 +133,7 @@ class SimulatedNetwork(MemoryNetwork):
         return transport in self._copies or super().is_on_line(transport)
 
     def can_dial(self, dialler: PeerId, target: PeerId) -> bool:
-        """Tell whether a connection that `dialler` opens gets through to `target`."""
+        """Return whether a connection that `dialler` opens gets through to `target`."""
         there = self.places.get(target, OPEN)
         return there == OPEN or (there != OUTBOUND_ONLY and self.places.get(dialler) == there)
 

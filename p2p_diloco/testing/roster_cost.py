@@ -85,7 +85,7 @@ class RosterCost:
     start_cpu_seconds: float
 
     def is_within(self, most_bytes: float, most_seconds: float) -> bool:
-        """Tell whether a joiner and its disk can bear it."""
+        """Return whether a joiner and its disk can bear it."""
         is_short = self.largest_frame_bytes <= TransportLimits().control_frame_bytes
         return is_short and self.bytes_on_disk <= most_bytes and self.join_cpu_seconds <= most_seconds
 

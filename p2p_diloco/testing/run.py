@@ -55,7 +55,7 @@ def signer(peer: PeerId) -> Callable[[bytes], bytes]:
 
 
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """Tell whether `peer` has signed `statement`."""
+    """Return whether `peer` has signed `statement`."""
     return signature == sign_as(peer, statement)
 
 

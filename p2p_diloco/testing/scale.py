@@ -238,7 +238,7 @@ def _longer_bytes(frames: SentFrames, span_parameters: int) -> int | None:
 
 
 async def comes_to_agree(swarm: Simulation, within: float) -> bool:
-    """Tell whether, at some moment within so many seconds, all but a newcomer hold the same bytes."""
+    """Return whether all but a newcomer hold the same bytes at some moment within that time."""
     members = [machine.name for machine in swarm.running() if machine.name != NEWCOMER]
     try:
         await swarm.until(lambda: swarm.agreed(members), within, step=1.0)

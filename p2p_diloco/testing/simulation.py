@@ -443,7 +443,7 @@ class Simulation:
         return [machine for machine in self.running() if not machine.is_hostile]
 
     def all_members(self) -> bool:
-        """Tell whether the roster in force everywhere lists exactly those that run and train, at their incarnations."""
+        """Return whether all go by one roster that lists exactly the peers that run and train, as they are now."""
         wanted = {(m.peer, m.running.me.incarnation) for m in self.running()}
         rosters = [machine.running.book.in_force for machine in self.running()]
         return all(
@@ -452,7 +452,7 @@ class Simulation:
         )
 
     def all_ready(self) -> bool:
-        """Tell whether, besides, all that run and train are ready."""
+        """Return whether, besides, all that run and train are ready."""
         return self.all_members() and all(machine.running.ready for machine in self.running())
 
     async def outlive(self, name: str, within: float = 600.0) -> None:
@@ -462,7 +462,7 @@ class Simulation:
         await self.until(lambda: not any(peer in machine.roster.peers() for machine in self.running()), within)
 
     def all_settled(self) -> bool:
-        """Tell whether, besides, all that train count, and reduce if they can be dialled: nobody needs a bootstrap."""
+        """Return whether, besides, all that train count, and reduce if they can be dialled."""
         if not self.all_ready():
             return False
         can_reduce = {machine.peer: machine.place == OPEN for machine in self.running()}
@@ -474,7 +474,7 @@ class Simulation:
         return {self.inspected[member.peer].name for member in self.machines[name].roster.members if member.trains}
 
     def agreed(self, names: Iterable[str] | None = None) -> bool:
-        """Tell whether these machines (all that train and run) hold the same bytes of every span."""
+        """Return whether these machines (all that train and run) hold the same bytes of every span."""
         machines = [self.machines[name] for name in names] if names is not None else self.running()
         digests = {self.state_digest(machine) for machine in machines}
         return len(digests) == 1 and None not in digests

@@ -112,7 +112,7 @@ async def _cycles_until_whole(swarm: Simulation, most_cycles: float) -> float | 
     heights = {machine.name: machine.height() for machine in swarm.running()}
 
     def is_whole() -> bool:
-        """Tell whether all go on together."""
+        """Return whether all go on together."""
         goes_on = all(machine.height() > heights[machine.name] for machine in swarm.running())
         return goes_on and swarm.all_members() and swarm.agreed()
 

@@ -176,7 +176,7 @@ class Trial:
         swarm.inspector.skipped += 1 + agreements + others
 
     def _are_linked(self) -> bool:
-        """Tell whether everybody that runs has the links that it wants, as far as somebody can be dialled."""
+        """Return whether everybody that runs has the links that it wants, as far as somebody can be dialled."""
         swarm = self.swarm
         running = swarm.running(trains=False)
         for one in running:

@@ -97,12 +97,12 @@ class Trouble:
 
     @property
     def is_for_good(self) -> bool:
-        """Tell whether it never ends."""
+        """Return whether it never ends."""
         return math.isinf(self.until)
 
     @property
     def leaves_dead(self) -> bool:
-        """Tell whether its machines stay dead."""
+        """Return whether its machines stay dead."""
         return self.kills and self.is_for_good
 
     def describe(self) -> str:

@@ -1,1 +1,1 @@
-"""Who takes part: rosters and their ballots, heartbeats, reachability, and who owns which span."""
+"""Membership: rosters and their ballots, heartbeats, reachability, and the owners of spans."""

@@ -1,6 +1,6 @@
-"""Who is here: heartbeats and declarations as this peer hears them, and what the entries say of each member.
+"""Attendance: heartbeats and declarations that this peer received, and how often entries name each member.
 
-What follows from it, the next roster, is the business of `membership.py`.
+The next roster follows from it; that is in `membership.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Attendance:
         return True
 
     def _is_older(self, heartbeat: Heartbeat, known: Heard, now: float) -> bool:
-        """Tell whether a heartbeat is from before the last one that its peer sent.
+        """Return whether a heartbeat is from before the last one that its peer sent.
 
         Starts on a new disk are numbered by the clock. Where that was far ahead once, the next such start has a smaller
         number: it is heard when the greater one is silent, unless the roster still lists another start. That one can
@@ -138,7 +138,7 @@ class Attendance:
         return frozenset(peer for peer in unheard if self.present_in.get(peer, -1) >= max(since, 0))
 
     def may_be_member(self, peer: PeerId) -> bool:
-        """Tell whether the organiser lets `peer` take part; whoever founded the run may."""
+        """Return whether the organiser lets `peer` take part; whoever founded the run may."""
         return self.rules.may_be_member(peer) or (self.book.in_force is not None and peer == self.book.founder)
 
     def _is_listed(self, peer: PeerId) -> bool:
@@ -192,7 +192,7 @@ class Attendance:
             self.declared = kept
 
     def has_left(self, peer: PeerId, incarnation: int) -> bool:
-        """Tell whether that incarnation of a peer has said that it leaves."""
+        """Return whether that incarnation of a peer has said that it leaves."""
         word = self.declared.get(peer)
         return word is not None and word.leaving and word.incarnation >= incarnation
 
@@ -220,7 +220,7 @@ class Attendance:
         return sum(num for index, num in self._entries_of.items() if first <= index <= last)
 
     def has_come_to_count(self, member: Member, cycle: int) -> bool:
-        """Tell whether a member's contributions have been in entries for long enough since it was listed."""
+        """Return whether a member's contributions have been in entries for long enough since it was listed."""
         last, bits = self._included_in.get(member.peer, (cycle, 0))
         cycles = (last - place for place in range(CYCLES_SEEN) if bits >> place & 1)
         return sum(max(member.since, cycle - CYCLES_SEEN) < each <= cycle for each in cycles) >= COUNTS_AFTER_CYCLES

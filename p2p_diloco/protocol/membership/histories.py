@@ -51,7 +51,7 @@ LIVELINESS_LAYOUT: Layout = (("roster", DIGEST), ("first", U64), ("last", U64))
 
 
 def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bool:
-    """Tell whether a line went on with a majority since the parting, made entries, and had no long gap to this day.
+    """Return whether a line went on with a majority since the parting, made entries, and had no long gap to this day.
 
     Two of three who meet in the morning have a majority, and a gap of a night: it is not worth more than the night that
     the third one went on alone. Neither is a bootstrap that was cut off from all who train.
@@ -77,7 +77,7 @@ def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> St
 
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
-    """Tell whether most members of `roster` that are heard go by rosters that are not known here, or none is heard."""
+    """Return whether most members of `roster` that are heard follow rosters unknown here, or none is heard."""
     named = _named(roster, heartbeats)
     return not named or 2 * sum(digest not in book for digest in named) > len(named)
 

@@ -1,4 +1,4 @@
-"""Who is a member: promises, proposals, votes and certificates of rosters.
+"""Agrees on the members of a run: promises, proposals, votes and certificates of rosters.
 
 In the last round of each cycle the electorate of the roster in force promises to that round's leaders, and says what it
 has seen. Where that changes something a child is agreed on (`ballot.py`); else nothing is certified. A member that
@@ -132,13 +132,13 @@ class Membership(Attendance):
         return self.declare(now, leaving=True)
 
     def may_go(self, now: float) -> bool:
-        """Tell whether the others need no vote of a peer that leaves any more."""
+        """Return whether the others need no vote of a peer that leaves any more."""
         roster = self.book.in_force
         is_listed = roster is not None and roster.member(self.me.peer) is not None
         return not is_listed or self._leaves_at is None or now >= self._leaves_at
 
     def is_needed(self) -> bool:
-        """Tell whether this peer belongs on the roster although it does not train: it founded the run."""
+        """Return whether this peer belongs on the roster although it does not train: it founded the run."""
         roster = self.book.in_force
         if roster is None or self.me.trains or self.book.founder != self.me.peer:
             return False
@@ -176,7 +176,7 @@ class Membership(Attendance):
         return actions
 
     def _is_news(self, word: Declaration, roster: Roster, now: float) -> bool:
-        """Tell whether a declaration changes something about the roster in force."""
+        """Return whether a declaration changes something about the roster in force."""
         member = roster.member(word.peer)
         cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
         if member is None:
@@ -286,7 +286,7 @@ class Membership(Attendance):
         return [Report(topic="roster-refused", text=reason)]
 
     def is_better(self, certified: CertifiedRoster, cycle: int) -> bool | None:
-        """Tell whether a roster ends a better line than the one in force; None where they do not part."""
+        """Return whether a roster ends a better line than the one in force; None where they do not part."""
         roster = certified.roster
         parting = self.book.parting(roster.parent)
         if parting is None or roster.digest() in self.book or roster.parent == self.book.in_force_digest:
@@ -298,7 +298,7 @@ class Membership(Attendance):
         return strength(begin, line, cycle) > strength(begin, ours, cycle)
 
     def _is_lively(self, ours: Sequence[CertifiedRoster], theirs: Sequence[CertifiedRoster], cycle: int) -> bool:
-        """Tell whether our line has gone on with a majority since before the other began, as this peer itself has seen.
+        """Return whether our line has continued with a majority since before the other one began, as seen here.
 
         One that a majority certified too is of voters of the past, or of a leader that lies; the latter shows at once.
         """
@@ -310,7 +310,7 @@ class Membership(Attendance):
         return begun <= cycle - LIVELY_CYCLES and first <= begun + LIVELY_CYCLES
 
     def _weigh(self, certified: CertifiedRoster, now: float) -> bool | None:
-        """Tell whether a roster must be in force; raises PeerError for one not even to be kept."""
+        """Return whether a roster must be in force; raises PeerError for one not even to be kept."""
         roster, mine, clock = certified.roster, self.book.in_force, self.rules.clock
         current = clock.round_at(now)
         cycle = clock.cycle(current)
@@ -451,7 +451,7 @@ class Membership(Attendance):
         return self._ballots.bond(parent.digest(), degraded=False).voted is not None
 
     def may_name_parents(self, roster: Digest, round_index: int) -> bool:
-        """Tell whether this peer may name parents under a roster: not in the rounds after its vote for a child."""
+        """Return whether this peer may name parents under a roster: not in the rounds after its vote for a child."""
         if self.leaving:
             return False
         return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
@@ -462,7 +462,7 @@ class Membership(Attendance):
         return ballot_turn(promised)[0] if promised else -1
 
     def is_stalled(self) -> bool:
-        """Tell whether this peer goes on without a majority: it has sat through too many cycles without an entry.
+        """Return whether this peer goes on without a majority: it has sat through too many cycles without an entry.
 
         Never where the roster in force has one member: that one is a majority, however long it has waited for others.
         The bootstrap cannot train, so it waits until somebody applies who can.
@@ -485,7 +485,7 @@ class Membership(Attendance):
         return [(peer, roster) for peer, roster in (*signed, *heard) if roster != ZERO_DIGEST]
 
     def _has_seen_a_stall(self, roster: Roster) -> bool:
-        """Tell whether this peer is stalled, or follows without being a member and has seen as long that nothing came.
+        """Return whether this peer is stalled, or is not a member and has seen no entries for as long.
 
         Two members that cannot reach each other may be heard by such a peer alone, which hands rosters on to them.
         """
@@ -494,7 +494,7 @@ class Membership(Attendance):
         return self.ready and self.void_cycles >= self.rules.stalled_cycles
 
     def are_voters_idle(self, now: float) -> bool:
-        """Tell whether more than half of the electorate is here, and none of it made a step since this was last asked.
+        """Return whether more than half of the electorate is here and none of it has stepped since the last call.
 
         First steps compile: nobody need go on without the rest for that.
         """
@@ -508,7 +508,7 @@ class Membership(Attendance):
         return 2 * len(here) > len(roster.voters) and not have_moved
 
     def _has_application(self, roster: Roster) -> bool:
-        """Tell whether somebody who trains wants to be listed, anew or with a later incarnation."""
+        """Return whether somebody who trains wants to be listed, anew or with a later incarnation."""
         for word in self.declared.values():
             member = roster.member(word.peer)
             if word.trains and not word.leaving and (member is None or word.incarnation > member.incarnation):
@@ -737,7 +737,7 @@ class Membership(Attendance):
         return frozenset(peer for peer, member in quiet.items() if self._is_unheard(member, now))
 
     def _is_unheard(self, member: Member, now: float) -> bool:
-        """Tell whether a member that this peer should hear was not heard for a cycle."""
+        """Return whether a member that this peer should hear was not heard for a cycle."""
         grid, me = self.book.grid(), self.me.peer
         is_near = grid is not None and (len(grid.rows) == 1 or member.peer in grid.neighbours(me))
         if not is_near or not (self.can_be_dialled or member.reduces):

@@ -30,7 +30,7 @@ class _Owner:
 
 
 class OwnerLog:
-    """What this peer's logs say of each owner. A state machine without I/O.
+    """Counts, from this peer's logs, the entries that each owner made or owes. A state machine without I/O.
 
     A restarted owner is a new one: it may have been mended.
     """

@@ -36,7 +36,7 @@ SHARE_STEP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tally:
-    """What the promises say together, by peer."""
+    """The promises put together, by peer."""
 
     absent: frozenset[PeerId]
     heard: frozenset[PeerId]
@@ -99,7 +99,7 @@ def next_roster(
 
 
 def is_bootstrap_needed(others: Iterable[Member]) -> bool:
-    """Tell whether the bootstrap belongs on a roster with these others: few count yet, or too few reduce."""
+    """Return whether the bootstrap belongs on a roster with these others: few count yet, or too few reduce."""
     members = tuple(others)
     num_counting = sum(member.counts for member in members)
     return num_counting < FEWEST_COUNTING or sum(member.reduces for member in members) < ENOUGH_REDUCERS

@@ -49,7 +49,7 @@ def network_of(host: str) -> Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one prover found.
+    """The result of one prover.
 
     Attributes:
         host, port: where it dialled: the host from which it sees this peer, a port that this peer announces.
@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What follows from the answers.
+    """The verdict that follows from the answers.
 
     Attributes:
         is_reachable: whether this peer may say that it can be dialled.

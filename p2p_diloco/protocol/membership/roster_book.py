@@ -186,7 +186,7 @@ class RosterBook:
         return self.folded(self._chain[place], round_index) if place >= 0 else None
 
     def governance(self, digest: Digest, round_index: int) -> Governance:
-        """Tell whether a roster governs a round. No other roster can make an entry of that round."""
+        """Return whether a roster governs a round. No other roster can make an entry of that round."""
         if digest not in self._certified:
             return Governance.UNKNOWN
         governing = self.governing(round_index)
@@ -198,7 +198,7 @@ class RosterBook:
         return Governance.OTHER
 
     def lacks_earlier_certificate(self, certified: CertifiedRoster) -> bool:
-        """Tell whether a roster can be valid only if its parent was certified earlier than this peer knows."""
+        """Return whether a roster can be valid only if its parent was certified earlier than this peer knows."""
         parent = self._certified.get(certified.roster.parent)
         return parent is not None and certified.ballot < parent.ballot
 
@@ -227,7 +227,7 @@ class RosterBook:
         return parent.roster if parent is not None else None
 
     def is_on_chain(self, digest: Digest) -> bool:
-        """Tell whether a roster is the one in force or on the chain behind it."""
+        """Return whether a roster is the one in force or on the chain behind it."""
         return digest in self._places
 
     def parting(self, parent: Digest) -> tuple[Roster, list[CertifiedRoster], list[CertifiedRoster]] | None:
@@ -245,7 +245,7 @@ class RosterBook:
         return self._certified[parent].roster, ours, theirs[::-1]
 
     def has_listed(self, peer: PeerId) -> bool:
-        """Tell whether one of the last rosters of the chain lists a peer."""
+        """Return whether one of the last rosters of the chain lists a peer."""
         return any(self.roster(digest).member(peer) is not None for digest in self._chain[-LATELY_LISTED:])
 
     def num_degraded(self) -> int:

@@ -9,7 +9,7 @@ from p2p_diloco.protocol.rules import RunRules
 
 
 class SplitWatch:
-    """What one peer has noticed and said. A state machine without I/O; decides nothing."""
+    """Watches for a split and reports it. A state machine without I/O; decides nothing."""
 
     def __init__(self, *, rules: RunRules, membership: Membership) -> None:
         self._rules = rules

@@ -74,7 +74,7 @@ class HeadsAsked:
         self._heard: dict[int, set[PeerId]] = {}
 
     def may_ask(self, fragment: int, donor: PeerId, now: float, *, is_replayed: bool) -> bool:
-        """Tell whether nobody is being asked and, while the fragment is replayed, this donor has not been heard."""
+        """Return whether nobody is being asked and, while the fragment is replayed, this donor has not been heard."""
         if not is_replayed:
             self._heard.pop(fragment, None)
         asked = self._asked.get(fragment)
@@ -104,7 +104,7 @@ class HeadsAsked:
 
 
 class CatchUp:
-    """What one peer fetches, from whom, and what it has verified. A state machine without I/O."""
+    """Fetches state and entries from donors, and verifies them. A state machine without I/O."""
 
     def __init__(self, *, far: FarVoters, rules: CatchUpRules, chains: ChainBook) -> None:
         self.far = far
@@ -164,11 +164,11 @@ class CatchUp:
         self._wanted.setdefault(span, (Want.ENTRY, donor))
 
     def is_transferred(self, span: SpanId) -> bool:
-        """Tell whether a whole span is being fetched."""
+        """Return whether a whole span is being fetched."""
         return self._wanted.get(span, (None, None))[0] is Want.SPAN
 
     def has_asked(self, span: SpanId, donor: PeerId) -> bool:
-        """Tell whether an answer about `span` is awaited from a donor."""
+        """Return whether an answer about `span` is awaited from a donor."""
         asked = self._asked.get(span)
         return asked is not None and asked.donor == donor
 
@@ -202,7 +202,7 @@ class CatchUp:
         self._unadopted.discard(fragment)
 
     def is_complete(self) -> bool:
-        """Tell whether every span has a head here and none is being fetched."""
+        """Return whether every span has a head here and none is being fetched."""
         missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
@@ -246,7 +246,7 @@ class CatchUp:
 
     @property
     def is_waiting_for_a_majority(self) -> bool:
-        """Tell whether a span has come that nobody has vouched for yet."""
+        """Return whether a span has come that nobody has vouched for yet."""
         return any(transfer.is_whole and transfer.named is None for transfer in self._transfers.values())
 
     # -- asking
@@ -393,7 +393,7 @@ class CatchUp:
     # -- answers
 
     def take_heads(self, sender: PeerId, reply: HeadsReply) -> bool:
-        """Tell whether a reply answers what was asked and fits the run."""
+        """Return whether a reply answers what was asked and fits the run."""
         fits = reply.fragment < len(self.rules.num_spans) and len(reply.heads) == self.rules.num_spans[reply.fragment]
         return fits and self._heads_asked.take(reply.fragment, sender)
 
@@ -611,7 +611,7 @@ class CatchUp:
             self._wanted[span] = (Want.ENTRY, donor)
 
     def _is_behind(self, span: SpanId) -> bool:
-        """Tell whether some peer is known to stand higher; forget it once we stand there."""
+        """Return whether some peer is known to stand higher; forget it once we stand there."""
         head = self._chains.heads.get(span)
         if head is not None and span in self._targets and head.height >= self._targets[span][0]:
             del self._targets[span]
@@ -707,7 +707,7 @@ class CatchUp:
         return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
     def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:
-        """Tell whether a span would lose entries, and give it up then; the next comparison says what is needed."""
+        """Return whether a span would lose entries, and give it up then; the next comparison says what is needed."""
         mine = self._chains.heads.get(span)
         if mine is None or head.height >= mine.height or span in self._goes_back:
             return False
@@ -789,7 +789,7 @@ class CatchUp:
         return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
     def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
-        """Look which bytes have been named. What more than half of the electorate said is never looked at again."""
+        """Find out which bytes have been named. Bytes that more than half of the electorate named are final."""
         for what in sorted(set(said.values())):
             voters = [voice for voice, pair in said.items() if pair == what]
             are_enough = self.namers.may_name(transfer.head, voters) or self._believed(span) in voters
@@ -801,7 +801,7 @@ class CatchUp:
     def _believed(self, span: SpanId) -> PeerId | None:
         """Return whose word is enough for a span that is being fetched, though it is no majority.
 
-        Who fetches has given up what it held; where one other member is all there is, no majority will come.
+        A peer that fetches has given up its own bytes. If one other member is all there is, no majority will come.
         """
         only = next(iter(self.namers.near)) if len(self.namers.near) == 1 else None
         return only if self.namers.is_strict else self._on_word_of.get(span, only)

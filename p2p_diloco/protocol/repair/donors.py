@@ -1,4 +1,4 @@
-"""What one peer learns of those it fetches from: how large their pieces may be, who fell silent, whom to leave alone.
+"""Learns about donors: how large their pieces may be, which fell silent, and which to avoid.
 
 A value that learns; no I/O, no clock.
 """
@@ -59,13 +59,13 @@ class Donors:
         self._heard_at[donor] = now
 
     def look(self, now: float) -> None:
-        """Go on; called often. Who did not for a while has heard nobody, which says nothing about any of them."""
+        """Continue; called often. After a pause, silence says nothing about a donor: nobody was heard meanwhile."""
         if now - self._looked_at > self._quiet_seconds:
             self._heard_at = dict.fromkeys(self._heard_at, now)
         self._looked_at = now
 
     def is_quiet(self, donor: PeerId, asked_at: float, others: Collection[PeerId], now: float) -> bool:
-        """Tell whether a donor that used to answer has stopped since it was asked, while others answer.
+        """Return whether a donor that used to answer has stopped since it was asked, while others answer.
 
         One that has never answered may have a thin line; how long that may take is for others to say.
         """

@@ -34,7 +34,7 @@ ENOUGH_VOTERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voices:
-    """Who may name tips and bytes to this peer.
+    """The peers that may name tips and bytes to this one.
 
     Attributes:
         near: voices that exist, heard or not.
@@ -70,15 +70,15 @@ class Voices:
         return sorted(self.heard | {self.founder} if self.founder is not None and self.founder_holds else self.heard)
 
     def are_enough(self, voters: Collection[PeerId]) -> bool:
-        """Tell whether `voters` are a majority."""
+        """Return whether `voters` are a majority."""
         return len((self.heard | self.told).intersection(voters)) >= self.needed
 
     def are_most(self, voters: Collection[PeerId]) -> bool:
-        """Tell whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
+        """Return whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
         return 2 * len(self.near.intersection(voters)) > len(self.near)
 
     def may_name(self, head: SpanHead, voters: Collection[PeerId]) -> bool:
-        """Tell whether a span that `voters` hold at `head` may be taken."""
+        """Return whether a span that `voters` hold at `head` may be taken."""
         return self.are_enough(voters) or (is_start(head) and self.founder in voters)
 
     def sentence(self) -> str:
@@ -99,7 +99,7 @@ class Voices:
 
 
 def is_start(head: SpanHead) -> bool:
-    """Tell whether a span has absorbed no entry."""
+    """Return whether a span has absorbed no entry."""
     return head.height == 0 and head.round == GENESIS_ROUND
 
 
@@ -220,7 +220,7 @@ class NamedContents:
         self._said: dict[int, dict[PeerId, tuple[tuple[tuple[Digest, Digest], ...], float]]] = {}
 
     def may_ask(self, fragment: int, voice: PeerId, now: float) -> bool:
-        """Tell whether to ask a voice what it holds of a fragment, and count on its being asked."""
+        """Return whether to ask a voice what it holds of a fragment, and count on its being asked."""
         key = (fragment, voice)
         asked, until = self._asked.get(key, -math.inf), self._under_way.get(key, -math.inf)
         if now < max(asked + self._pause_seconds, until):

@@ -73,7 +73,7 @@ class Followers:
         self._asked_at[peer] = now
 
     def are_fetching(self, now: float) -> bool:
-        """Tell whether somebody that trains and is not ready yet has asked for something a moment ago."""
+        """Return whether somebody that trains and is not ready yet has asked for something a moment ago."""
         since = now - QUIET_SILENCES * self.rules.silence_seconds
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         alive = self.membership.alive(now)
@@ -207,7 +207,7 @@ class Repair:
         ]
 
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
-        """Tell whether a peer on our chain that has just sent this is one of the donors."""
+        """Return whether a peer on our chain that has just sent this is one of the donors."""
         if not self._may_give(sender):
             return False
         if beat.ready and not self.membership.has_left(sender, beat.incarnation):
@@ -215,7 +215,7 @@ class Repair:
         return sender in self.donors(now)
 
     def is_past_branch(self, sender: PeerId, entry: Entry) -> bool:
-        """Tell whether the unknown roster of an entry is one that nobody will tell us of any more.
+        """Return whether the unknown roster of an entry is one that nobody will tell us of any more.
 
         A peer that goes by our very roster may hold entries of a branch of rosters that was given up since: its log
         went on where nobody else had one. It cannot show that they are valid; the span itself it can give.
@@ -232,7 +232,7 @@ class Repair:
         }
 
     def _may_give(self, peer: PeerId) -> bool:
-        """Tell whether a peer is a member of the roster in force, or the founder; strangers teach nothing."""
+        """Return whether a peer is a member of the roster in force, or the founder; strangers teach nothing."""
         roster = self.membership.book.in_force
         return roster is not None and (roster.member(peer) is not None or peer == self._founder())
 
@@ -303,7 +303,7 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def is_needless(self, now: float) -> bool:
-        """Tell whether others can give what this peer holds without training; ask about once a second.
+        """Return whether others can give what this peer holds without training; ask about once a second.
 
         They must have been able to for a while: who has just become ready has not said yet what its line carries.
         """
@@ -378,7 +378,7 @@ class Repair:
 
     @property
     def follows(self) -> bool:
-        """Tell whether this peer goes along with the logs: it trains, or belongs on the roster all the same."""
+        """Return whether this peer goes along with the logs: it trains, or belongs on the roster all the same."""
         roster, me = self.membership.book.in_force, self.membership.me
         is_listed = roster is not None and roster.member(me.peer) is not None
         return me.trains or is_listed or self.membership.is_needed()
@@ -477,7 +477,7 @@ class Repair:
         self._alone_since = now
 
     def _is_left_alone(self, now: float) -> bool:
-        """Tell whether nobody who could give anything has been here for a while."""
+        """Return whether nobody who could give anything has been here for a while."""
         return self._alone_since is not None and now - self._alone_since > 2 * self.rules.silence_seconds
 
     def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
@@ -746,7 +746,7 @@ class Repair:
         return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]
 
     def _has_gone_on(self, reply: ContentReply) -> bool:
-        """Tell whether a peer holds a span where we have not been; one that is where we were has nothing for us."""
+        """Return whether a peer holds a span where we have not been; one that is where we were has nothing for us."""
         for index, (digest, _) in enumerate(reply.digests[: self.rules.num_spans[reply.fragment]]):
             span = SpanId(reply.fragment, index)
             if digest != self.chains.heads[span].digest and self.chains.entry_after(span, digest) is None:

@@ -21,7 +21,7 @@ _Said = tuple[Digest, Digest] | None
 
 
 class Scrub:
-    """Who holds the same bytes as this peer, and who says something else. A state machine without I/O.
+    """Compares the bytes that this peer and others hold. A state machine without I/O.
 
     Args:
         num_spans: spans of each fragment.
@@ -42,7 +42,7 @@ class Scrub:
         self._unsettled: set[SpanId] = set()
 
     def begin_again(self) -> None:
-        """Trust nothing verified so far; contents are compared anew. What differed stays noted as unsettled."""
+        """Trust nothing verified so far; contents are compared anew. Differences stay noted as unsettled."""
         self._unsettled = set(self._accusers)
         for forgotten in (self._witnesses, self._accusers, self._paused, self._rebuilding, self._rebuilt):
             forgotten.clear()
@@ -60,7 +60,7 @@ class Scrub:
             seen.intersection_update(peers)
 
     def is_verified(self, donors: Collection[PeerId], namers: Voices | None = None) -> bool:
-        """Tell whether others hold the same bytes of every fragment.
+        """Return whether others hold the same bytes of every fragment.
 
         As many of `donors` as can be asked, up to two, or more than half of the electorate, whatever two donors say.
         """
@@ -73,7 +73,7 @@ class Scrub:
         )
 
     def may_ask(self, fragment: int, donor: PeerId, now: float) -> bool:
-        """Tell whether to ask a peer that stands where we stand for its digests, and count on its being asked."""
+        """Return whether to ask a peer that stands where we stand for its digests, and count on its being asked."""
         seen, key = self._witnesses.get(fragment, ()), (fragment, donor)
         if donor in seen or len(seen) >= WITNESSES:
             return False
@@ -162,5 +162,5 @@ class Scrub:
         self._rebuilding.discard(span)
 
     def is_unsettled(self, span: SpanId) -> bool:
-        """Tell whether a span differed in the scrub before as well."""
+        """Return whether a span differed in the scrub before as well."""
         return span in self._unsettled

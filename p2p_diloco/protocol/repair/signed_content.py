@@ -36,7 +36,7 @@ class _Asked:
 
 
 class FarVoters:
-    """What voters that are not linked have signed, and what they are asked. A state machine without I/O.
+    """Asks voters that are not linked, through others, and keeps their signed answers. A state machine without I/O.
 
     Args:
         draw_nonce: returns a number that nobody knows before; given the time.
@@ -99,7 +99,7 @@ class FarVoters:
             table.clear()
 
     def expects(self, answer: SignedContent) -> bool:
-        """Tell whether an answer that was carried here has the number of a question, and a fitting length."""
+        """Return whether an answer that was carried here has the number of a question, and a fitting length."""
         asked = self._asked.get((answer.fragment, answer.voter))
         fits = asked is not None and len(answer.digests) in (0, self._num_spans[answer.fragment])
         return fits and asked is not None and asked.nonce == answer.nonce

@@ -1,4 +1,4 @@
-"""What a peer fetches of a span, how long it waits for it, and what has come of one that comes in pieces."""
+"""A transfer: what is fetched of a span, how long it is waited for, and the pieces that have arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2p_diloco.memory.slabs import awaited_vector
 
 
 class Want(enum.Enum):
-    """What is being fetched for a span."""
+    """The kind of thing that is fetched for a span."""
 
     ENTRY = "entry"
     SPAN = "span"
@@ -21,7 +21,7 @@ class Want(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUpRules:
-    """What is fetched and how long an answer may take.
+    """The sizes of what is fetched, and how long an answer may take.
 
     Attributes:
         num_spans: spans of each fragment.
@@ -75,7 +75,7 @@ class Transfer:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether all pieces have come."""
+        """Return whether all pieces have come."""
         return self.received_bytes == self.total_bytes
 
     def add(self, piece: bytes | memoryview, donor: PeerId) -> None:

@@ -25,7 +25,7 @@ MOST_EVIDENCE = 4
 
 
 class EntryFate(enum.Enum):
-    """What became of an entry."""
+    """The fate of an entry."""
 
     ABSORBED = "absorbed"
     KNOWN = "known"
@@ -56,7 +56,7 @@ class Equivocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryVerdict:
-    """What became of an entry.
+    """The verdict on an entry.
 
     Attributes:
         absorbed: all entries absorbed because of it, in order.
@@ -118,7 +118,7 @@ class ChainBook:
         self._forks[span] = parent, is_left
 
     def forget_forks(self) -> None:
-        """Tell no other child from an old entry any more: nobody asks for one."""
+        """Stop looking for other children of the tip's parent: nobody asks for one."""
         self._forks.clear()
 
     def is_known(self, entry: Entry) -> bool:
@@ -309,7 +309,7 @@ def _not_governing(entry: Entry, rosters: RosterBook) -> str:
 
 
 def wins_tie(one: SpanHead, other: SpanHead) -> bool:
-    """Tell which of two children of one tip all agree on where no majority names either: the later, then the smaller.
+    """Return whether `one` wins over `other`, two children of one tip: the later round, then the smaller digest.
 
     The later round, because its owner had the last word; any order will do as long as it is the same everywhere.
     """

@@ -1,4 +1,4 @@
-"""What a run asks of a member's line: bytes of an exchange, and the rates that carry it.
+"""The demand of a run on a member's line: bytes of an exchange, and the rates that carry it.
 
 The one place of the formula. In one row of g members each sends its contribution to the reducers of all spans but its
 own, and its own spans' entries to all others: (1 - 1/g) of a contribution and as much of an entry. In a grid of R rows
@@ -97,7 +97,7 @@ def exchange_flow(
 def share_carried(flow: Flow, round_seconds: float, *, upload: float | None, download: float | None) -> int:
     """Return which share of averaging a line carries, as rosters say it: 4 is what all have where all have the same.
 
-    What others contribute must come in the first half of a round, the entries that follow from it go out in the second.
+    Contributions must arrive in the first half of a round; the entries that follow go out in the second.
 
     Args:
         flow: what the member moves in a round with such a share.

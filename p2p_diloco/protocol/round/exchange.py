@@ -101,7 +101,7 @@ class Ration:
 
 
 class Exchange:
-    """What this peer does in the round in progress. A state machine without I/O.
+    """Plays this peer's part in the round in progress. A state machine without I/O.
 
     Contributions for the next round that come early, because clocks differ by a little, wait until it begins here.
     """
@@ -268,7 +268,7 @@ class Exchange:
         return held
 
     def has_named(self, span: SpanId, parent: Digest, before: int) -> bool:
-        """Tell whether this peer has named `parent` in the round in progress, which is later than `before`."""
+        """Return whether this peer has named `parent` in the round in progress, which is later than `before`."""
         collection = self.collection
         return collection is not None and before < collection.round and self._named.get(span) == parent
 

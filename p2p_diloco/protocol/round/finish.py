@@ -49,7 +49,7 @@ class Finish:
             self.means.setdefault((mean.span, mean.row), (mean, inclusion))
 
     def is_complete(self, span: SpanId) -> bool:
-        """Tell whether the means of all rows are here."""
+        """Return whether the means of all rows are here."""
         return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
 
     def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:

@@ -46,7 +46,7 @@ class EncodedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentContribution:
-    """What the island contributes to a round; spans whose log is ahead of the round are left out."""
+    """An island's contribution to a round; spans whose log is ahead of the round are left out."""
 
     round: int
     fragment: int
@@ -57,7 +57,7 @@ class FragmentContribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionRules:
-    """What the manifest says about contributions."""
+    """Limits on contributions, from the manifest."""
 
     weight_clip: float
     radius_limit: float
@@ -65,7 +65,7 @@ class ReductionRules:
 
 @dataclass(slots=True, kw_only=True)
 class Collection:
-    """What a reducer holds for one round. Roster and grid are those in force when the round began here.
+    """A reducer's collection for one round. Roster and grid are those in force when the round began here.
 
     Attributes:
         row: the row of this peer, and `members` those in it, by their place on the roster.
@@ -91,7 +91,7 @@ class Collection:
 
     @property
     def is_one_row(self) -> bool:
-        """Tell whether reducers finish what they reduce."""
+        """Return whether reducers finish what they reduce."""
         return len(self.grid.rows) == 1
 
 
@@ -162,12 +162,12 @@ def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> 
 
 
 def has_trained(opening: Opening | None) -> bool:
-    """Tell whether a member has come, and not empty-handed because its island reached no step border."""
+    """Return whether a member has come, and not empty-handed because its island reached no step border."""
     return opening is not None and opening.steps > 0
 
 
 def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]) -> bool:
-    """Tell whether the contribution of some member of the row to `span` may still come."""
+    """Return whether the contribution of some member of the row to `span` may still come."""
     for member in collection.members.values():
         peer = member.peer
         if peer in gone or peer in collection.refused or (peer, span) in collection.payloads:
@@ -179,13 +179,13 @@ def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]
 
 
 def is_sending(opening: Opening, span: SpanId) -> bool:
-    """Tell whether an opening says that a vector of `span` follows."""
+    """Return whether an opening says that a vector of `span` follows."""
     return any(offer.index == span.index and offer.sends for offer in opening.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """What is to be averaged: the parts, the parent that they build on, and who is in each, by the part's sender.
+    """The parts to average, the parent that they build on, and who is in each part, by its sender.
 
     `inclusions` also holds who named the parent without a part.
     """

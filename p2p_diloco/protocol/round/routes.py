@@ -39,7 +39,7 @@ class Routes:
     def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return whom this peer needs a link to, for the rounds of now and the grid that comes next; None: to all.
 
-        Who has no place in a grid yet, and no row that waits for it, may talk with anybody, and so may who is stuck.
+        A peer without a place in a grid, and without a row that waits for it, may link with any; so may a stuck one.
         Two branches that both have grids would never meet, were links kept with members only: each row meets its share
         of all strangers.
 
@@ -71,11 +71,11 @@ class Routes:
         return voters | may_lead if self._me in roster.voters else voters
 
     def is_cut_off(self) -> bool:
-        """Tell whether the links that this peer should have lead nowhere: too few of them, or no roster comes about."""
+        """Return whether the links that this peer should have are of no use: too few, or no roster is certified."""
         return len(self._linked) < FEW_LINKS or self._is_stuck()
 
     def _is_stuck(self) -> bool:
-        """Tell whether no roster comes about for long.
+        """Return whether no roster comes about for long.
 
         When most of a roster has died, its living members may have no link to each other, and none may be on the way
         from one to the other.

@@ -91,6 +91,6 @@ class Turns:
             self._entries_in_cycle = 0
 
     def _has_part(self) -> bool:
-        """Tell whether this peer is a member, or follows the logs of those who are."""
+        """Return whether this peer is a member, or follows the logs of those who are."""
         roster, peer = self._membership.book.in_force, self._membership.me.peer
         return roster is not None and (self._membership.ready or roster.member(peer) is not None)

@@ -5,7 +5,7 @@ A promise carries what its voter has seen (`View`), and a proposal follows from 
 proposal that was voted for in an earlier ballot is proposed again with the promises from which it followed then.
 See docs/decisions/0002-rosters-by-paxos.md and 0030-membership-by-rule.md.
 
-What a member has promised and voted must be on disk before it is said: a restarted peer must not vote twice.
+Promises and votes must be on disk before they are sent: a restarted peer must not vote twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ballot_turn(ballot: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What one voter has seen; bitmaps are over the places on the roster in force.
+    """The view of one voter; bitmaps are over the places on the roster in force.
 
     Attributes:
         absent: members that it would drop.
@@ -123,7 +123,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bond:
-    """What one member has bound itself to in one decision: the child of one parent, or its degraded child.
+    """The commitment of one member in one decision: the child of one parent, or its degraded child.
 
     Attributes:
         promised: no vote is given in a ballot below this one.
@@ -221,7 +221,7 @@ VOTE_LAYOUT: Layout = (("parent", DIGEST), ("roster", DIGEST), ("ballot", U64), 
 NO_BALLOTS = Ballots(parent=ZERO_DIGEST, bonds=())
 
 Rule = Callable[[tuple[Promise, ...]], "Roster | None"]
-"""What follows from some promises, all for one ballot: the next roster, or None where nothing changes."""
+"""Derives the next roster from promises for one ballot; None if nothing changes."""
 Quorum = Callable[[Collection[PeerId]], bool]
 """Tells whether some members are enough to promise and to vote."""
 

@@ -144,7 +144,7 @@ def included_places(entry: Entry) -> tuple[int, ...]:
 
 
 def lies_within(part: bytes, whole: bytes) -> bool:
-    """Tell whether a bitmap names nobody whom another one does not name."""
+    """Return whether a bitmap names nobody whom another one does not name."""
     return not int.from_bytes(part, "little") & ~int.from_bytes(whole, "little")
 
 
@@ -155,7 +155,7 @@ def next_head(head: SpanHead, entry: Entry) -> SpanHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRules:
-    """What the manifest says about entries.
+    """Limits on entries, from the manifest.
 
     Attributes:
         radius_limit: largest norm of an entry, in last published median norms.
@@ -169,7 +169,7 @@ class EntryRules:
 
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
-    """Tell whether the owner of the entry's span, under the grid of the roster that the entry names, has signed it."""
+    """Return whether the owner of the entry's span signed it, under the grid of the roster that it names."""
     return verify(grid.owner(entry.span), entry.statement(), entry.signature)
 
 

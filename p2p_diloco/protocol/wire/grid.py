@@ -1,4 +1,4 @@
-"""Who averages with whom and who owns which span: a pure function of the roster.
+"""The grid: which members average together and which own a span; a pure function of the roster.
 
 The roster's order is the grid. Up to `group_size` members are one row: its reducers finish what they reduce. More
 members fold into rows of about √N. Each row is an averaging group whose reducers hold one column each; the owner of a

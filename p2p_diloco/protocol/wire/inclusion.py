@@ -1,4 +1,4 @@
-"""Who is in a mean and with what: the part of an entry that says what its vector is made of."""
+"""The members in a mean, with weights and norms: the part of an entry that describes its vector."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ REACH_PROOF_LAYOUT: Layout = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a peer declares of itself, signed: that it wants to be a member, how it changed, or that it leaves.
+    """A signed declaration of a peer about itself: that it wants to be a member, how it changed, or that it leaves.
 
     Peers pass it on to those who vote.
 

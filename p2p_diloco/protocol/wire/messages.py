@@ -1,4 +1,4 @@
-"""What peers say to each other, as frozen values with a bounded binary form.
+"""The messages between peers, as frozen values with a bounded binary form.
 
 Small words travel on the control lane, vectors on the bulk lane; `is_bulk` tells which. Signed values carry their own
 signature; everything else is vouched for by the link, whose peer the transport has authenticated.
@@ -254,7 +254,7 @@ class ReachReply:
 class SpanOffer:
     """One span of an opening: its index, and the parent at which the sender holds it.
 
-    Whoever names a parent is there for the round, and counts among those who agree on it, even where its vector is
+    A peer that names a parent is there for the round, and counts among those who agree on it, even where its vector is
     late, cut or refused.
 
     Attributes:
@@ -418,7 +418,7 @@ Message = (
 
 
 def is_bulk(message: Message) -> bool:
-    """Tell whether a message travels on the bulk lane."""
+    """Return whether a message travels on the bulk lane."""
     return _KIND_OF[type(message)] >= _FIRST_BULK_KIND
 
 

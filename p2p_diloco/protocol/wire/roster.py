@@ -130,7 +130,7 @@ class Roster:
         return len(self.voter_places.intersection(places))
 
     def has_majority(self, places: Iterable[int]) -> bool:
-        """Tell whether the members at these places are more than half of the electorate."""
+        """Return whether the members at these places are more than half of the electorate."""
         return 2 * self.num_voters(places) > len(self.voter_places)
 
 
@@ -210,12 +210,12 @@ def founding_statement(roster_digest: Digest) -> bytes:
 
 
 def is_majority(parent: Roster, peers: Collection[PeerId]) -> bool:
-    """Tell whether `peers` are more than half of the electorate, and so can certify a child of `parent`."""
+    """Return whether `peers` are more than half of the electorate, and so can certify a child of `parent`."""
     return 2 * len(parent.voters.intersection(peers)) > len(parent.voters)
 
 
 def is_quarter(parent: Roster, peers: Collection[PeerId]) -> bool:
-    """Tell whether `peers` can certify a degraded child of `parent` as soon as the run is stalled.
+    """Return whether `peers` can certify a degraded child of `parent` as soon as the run is stalled.
 
     A quarter of the electorate, or, where none of it is left, a quarter of all members. At least one.
     """
@@ -295,7 +295,7 @@ def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) ->
 
 
 def _is_in_grid_order(roster: Roster) -> bool:
-    """Tell whether those that reduce come first: dealing by order must give each row its share of them."""
+    """Return whether those that reduce come first: dealing by order must give each row its share of them."""
     reducing = [member.reduces for member in roster.members]
     return reducing == sorted(reducing, reverse=True)
 
