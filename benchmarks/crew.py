@@ -188,7 +188,7 @@ class Crew:
     # -- talking
 
     def ask(self, word: Mapping[str, Any], timeout_seconds: float, may_end: Collection[int] = ()) -> list[Word]:
-        """Say a word to all workers and return the answer of each, in order.
+        """Send an order to all workers and return the answer of each, in order.
 
         Args:
             may_end: places of those that may end instead; their answers are empty then.

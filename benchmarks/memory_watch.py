@@ -13,7 +13,7 @@ LOOK_SECONDS = 0.1
 
 
 class MemoryWatch:
-    """What groups of processes held: at their peaks since they began, and on average since `begin_average`.
+    """The memory of groups of processes: peaks since they began, and averages since `begin_average`.
 
     Processes may come and go; the peak of one that is gone still counts. Enter to begin, leave to end.
 

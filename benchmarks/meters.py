@@ -1,4 +1,4 @@
-"""What processes have used so far, as Linux counts it: cores, bytes on loopback, memory at its peak."""
+"""The resources that processes have used, as Linux counts them: cores, bytes on loopback, memory at its peak."""
 
 from __future__ import annotations
 

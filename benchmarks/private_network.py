@@ -56,13 +56,13 @@ class PrivateNetwork:
 
     @property
     def entrance(self) -> tuple[str, ...]:
-        """What a command must begin with so that it runs in this network."""
+        """The words before a command that make it run in this network."""
         if self._holder is None:
             return ()
         return ("nsenter", "--target", str(self._holder.pid), *_ENTER[self.kind])
 
     def entrance_of(self, place: int) -> tuple[str, ...]:
-        """What the command of the peer at `place` must begin with; all live in this one network."""
+        """The words before the command of the peer at `place`; all live in this one network."""
         return self.entrance
 
     @property

@@ -94,11 +94,11 @@ class Listener:
         self.sentences: deque[str] = deque(maxlen=4)
 
     def report(self, topic: str, text: str) -> None:
-        """Hear a sentence."""
+        """Take a sentence."""
         self.sentences.append(text)
 
     def round_closed(self, closed: RoundClosed) -> None:
-        """Hear what came of a round."""
+        """Take the result of a round."""
 
 
 class StagedPeer:
@@ -316,7 +316,7 @@ class StagedPeer:
         return governing[0] if governing is not None else None
 
     def missing_members(self, round_index: int) -> str:
-        """Say what the roster that governs a round lacks of all linked peers as old members, or nothing."""
+        """Return what the roster that governs a round lacks of all linked peers as old members, or nothing."""
         roster, num_peers = self.governing_roster(round_index), len(self.transport.linked_peers()) + 1
         if roster is None:
             return "there is no roster"

@@ -1,4 +1,4 @@
-"""What each step of a cycle costs a peer, per element: with compiled loops and with NumPy alone, in one run."""
+"""The cost of each step of a cycle for a peer, per element: with compiled loops and with NumPy alone, in one run."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Order = Mapping[str, Any]
 
 
 class Worker(Protocol):
-    """What does what is said."""
+    """The functions that answer orders."""
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
         """Do what `word["do"]` names; return the answer."""

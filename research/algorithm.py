@@ -1,4 +1,4 @@
-"""What every outer algorithm of the bench has in common: it looks at its learners at step borders, and sends bytes."""
+"""The common part of outer algorithms: each looks at its learners at step borders, and sends bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do, each from its paper, on the same learners, text and outer step.
+"""Other systems, each from its paper, on the same learners, text and outer step.
 
 Deviations are confessed where they are. Servers are free here: nothing fails and nobody waits, which is kinder to the
 baselines than the world is.

@@ -57,7 +57,7 @@ class Learners(Protocol):
         ...
 
     def progress(self, share: float) -> None:
-        """Say how far training is, 0 to 1."""
+        """Set how far training is, 0 to 1."""
         ...
 
     def steps(self, learner: int) -> int:
@@ -133,7 +133,7 @@ class TextLearners:
         self._loops[learner].step()
 
     def progress(self, share: float) -> None:
-        """Say how far training is: the inner rate follows."""
+        """Set how far training is: the inner rate follows."""
         for loop in self._loops:
             loop.set_progress(share)
 

@@ -123,7 +123,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one trial.
+    """The result of one trial.
 
     Attributes:
         loss: held-out, nats per byte; the mean where replicas differ.
@@ -145,7 +145,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What a run's manifest says, where a trial stands beside a run.
+    """The manifest of a run that a trial is compared with.
 
     Attributes:
         shape: instead of the one that the setting names.

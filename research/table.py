@@ -35,7 +35,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What an experiment gave; `outcomes` by row and seed, in order."""
+    """The results of an experiment; `outcomes` by row and seed, in order."""
 
     experiment: Experiment
     outcomes: dict[str, tuple[Outcome, ...]]

@@ -39,7 +39,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContestPlan:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
         systems: by name, ours the first.

@@ -1,4 +1,4 @@
-"""What turns come to: medians with their quartiles, ratios within each repeat, the document for `--json`.
+"""The figures of all turns: medians with their quartiles, ratios within each repeat, the document for `--json`.
 
 Figures of a machine that others use too are noisy; of two systems that had their turns one right after the other the
 ratio is less so. A ratio here is the median over the repeats of the ratios within one.

@@ -143,7 +143,7 @@ class OurPeer:
         return f"{num_waiting} members may not vote yet, and a roster that lets them is to come" if num_waiting else ""
 
     def _trouble(self, turn: int) -> str:
-        """Say what is lacking for an exchange of all among all, or nothing."""
+        """Return what is lacking for an exchange of all among all, or nothing."""
         num_spans = len(self._plan.places)
         if missing := self._peer.missing_members(turn):
             return missing

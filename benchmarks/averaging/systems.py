@@ -1,4 +1,4 @@
-"""Who takes part: this project, hivemind's averager with two compressions, gloo; and what each needs of a machine."""
+"""The systems compared: this project, hivemind's averager with two compressions, gloo; and what each needs."""
 
 from __future__ import annotations
 

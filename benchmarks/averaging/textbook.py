@@ -1,4 +1,4 @@
-"""What opponents do around their averaging: a pseudo-gradient in one flat tensor, and DiLoCo's outer step by PyTorch.
+"""The work of opponents around their averaging: a flat pseudo-gradient, and DiLoCo's outer step by PyTorch.
 
 The outer step is the same as ours, so that all do the same work: from the pseudo-gradient to the next anchor.
 """

@@ -1,4 +1,4 @@
-"""What every bench writes for `--json`: its command, its figures, and the machine that they were taken on."""
+"""The document that every bench writes for `--json`: its command, its figures, and the machine."""
 
 from __future__ import annotations
 

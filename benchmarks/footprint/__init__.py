@@ -1,1 +1,1 @@
-"""What a peer holds in memory, beside the same training alone."""
+"""The memory of a peer, beside that of the same training alone."""

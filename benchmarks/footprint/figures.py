@@ -1,4 +1,4 @@
-"""What was measured of each size, and the straight line through it: bytes for each parameter, and what is always there.
+"""The measurements of each size, and a straight line through them: bytes per parameter, and a constant.
 
 Resident memory, not shares of it: a volunteer's machine runs one peer, which has nobody to share libraries with.
 """

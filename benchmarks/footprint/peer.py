@@ -139,17 +139,17 @@ class SwarmPeer:
     # -- what the peer says
 
     def listening(self, invite: str, *, own_model: bool) -> None:
-        """Hear the invite."""
+        """Take the invite."""
         with self._changed:
             self._invite = invite
             self._changed.notify_all()
 
     def status(self, status: PeerStatus) -> None:
-        """Hear how things stand."""
+        """Take the status."""
         self._status = status
 
     def event(self, event: PeerEvent) -> None:
-        """Hear what happened; count rounds from which an entry came."""
+        """Take an event; count rounds from which an entry came."""
         print(event.text, flush=True)
         with self._changed:
             self._sentences.append(event.text)

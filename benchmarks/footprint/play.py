@@ -34,7 +34,7 @@ _START_SECONDS, _SECONDS_PER_PARAMETER = 180.0, 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintPlan:
-    """What to measure: so many peers, with models of about these sizes, one after the other."""
+    """The measurements to make: that number of peers, with models of about these sizes, one after the other."""
 
     num_peers: int
     parameters: tuple[int, ...]

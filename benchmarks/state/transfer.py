@@ -33,7 +33,7 @@ FRAGMENTS, SPANS_PER_FRAGMENT = 2, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferPlan:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
         megabytes: of φ and m together, millions of bytes.

@@ -122,7 +122,7 @@ class Row:
 
     @property
     def cost(self) -> Cost:
-        """What an exchange took of the processor, for each island and cycle: median over all turns."""
+        """The processor time of an exchange, for each island and cycle: median over all turns."""
         costs = [_cost_of(turn, self.cycle_seconds) for turn in self.turns]
         names = [field.name for field in dataclasses.fields(Cost)]
         return Cost(**{name: median(getattr(cost, name) for cost in costs) for name in names})
@@ -169,7 +169,7 @@ def _cost_of(turn: Turn, cycle_seconds: float) -> Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all rows have in common; see `--json`."""
+    """The figures that all rows have in common; see `--json`."""
 
     islands: int
     parameters: int

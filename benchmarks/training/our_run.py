@@ -26,7 +26,7 @@ _MAX_HEARTBEAT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """What a run of the bench is, but for its clock.
+    """A run of the bench, but for its clock.
 
     Attributes:
         model: built-in size.

@@ -50,7 +50,7 @@ _REFRESH_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
         systems: by name, ours the first.
@@ -160,7 +160,7 @@ class Islands:
         self.longest_cycle_seconds = run.rules.clock.round_seconds * run.rules.clock.num_fragments
 
     def ask(self, word: Mapping[str, Any], seconds: float) -> list[Word]:
-        """Say a word with a moment to begin at, which takes so long."""
+        """Send an order with a moment to begin at."""
         return self._crew.ask({**word, "at": time.monotonic() + LEAD_SECONDS}, seconds + PATIENCE_SECONDS)
 
     def gather(self) -> None:

@@ -83,7 +83,7 @@ class StarNetwork:
         return self._middle.pid
 
     def entrance_of(self, place: int) -> tuple[str, ...]:
-        """What the command of the peer at `place` must begin with."""
+        """The words before the command of the peer at `place`."""
         return self._places[place].entrance
 
     def address_of(self, place: int) -> str:

@@ -46,7 +46,7 @@ class Mark:
 
 @dataclass(slots=True, kw_only=True)
 class DemoStory:
-    """What happened; filled in while the demo runs.
+    """The story of a demo; filled in while it runs.
 
     Attributes:
         marks: the demo's actions, in order.

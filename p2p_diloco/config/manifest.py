@@ -296,7 +296,7 @@ class LimitsSection(Section):
 
 
 class TrustSection(Section):
-    """Who may join."""
+    """Access to the run."""
 
     mode: Literal["open", "listed"] = Field(
         "open", description="open = anyone with the invite; listed = only the peers listed here"

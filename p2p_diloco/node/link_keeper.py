@@ -204,7 +204,7 @@ class LinkKeeper:
             self.known[record.peer] = record.addresses
 
     def _look_for_twin(self, record: PeerRecord) -> None:
-        """Say once that another process has this identity: it signs records of now that this one has not issued.
+        """Report once that another process has this identity: it signs records of now that this one has not issued.
 
         One at home names no address in them. An earlier start whose clock was ahead may have issued what is dated later
         than now, so that is not held against anybody.

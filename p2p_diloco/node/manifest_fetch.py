@@ -171,7 +171,7 @@ class _Asking:
 
 
 def told_troubles(trouble: Mapping[PeerId, object]) -> str:
-    """Say what happened at each peer, at the first few of many."""
+    """Return what happened at each peer, for the first few of many."""
     lines = []
     for peer, error in list(trouble.items())[:_MOST_TOLD]:
         name = short_peer_id(peer)

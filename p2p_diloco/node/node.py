@@ -203,7 +203,7 @@ class SwarmNode:
         self._play(self.engine.found(founding, self._clock.now()))
 
     def leave(self) -> None:
-        """Tell the others that this peer leaves; it stays until it `may_go`."""
+        """Announce that this peer leaves; it stays until it `may_go`."""
         self._play(self.engine.leave(self._clock.now()))
 
     def may_go(self) -> bool:
@@ -255,7 +255,7 @@ class SwarmNode:
     # -- what the transport tells
 
     def link_up(self, peer: PeerId) -> None:
-        """Hear that messages to `peer` can be sent; tell it whom else we know."""
+        """Called when `peer` can be reached: tell it whom else we know."""
         self.engine.link_up(peer)
         records = self._addresses.introductions() if self._addresses is not None else ()
         if records and self._budgets.admits_link(peer, self._loop.time()):
@@ -263,7 +263,7 @@ class SwarmNode:
         self._wake.set()
 
     def link_lost(self, peer: PeerId, reason: str) -> None:
-        """Hear that they cannot any more."""
+        """Called when the link to `peer` is lost."""
         self.engine.link_lost(peer)
         self._clock.forget(peer)
         name = short_peer_id(peer)
@@ -271,7 +271,7 @@ class SwarmNode:
         self._wake.set()  # what it was asked for is asked of others at once
 
     def transport_lost(self, error: NetworkError) -> None:
-        """Hear that the transport died: `run` raises it."""
+        """Called when the transport has died: `run` raises it."""
         self._lost = error
         self._wake.set()
 
@@ -361,7 +361,7 @@ class SwarmNode:
         return not self.engine.rules.may_be_member(peer) and self.engine.is_stranger(peer)
 
     def _turn_away(self, peer: PeerId, now: float) -> None:
-        """Tell an unlisted peer once why it gets nothing but the manifest."""
+        """Explain to an unlisted peer, once, why it gets nothing but the manifest."""
         if peer not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(peer)
             reason = explain_unlisted(peer).encode()
@@ -432,7 +432,7 @@ class SwarmNode:
             self._wake.set()
 
     def _say(self, topic: str, text: str, peer: PeerId | None) -> None:
-        """Tell the observer a sentence; one that `peer` made necessary names it, and counts against its budget."""
+        """Report a sentence; if `peer` caused it, the sentence names it and counts against its budget."""
         text = clean_text(text)
         if peer is None or topic in OWN_STATE:
             self._observer.report(topic, text)

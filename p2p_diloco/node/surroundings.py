@@ -80,11 +80,11 @@ class SwarmObserver(Protocol):
     """Receives events."""
 
     def report(self, topic: str, text: str) -> None:
-        """Hear a sentence about a topic."""
+        """Called with a sentence about a topic."""
         ...
 
     def round_closed(self, closed: RoundClosed) -> None:
-        """Hear what came of a round."""
+        """Called with the result of a round."""
         ...
 
 

@@ -30,7 +30,7 @@ _STATE_LABEL = b"p2p-diloco state 1\n"
 # Not compared by value: `==` on arrays has no single truth value. Compare digests.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanState:
-    """What all peers agree on for one span.
+    """The agreed state of one span.
 
     The arrays are made read-only; their ownership is transferred.
 

@@ -460,24 +460,24 @@ class PeerEngine:
         return self.repair.span_hashed(span, head, content, now)
 
     def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
-        """Hear that a span could not follow a valid entry: its memory is damaged, while its log has moved on."""
+        """Note that a span could not follow a valid entry: its memory is damaged, while its log has moved on."""
         return self.repair.span_damaged(span, reason, now)
 
     # -- links and leaving
 
     def link_up(self, peer: PeerId) -> None:
-        """Hear that messages to `peer` can be sent; it gets a heartbeat at the next tick."""
+        """Called when `peer` can be reached: it gets a heartbeat at the next tick."""
         self.linked.add(peer)
         self._to_greet.add(peer)
 
     def link_lost(self, peer: PeerId) -> None:
-        """Hear that they cannot any more."""
+        """Called when the link to `peer` is lost."""
         self.linked.discard(peer)
         self._to_greet.discard(peer)
         self.catch_up.lose(peer)
 
     def leave(self, now: float) -> list[Action]:
-        """Say that this peer leaves. One that is alone just goes: nobody needs to know, and it may come back.
+        """Announce that this peer leaves. A lone peer just goes: nobody needs to know, and it may come back.
 
         It stays as long as the others need its vote (`may_go`).
         """

@@ -61,7 +61,7 @@ class Versions:
         return state
 
     def served_to_the_end(self, peer: PeerId, span: SpanId) -> None:
-        """Hear that `peer` was sent the last piece of the version that it took."""
+        """Note that `peer` was sent the last piece of the version that it took."""
         kept = self._kept.get((peer, span))
         if kept is not None:
             self._keep(peer, span, kept._replace(is_served=True))

@@ -1,1 +1,1 @@
-"""What people see of a peer and of a swarm: status, events, live table, report."""
+"""The view of a peer and of a swarm for people: status, events, live table, report."""

@@ -27,7 +27,7 @@ TOGETHER_BYTES = 16 * 1024 * 1024
 
 
 class ReplayPlan(Protocol):
-    """What an archive needs from a run plan: how entries are kept, decoded and applied."""
+    """The part of a run plan that an archive needs: how entries are kept, decoded and applied."""
 
     @property
     def rules(self) -> RunRules: ...

@@ -17,7 +17,7 @@ SEEDS_OF_ONE_TASK = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignPlan:
-    """What is played.
+    """The options of a play.
 
     Attributes:
         peers: fewest and most in a swarm.
@@ -39,7 +39,7 @@ class CampaignPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignResult:
-    """What came of all seeds.
+    """The results of all seeds.
 
     Attributes:
         seeds: how many were played.

@@ -1,4 +1,4 @@
-"""What must come true once the troubles have stopped; the contract, where it speaks of time.
+"""Liveness checks: what must come true once the troubles have stopped.
 
 Troubles stop: every message arrives within a tenth of a second, wall clocks are right to within 5 % of a round, all
 disks have room, nobody is stopped, and whoever is not dead for good runs. At least one machine can be dialled: peers

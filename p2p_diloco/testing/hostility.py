@@ -121,14 +121,14 @@ def _wrong_pieces(message: Message, rng: random.Random) -> Message | None:
 
 
 def _wrong_digests(message: Message, rng: random.Random) -> Message | None:
-    """Say that one's spans hold other bytes than everybody's."""
+    """Claim that one's spans hold other bytes than everybody's."""
     if isinstance(message, ContentReply):
         return replace(message, digests=tuple((head, Digest(rng.randbytes(32))) for head, _ in message.digests))
     return message
 
 
 def _wrong_heads(message: Message, rng: random.Random) -> Message | None:
-    """Say that one's spans stand further than everybody's."""
+    """Claim that one's spans are ahead of everybody's."""
     if isinstance(message, HeadsReply):
         heads = tuple(replace(h, digest=Digest(rng.randbytes(32)), height=h.height + 3) for h in message.heads)
         return replace(message, heads=heads)
@@ -236,7 +236,7 @@ class Caller(SilentListener):
         self.transport.post(peer, frame, lane=lane, deadline=self.swarm.loop.true_seconds() + DIAL_SECONDS)
 
     async def ask(self, peer: PeerId, question: Message, kind: type[Any], within: float = 5.0) -> Any:
-        """Say something and return the next message of a kind."""
+        """Send something and return the next message of a kind."""
         before = len(self.of(kind))
         self.say(peer, question)
         await self.swarm.until(lambda: len(self.of(kind)) > before, within, step=0.05)

@@ -1,4 +1,4 @@
-"""What must hold at every moment, checked for the peer and span that an event touched.
+"""Invariants that must hold at every moment, checked for the peer and span that an event touched.
 
 The contract's invariants, in their strictest reading that is true at every moment:
 
@@ -51,7 +51,7 @@ from p2p_diloco.testing.run import ORGANISER, verify
 
 
 class Inspected(Protocol):
-    """What the inspector needs to know of a machine."""
+    """A machine, as far as the inspector needs it."""
 
     @property
     def name(self) -> str: ...
@@ -139,12 +139,12 @@ class Inspector:
     # -- I1, I3: bytes and chains
 
     def founded(self, states: Mapping[SpanId, SpanState]) -> None:
-        """Hear what the start is."""
+        """Take the start of the run."""
         for span, state in states.items():
             self._truth.setdefault((span, state.head.digest), state)
 
     def started(self, machine: Inspected, states: Mapping[SpanId, SpanState]) -> None:
-        """Hear that a machine begins a life with what its disk gave: nothing is announced yet; the bytes must be so."""
+        """Note that a machine begins a life with what its disk gave: nothing is announced yet; the bytes must be so."""
         self._may_fall.pop(machine.name, None)
         for key in [key for key in self.differing if key[0] == machine.name]:
             del self.differing[key]
@@ -152,11 +152,11 @@ class Inspector:
             self._compare(machine, span, state)
 
     def branch_given_up(self, machine: Inspected) -> None:
-        """Hear a machine announce that it goes by another branch: each span may go back once."""
+        """Note that a machine announces that it goes by another branch: each span may go back once."""
         self._may_fall[machine.name] = set(self._rules.span_elements)
 
     def span_given_up(self, machine: Inspected, text: str) -> None:
-        """Hear a machine announce that it adopts a span, which the text names first: it may go back once."""
+        """Note that a machine announces that it adopts a span, which the text names first: it may go back once."""
         given_up = {span for span in self._rules.span_elements if text.startswith(f"{span} ")}
         self._may_fall.setdefault(machine.name, set()).update(given_up)
 
@@ -196,7 +196,7 @@ class Inspector:
         return truth if truth is not None and self._is_same(truth, state) else state
 
     def flipped(self, machine: Inspected, span: SpanId, state: SpanState) -> None:
-        """Hear that a bit of a machine's anchor flipped."""
+        """Note that a bit of a machine's anchor flipped."""
         self.has_flipped = True
         self._compare(machine, span, state)
 

@@ -44,22 +44,22 @@ NOTHING_IN_FLIGHT = InFlight()
 
 
 class Watch(Protocol):
-    """Who looks on at an island."""
+    """An observer of an island."""
 
     def complain(self, invariant: str, text: str) -> None:
-        """Hear that the books do not balance."""
+        """Called when the books do not balance."""
 
     def advancing(self, before: SpanState, update: SpanUpdate) -> None:
-        """Hear that an entry is about to be absorbed."""
+        """Called before an entry is absorbed."""
 
     def advanced(self, before: SpanState, update: SpanUpdate, after: SpanState) -> None:
-        """Hear that an entry was absorbed."""
+        """Called after an entry was absorbed."""
 
     def replaced(self, span: SpanId, before: SpanState | None, after: SpanState) -> None:
-        """Hear that a span was replaced."""
+        """Called when a span was replaced."""
 
     def contributed(self, contribution: FragmentContribution) -> None:
-        """Hear what is sent."""
+        """Called with what is sent."""
 
 
 class _Snapshot(NamedTuple):

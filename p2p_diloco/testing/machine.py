@@ -66,7 +66,7 @@ KEEP_CHECKPOINTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What all machines of a simulation share."""
+    """The parts that all machines of a simulation share."""
 
     rules: RunRules
     maths: SharedMaths
@@ -511,7 +511,7 @@ class _KeptMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replayed:
-    """What an archive needs of a run plan."""
+    """The part of a run plan that an archive needs."""
 
     rules: RunRules
     codecs: Codecs

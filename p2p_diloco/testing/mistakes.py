@@ -239,7 +239,7 @@ def _in_flight_left_out() -> list[Patch]:
 
 @_mistake("replaced-in-flight", "I2 I6")
 def _replaced_in_flight() -> list[Patch]:
-    """What was in flight stays there when a span is replaced by a transfer."""
+    """Contributions in flight stay there when a span is replaced by a transfer."""
     right = replace_span
 
     def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
@@ -378,7 +378,7 @@ def _member_not_counted() -> list[Patch]:
 
 @_mistake("rosters-not-served", "I6 I7 I8")
 def _rosters_not_served() -> list[Patch]:
-    """Who asks for rosters gets none."""
+    """A peer that asks for rosters gets none."""
     return [(RosterBook, "after", lambda self, known: ())]
 
 
@@ -418,7 +418,7 @@ def _memory_not_compared() -> list[Patch]:
 
 @_mistake("absent-entries", "I6 I7")
 def _absent_entries() -> list[Patch]:
-    """Whoever lacks an entry waits for it, and never fetches anything."""
+    """A peer that lacks an entry waits for it, and never fetches anything."""
     return [(CatchUp, "pump", lambda self, donors, now, sources=None, holders=(): [])]
 
 

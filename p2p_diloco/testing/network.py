@@ -35,7 +35,7 @@ Tap = Callable[[PeerId, PeerId, Lane, bytes], None]
 
 @dataclass(slots=True)
 class Ways:
-    """What is wrong with all ways at once.
+    """Faults of all ways at once.
 
     Attributes:
         loss: share of frames that vanish, each by itself.

@@ -1,4 +1,4 @@
-"""What the chain of rosters of a long run costs a joiner: bytes on disk, and CPU until it has checked all of them.
+"""The cost of the chain of rosters of a long run for a joiner: bytes on disk, and CPU until it has checked all of them.
 
 Only membership is played, without a network: members come and go, voters promise what they see, the proposal that
 follows by rule is checked, voted for and certified as in a ballot, with real signatures. Rosters are kept by the
@@ -48,7 +48,7 @@ from p2p_diloco.transport.link import TransportLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterPlan:
-    """What is played.
+    """The options of a play.
 
     Attributes:
         members: peers of the run; roster 1 lists all.
@@ -62,7 +62,7 @@ class RosterPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterCost:
-    """What the chain costs.
+    """The cost of the chain.
 
     Attributes:
         fewest_members: of any roster; members are away for a cycle or more.

@@ -1,4 +1,4 @@
-"""What a cycle costs as a swarm grows: whole swarms of up to a thousand peers over an internet of drawn delays.
+"""The cost of a cycle as a swarm grows: whole swarms of up to a thousand peers over an internet of drawn delays.
 
 Vectors are tiny, since the rules never look into one; their bytes are counted as if the model had `parameters`, with
 the real size of every header, list and signature. Peers begin as members that were stopped and hold the same state: how
@@ -48,7 +48,7 @@ CODECS = Codecs(contribution=INT4, row_mean=codec_named("int8"), entry=INT4, rou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan:
-    """What is played.
+    """The options of a play.
 
     Attributes:
         peers: members that train.
@@ -68,7 +68,7 @@ class ScalePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """What one size of swarm costs.
+    """The cost of one size of swarm.
 
     Attributes:
         peers: members that train.

@@ -1,4 +1,4 @@
-"""What a seed draws: how many peers, how they are, how the run is cut, and what befalls them when."""
+"""A scenario, drawn from a seed: the peers, the cut of the run, and the troubles with their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a swarm that is cut in two: for a while, unevenly, and for so long that both halves go on alone."""
+"""Cut a swarm in two: for a while, unevenly, and for so long that both halves go on alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTLE_CYCLES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRow:
-    """What one split came to.
+    """The result of one split.
 
     Attributes:
         peers: members before the split; `share` of them on the smaller side.
@@ -42,7 +42,7 @@ class SplitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """Who is cut off from whom, and for how long."""
+    """The two sides of a split, and its length."""
 
     peers: int
     share: float

@@ -1,4 +1,4 @@
-"""What happened, in order, for people who look into a violated invariant.
+"""A trace of what happened, in order, for people who look into a violated invariant.
 
 Costs nothing unless asked for: a seed that violates one is played once more with a trace.
 """

@@ -46,7 +46,7 @@ BEFORE_THE_BORDER_SECONDS = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of one seed.
+    """The result of one seed.
 
     Attributes:
         invariant: the first one that was broken; None: all held.

@@ -1,4 +1,4 @@
-"""What can go wrong: one small class for each kind, with a schedule drawn from the seed.
+"""The kinds of trouble: one small class for each, with a schedule drawn from the seed.
 
 A kind is *default* when the protocol of today survives it, and *open* when it does not yet; open kinds are drawn only
 where they are asked for by name or with `--kinds all`.
@@ -27,7 +27,7 @@ SLOWED = 12.0
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What a schedule is drawn from.
+    """The source of a schedule.
 
     Attributes:
         names: all machines; the first founds.
@@ -204,7 +204,7 @@ class Partition(Trouble):
 
 @dataclass(kw_only=True)
 class OneWay(Partition):
-    """What one side says, the other does not hear."""
+    """One side does not receive what the other sends."""
 
     kind = "one-way"
 
@@ -488,7 +488,7 @@ class FullDisk(Trouble):
 
 @dataclass(kw_only=True)
 class SlowDisk(Trouble):
-    """What goes to a disk takes seconds."""
+    """Writing to a disk takes seconds."""
 
     kind = "slow-disk"
     seconds: float = 0.0

@@ -767,7 +767,7 @@ class Membership(Attendance):
 
 
 def _roster_sentence(before: Roster | None, after: Roster) -> str:
-    """Say who is new on a roster and who is gone; of the first one that is seen, who is on it."""
+    """Return a sentence on new and lost members of a roster; for the first roster seen, on all of them."""
     if before is None:
         told = {"": [member.peer for member in after.members]}
     else:

@@ -92,7 +92,7 @@ class _Prover:
 
 
 class Reach:
-    """Whom to ask for proofs, and what their answers come to. A state machine without I/O; times are the caller's.
+    """Chooses the peers to ask for proofs, and weighs their answers. A state machine without I/O or clock.
 
     The rule. Of each prover the latest answer counts, for `PROOF_SECONDS`. An answer at a public address counts always,
     one at a private address while every other member is seen from a private one, one within this machine while all are

@@ -198,7 +198,7 @@ class CatchUp:
         self.is_adopting = True
 
     def adopted(self, fragment: int) -> None:
-        """Hear that a fragment stands where a donor's of the new branch stands."""
+        """Note that a fragment stands where a donor's of the new branch stands."""
         self._unadopted.discard(fragment)
 
     def is_complete(self) -> bool:
@@ -370,7 +370,7 @@ class CatchUp:
         return actions
 
     def heard(self, donor: PeerId, now: float) -> None:
-        """Hear that a donor has answered something: it may take its time with the rest."""
+        """Note that a donor has answered something: it may take its time with the rest."""
         self._donors.heard(donor, now)
         for span, asked in self._asked.items():
             if asked.donor == donor:
@@ -427,7 +427,7 @@ class CatchUp:
         return actions
 
     def stands_level(self, fragment: int, voice: PeerId) -> None:
-        """Hear that a voice stands where we stand with all spans of a fragment."""
+        """Note that a voice stands where we stand with all spans of a fragment."""
         self._told.get(fragment, {}).pop(voice, None)
         self._level.setdefault(fragment, set()).add(voice)
 
@@ -618,7 +618,7 @@ class CatchUp:
         return head is not None and span in self._targets
 
     def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest, now: float) -> list[Action]:
-        """Hear that a donor has no entry after our head.
+        """Note that a donor has no entry after our head.
 
         If it said that it is ahead of us, our logs cannot be joined, or it is not: a majority decides, and it is asked
         for no entries on its word for a while. The next comparison raises what another donor lacks again, until it is

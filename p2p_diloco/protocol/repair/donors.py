@@ -55,7 +55,7 @@ class Donors:
             self._piece_bytes[donor] = min(2 * size, MOST_PIECE_BYTES)
 
     def heard(self, donor: PeerId, now: float) -> None:
-        """Hear that a donor has answered something."""
+        """Note that a donor has answered something."""
         self._heard_at[donor] = now
 
     def look(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Whose word about the state counts here, and how many of those peers must say the same.
+"""The peers whose answers about the state count here, and how many of them must agree.
 
 A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
 word is a reason to ask, never the answer. The *voices* of a peer are the other voters of the roster in force that it
@@ -82,7 +82,7 @@ class Voices:
         return self.are_enough(voters) or (is_start(head) and self.founder in voters)
 
     def sentence(self) -> str:
-        """Say who has been heard and how many are needed."""
+        """Return a sentence: which voices were heard, and how many are needed."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
             f"hears {names} of the {len(self.near)} members whose word counts here; {self.needed} must name the same "

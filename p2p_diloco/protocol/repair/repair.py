@@ -80,7 +80,7 @@ class Followers:
         return any(peer in alive and alive[peer].trains and not alive[peer].ready for peer in self._asked_at)
 
     def wait_for(self, now: float) -> tuple[bool, list[Action]]:
-        """Tell, when a round begins, whether this peer makes no entries in it, and say so of the first such round.
+        """Return, when a round begins, whether this peer makes no entries in it; the first such round is reported.
 
         Only where it is the one member: nobody else waits for an entry then. Not for ever: of strangers, some may never
         have enough.

@@ -48,7 +48,7 @@ class Scrub:
             forgotten.clear()
 
     def moved(self, span: SpanId) -> None:
-        """Hear that a span's bytes were replaced: what was said about it is void."""
+        """Note that a span's bytes were replaced: what was said about it is void."""
         self._witnesses.pop(span.fragment, None)
         self._accusers.pop(span, None)
         self._rebuilding.discard(span)
@@ -150,7 +150,7 @@ class Scrub:
         return []
 
     def rebuilt(self, span: SpanId) -> bool:
-        """Hear that the own disk has answered about a span; False when it was not asked since the scrub began."""
+        """Note that the own disk has answered about a span; False when it was not asked since the scrub began."""
         if span not in self._rebuilding:
             return False
         self._rebuilding.discard(span)
@@ -158,7 +158,7 @@ class Scrub:
         return True
 
     def forget_rebuild(self, span: SpanId) -> None:
-        """Hear that the span moved on while the disk was asked: ask again when it differs again."""
+        """Note that the span moved on while the disk was asked: ask again when it differs again."""
         self._rebuilding.discard(span)
 
     def is_unsettled(self, span: SpanId) -> bool:

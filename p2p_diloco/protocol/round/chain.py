@@ -122,7 +122,7 @@ class ChainBook:
         self._forks.clear()
 
     def is_known(self, entry: Entry) -> bool:
-        """Tell, before its payload costs any work, whether an entry says nothing new."""
+        """Return, before its payload costs any work, whether an entry is known."""
         head = self.heads.get(entry.span)
         if head is None or entry.height <= head.height:
             return head is None or (self._twin_of(entry) is None and not self._is_other_child(entry))

@@ -205,7 +205,7 @@ class Exchange:
         return self._announce_and_send(collection, contribution, now)
 
     def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
-        """Say that this peer is there, when its island has reached no step border in all the time that it had."""
+        """Open without contributions, if the island reached no step border in time: this peer is present."""
         nothing = FragmentContribution(
             round=collection.round, fragment=collection.fragment, tokens=0, steps=0, spans=()
         )

@@ -1,4 +1,4 @@
-"""Whom this peer is linked with, and the ways of rosters and entries in a grid.
+"""Chooses the links of this peer, and the ways of rosters and entries in a grid.
 
 In a run of one row everybody talks with everybody and nothing here changes anything.
 """

@@ -52,7 +52,7 @@ class Turns:
             self._included_in_round += num_included
 
     def waited(self) -> None:
-        """Hear that this peer makes no entries in this round of its own accord: its cycle is no void one."""
+        """Note that this peer makes no entries in this round of its own accord: its cycle is no void one."""
         self._entries_in_cycle += 1
 
     def _close(self, closing: int, now: float) -> list[Action]:

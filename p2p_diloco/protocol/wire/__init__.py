@@ -1,1 +1,1 @@
-"""What travels and what is kept: frames, records and messages, and the rules that any reader can check."""
+"""Everything that travels and is kept: frames, records and messages, and the rules that any reader can check."""

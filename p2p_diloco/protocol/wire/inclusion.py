@@ -100,5 +100,5 @@ def build_entry(
 
 
 def too_few(roster: Roster, places: Iterable[int]) -> str:
-    """Say how many of those who vote were there."""
+    """Return a phrase: how many voters were present."""
     return f"{roster.num_voters(places)} of {len(roster.voters)} voters were there"

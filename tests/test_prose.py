@@ -1,0 +1,65 @@
+"""The worst of the old dialect stays out of docstrings and documents, and lines stay short enough to read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+CODE = sorted(path for room in ("p2p_diloco", "benchmarks", "research") for path in (PROJECT / room).rglob("*.py"))
+PAGES = sorted(
+    path
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/reference/*.md",
+        "docs/decisions/*.md",
+        "bootstrap/*.md",
+        "examples/*/*.md",
+    )
+    for path in PROJECT.glob(pattern)
+)
+HISTORY = ("lab-log.md", "CHANGELOG.md")
+"""Pages, beside the decisions, that keep the words of their day."""
+
+# A docstring says what something is or does, with a noun or an imperative at its head.
+HEADLESS = re.compile(r"(Who|What|Whom|Whose|Whoever|Whatever|Tell|Hear|Say)\b")
+DIALECT = re.compile(r"\b([Ww]ho(m)?ever|one's own|so many|so often|another mouth|for want of)\b")
+LONGEST_LINE = 120
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_docstrings_begin_with_a_noun_or_an_imperative(path: Path) -> None:
+    assert [f"line {line}: {text.splitlines()[0]}" for line, text in docstrings(path) if HEADLESS.match(text)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_pages_have_lines_that_people_can_read(path: Path) -> None:
+    in_code, long = False, []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        in_code ^= line.startswith("```")
+        if len(line) > LONGEST_LINE and not in_code and not line.startswith("|"):
+            long.append(number)
+    assert long == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.name not in HISTORY and path.parent.name != "decisions"],
+    ids=lambda path: str(path.relative_to(PROJECT)),
+)
+def test_pages_for_users_are_in_plain_english(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [f"line {number}: {line}" for number, line in enumerate(lines, 1) if DIALECT.search(line)] == []
