@@ -66,6 +66,8 @@ def test_what_is_not_answered_goes_to_another_donor() -> None:
     (second,) = fetch.pump([B], 3.0)
     assert isinstance(second, Send)
     assert second.to == B
+    fetch.lose(A)
+    assert fetch.pump([A, B], 3.1) == [], "the other one is still waited for"
     fetch.lose(B)
     assert len(fetch.pump([A, B], 3.1)) == 1
 

@@ -12,7 +12,7 @@ here, in nobody's way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
@@ -60,6 +60,51 @@ class _Tie:
     ahead: PeerId | None = None
     parent: SpanHead | None = None
     state: bytes | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Fetch:
+    """A span, or the entry that follows its tip, that is being fetched.
+
+    Attributes:
+        donor: to ask first; None: any.
+        asked: the request under way.
+        first_asked: when the question was asked first, while it is not answered.
+        transfer: the pieces of a whole span that have come.
+        servers: donors that were asked for a whole span; their pieces are taken.
+        late: the donor that answered too late, or not at all.
+        on_word_of: a peer whose word about the bytes is enough.
+    """
+
+    want: Want
+    donor: PeerId | None
+    asked: Asked | None = None
+    first_asked: float | None = None
+    transfer: Transfer | None = None
+    servers: set[PeerId] = field(default_factory=set)
+    late: PeerId | None = None
+    on_word_of: PeerId | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Finding:
+    """Findings about the tip of a span; they are void once the tip moves.
+
+    Attributes:
+        is_unjoinable: no entries lead from it to where others stand.
+        goes_back: a majority stands lower, so a transfer may take entries back.
+        above_since: when a majority was first seen to stand lower.
+        undecided_since: when no tip was first seen to have a majority.
+        num_unanswered: requests for an entry that the peer ahead did not answer.
+        tie: another child of its parent.
+    """
+
+    is_unjoinable: bool = False
+    goes_back: bool = False
+    above_since: float | None = None
+    undecided_since: float | None = None
+    num_unanswered: int = 0
+    tie: _Tie | None = None
 
 
 class HeadsAsked:
@@ -113,14 +158,11 @@ class CatchUp:
         )
         self.rules = rules
         self._chains = chains
-        self._wanted: dict[SpanId, tuple[Want, PeerId | None]] = {}
-        self._asked: dict[SpanId, Asked] = {}
-        self._transfers: dict[SpanId, Transfer] = {}
+        self._fetches: dict[SpanId, _Fetch] = {}
+        self._findings: dict[SpanId, _Finding] = {}
         self._heads_asked = HeadsAsked()
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
-        self._first_asked: dict[SpanId, float] = {}
-        self._servers: dict[SpanId, set[PeerId]] = {}
         self._windows = {
             Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0),
             Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds),
@@ -137,15 +179,7 @@ class CatchUp:
         self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
         self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
         self._level: dict[int, set[PeerId]] = {}
-        self._unjoinable: set[SpanId] = set()
-        self._goes_back: set[SpanId] = set()
-        self._above_since: dict[SpanId, float] = {}
-        self._undecided_since: dict[SpanId, float] = {}
-        self._unanswered: dict[SpanId, int] = {}
-        self._late: dict[SpanId, PeerId] = {}
         self._doubted: dict[tuple[PeerId, SpanId], float] = {}
-        self._on_word_of: dict[SpanId, PeerId] = {}
-        self._ties: dict[SpanId, _Tie] = {}
 
     def listen_to(self, voices: Voices, namers: Voices | None = None) -> None:
         """Set the peers that may name tips, and those that may name bytes where these are not the same."""
@@ -155,39 +189,30 @@ class CatchUp:
 
     def want_everything(self) -> None:
         """Fetch every span that has no head here: a newcomer's first step."""
-        missing = self.rules.span_bytes.keys() - self._chains.heads.keys() - self._wanted.keys()
+        missing = self.rules.span_bytes.keys() - self._chains.heads.keys() - self._fetches.keys()
         for span in sorted(missing):
-            self._wanted[span] = (Want.SPAN, None)
+            self._fetches[span] = _Fetch(want=Want.SPAN, donor=None)
 
     def want_entry(self, span: SpanId, donor: PeerId | None) -> None:
         """Fetch the entry that follows this peer's head of `span`."""
-        self._wanted.setdefault(span, (Want.ENTRY, donor))
+        self._fetches.setdefault(span, _Fetch(want=Want.ENTRY, donor=donor))
 
     def is_transferred(self, span: SpanId) -> bool:
         """Return whether a whole span is being fetched."""
-        return self._wanted.get(span, (None, None))[0] is Want.SPAN
+        fetch = self._fetches.get(span)
+        return fetch is not None and fetch.want is Want.SPAN
 
     def has_asked(self, span: SpanId, donor: PeerId) -> bool:
         """Return whether an answer about `span` is awaited from a donor."""
-        asked = self._asked.get(span)
+        asked = self._asked_of(span)
         return asked is not None and asked.donor == donor
 
     def forget(self) -> None:
         """Fetch nothing of what is wanted now."""
-        for dropped in (self._wanted, self._asked, self._transfers, self._targets, self._lacking, self._heads_asked):
+        for dropped in (self._fetches, self._findings, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
-        for asked in (self._servers, self._first_asked, self._told, self._level, self._contents):
-            asked.clear()
-        for judged in (
-            self._unjoinable,
-            self._unanswered,
-            self._goes_back,
-            self._above_since,
-            self._undecided_since,
-            self._on_word_of,
-            self._ties,
-        ):
-            judged.clear()
+        for told in (self._told, self._level, self._contents):
+            told.clear()
         self._chains.forget_forks()
 
     def adopt(self) -> None:
@@ -203,7 +228,7 @@ class CatchUp:
 
     def is_complete(self) -> bool:
         """Return whether every span has a head here and none is being fetched."""
-        missing = self._wanted or self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
+        missing = self._fetches or self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
 
@@ -215,24 +240,38 @@ class CatchUp:
         lacks_some = self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         if not self.is_complete() and (self.is_adopting or lacks_some):
             return None
-        return frozenset(span for span in self._wanted if not self._is_one_word(span))
+        return frozenset(span for span in self._fetches if not self._is_one_word(span))
 
     def _is_one_word(self, span: SpanId) -> bool:
-        if self._wanted[span][0] is Want.SPAN or span not in self._targets or self.voices.needed < 2:
+        if self.is_transferred(span) or span not in self._targets or self.voices.needed < 2:
             return False
         mine = self._chains.heads[span]
         told = self._told.get(span.fragment, {})
         return sum(heads[span.index].height > mine.height for heads in told.values()) < 2
 
     @property
+    def _transfers(self) -> dict[SpanId, Transfer]:
+        """Return whole spans of which something has come."""
+        return {span: fetch.transfer for span, fetch in self._fetches.items() if fetch.transfer is not None}
+
+    def _asked_of(self, span: SpanId) -> Asked | None:
+        fetch = self._fetches.get(span)
+        return fetch.asked if fetch is not None else None
+
+    def _finding(self, span: SpanId) -> _Finding:
+        return self._findings.setdefault(span, _Finding())
+
+    @property
     def is_parted(self) -> bool:
         """Return whether the right tip of a span is unknown and unlinked voters can be asked for it."""
-        return bool(self._parted and self.namers.far)
+        return bool(self.namers.far) and bool(self._parted)
 
     @property
     def _parted(self) -> set[SpanId]:
         """Return spans from which no entries lead to where others stand, and those whose tip no majority has named."""
-        return self._unjoinable | self._undecided_since.keys()
+        return {
+            span for span, found in self._findings.items() if found.is_unjoinable or found.undecided_since is not None
+        }
 
     @property
     def lacks_names(self) -> bool:
@@ -254,7 +293,7 @@ class CatchUp:
     def ask_heads(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
         """Ask a peer whose fragment differs from ours where its spans stand, one peer at a time."""
         # Of an entry that is missed by the way nobody has said how far it is from there.
-        replayed = (span for span, (want, _) in self._wanted.items() if want is Want.ENTRY and span in self._targets)
+        replayed = (s for s, fetch in self._fetches.items() if fetch.want is Want.ENTRY and s in self._targets)
         is_replayed = any(span.fragment == fragment for span in replayed)
         if not self._heads_asked.may_ask(fragment, donor, now, is_replayed=is_replayed):
             return []
@@ -290,59 +329,61 @@ class CatchUp:
         self._take_back_for(wide)
         left = {want: window.size for want, window in self._windows.items()}
         load = {want: dict.fromkeys(everybody, 0) for want in Want}
-        for span, asked in self._asked.items():
-            want = self._wanted[span][0]
-            load[want][asked.donor] = load[want].get(asked.donor, 0) + 1
-            left[want] -= 1
+        for fetch in self._fetches.values():
+            if fetch.asked is not None:
+                load[fetch.want][fetch.asked.donor] = load[fetch.want].get(fetch.asked.donor, 0) + 1
+                left[fetch.want] -= 1
         # Entries, from whoever has them: one that is shunned may be the only one ahead.
         preferred = self._donors.sound([*donors, *holders], now)
         for want, able, preferable in ((Want.ENTRY, donors, everybody), (Want.SPAN, wide, preferred)):
             if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
                 continue  # while a transfer runs, nearly always
-            for span in self._waiting(want):
+            for span, fetch in self._waiting(want):
                 free = [donor for donor in able if load[want][donor] < MOST_ASKED_PER_DONOR[want]]
                 if not free or left[want] <= 0:
                     break
-                donor = self._wanted[span][1]
+                donor = fetch.donor
                 if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
-                    others = [donor for donor in free if donor != self._late.get(span)]
+                    others = [donor for donor in free if donor != fetch.late]
                     donor = least_loaded(span, others or free, load[want])
                 load[want][donor] += 1
                 left[want] -= 1
-                actions.append(self._ask(span, want, donor, now))
+                actions.append(self._ask(span, fetch, donor, now))
         return actions
 
     def _take_back_for(self, sources: Sequence[PeerId]) -> None:
         """Take spans back from donors that were asked when there were no better ones, as many as those can serve."""
-        asked_here = sum(asked.donor in sources for asked in self._asked.values())
+        under_way = [(fetch, fetch.asked) for fetch in self._fetches.values() if fetch.asked is not None]
+        asked_here = sum(asked.donor in sources for _, asked in under_way)
         spare = MOST_ASKED_PER_DONOR[Want.SPAN] * len(sources) - asked_here
-        for span, asked in list(self._asked.items()):
-            is_span, is_preferred = self._wanted[span][0] is Want.SPAN, self._wanted[span][1] == asked.donor
-            if spare > 0 and is_span and not is_preferred and asked.donor not in sources:
-                del self._asked[span]
+        for fetch, asked in under_way:
+            is_preferred = fetch.donor == asked.donor
+            if spare > 0 and fetch.want is Want.SPAN and not is_preferred and asked.donor not in sources:
+                fetch.asked = None
                 spare -= 1
 
-    def _waiting(self, want: Want) -> list[SpanId]:
+    def _waiting(self, want: Want) -> list[tuple[SpanId, _Fetch]]:
         """Return what nobody was asked for yet; first the spans of which something has come."""
-        waiting = [span for span, (what, _) in self._wanted.items() if what is want and span not in self._asked]
+        waiting = [(span, fetch) for span, fetch in self._fetches.items() if fetch.want is want and fetch.asked is None]
         if want is Want.ENTRY:
             return waiting
-        waiting = [span for span in waiting if span not in self._transfers or not self._transfers[span].is_whole]
-        return sorted(waiting, key=lambda span: span not in self._transfers)
+        waiting = [(span, fetch) for span, fetch in waiting if fetch.transfer is None or not fetch.transfer.is_whole]
+        return sorted(waiting, key=lambda one: one[1].transfer is None)
 
-    def _ask(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
-        window = self._windows[want]
-        self._asked[span] = Asked(
+    def _ask(self, span: SpanId, fetch: _Fetch, donor: PeerId, now: float) -> Send:
+        window = self._windows[fetch.want]
+        fetch.asked = Asked(
             donor=donor,
             until=now + window.seconds,
             last=now + window.longest_seconds,
             at=now,
             piece_bytes=self._donors.piece_bytes(donor),
         )
-        self._first_asked.setdefault(span, now)
-        if want is Want.SPAN:
-            self._servers.setdefault(span, set()).add(donor)
-        return self._request(span, want, donor, now)
+        if fetch.first_asked is None:
+            fetch.first_asked = now
+        if fetch.want is Want.SPAN:
+            fetch.servers.add(donor)
+        return self._request(span, fetch, donor, now)
 
     def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
         """Take requests back from donors that are too slow, or have stopped; say so of one that stopped serving spans.
@@ -351,16 +392,18 @@ class CatchUp:
         lost takes its requests with it, see `lose`.
         """
         actions: list[Action] = []
-        for span, asked in list(self._asked.items()):
-            want, preferred = self._wanted[span]
+        for span, fetch in self._fetches.items():
+            want, asked = fetch.want, fetch.asked
+            if asked is None:
+                continue
             is_late = asked.until <= now
             if not is_late and not (want is Want.SPAN and self._donors.is_quiet(asked.donor, asked.at, donors, now)):
                 continue
-            del self._asked[span]
-            self._wanted[span] = (want, None if preferred == asked.donor else preferred)
-            self._late[span] = asked.donor
+            fetch.asked = None
+            fetch.donor = None if fetch.donor == asked.donor else fetch.donor
+            fetch.late = asked.donor
             if want is Want.ENTRY and span in self._targets and self._targets[span][1] == asked.donor:
-                self._unanswered[span] = self._unanswered.get(span, 0) + 1
+                self._finding(span).num_unanswered += 1
             if asked.donor in donors:
                 if want is Want.SPAN:
                     what = f"served nothing of {span} for {now - asked.at:.0f} s"
@@ -372,15 +415,15 @@ class CatchUp:
     def heard(self, donor: PeerId, now: float) -> None:
         """Note that a donor has answered something: it may take its time with the rest."""
         self._donors.heard(donor, now)
-        for span, asked in self._asked.items():
-            if asked.donor == donor:
-                until = min(now + self._windows[self._wanted[span][0]].seconds, asked.last)
-                asked.until = max(until, asked.until)
+        for fetch in self._fetches.values():
+            asked = fetch.asked
+            if asked is not None and asked.donor == donor:
+                asked.until = max(min(now + self._windows[fetch.want].seconds, asked.last), asked.until)
 
-    def _request(self, span: SpanId, want: Want, donor: PeerId, now: float) -> Send:
-        if want is Want.ENTRY:
+    def _request(self, span: SpanId, fetch: _Fetch, donor: PeerId, now: float) -> Send:
+        if fetch.want is Want.ENTRY:
             return self._send(donor, EntryRequest(span=span, parent=self._chains.heads[span].digest), now)
-        transfer = self._transfers.get(span)
+        transfer = fetch.transfer
         version = transfer.head.digest if transfer is not None else ZERO_DIGEST
         offset = transfer.received_bytes if transfer is not None else 0
         most_bytes = self._donors.piece_bytes(donor)
@@ -413,10 +456,10 @@ class CatchUp:
             if mine is None or mine.digest == theirs.digest:
                 continue
             if theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
-                self._unjoinable.discard(span)  # it may have the entries that others lack
+                self._finding(span).is_unjoinable = False  # it may have the entries that others lack
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
-                self._wanted.setdefault(span, (Want.ENTRY, sender))
+                self.want_entry(span, sender)
             actions += (
                 self._follow_majority(span, mine, now)
                 or self._settle_tie(span, mine, theirs, sender, now)
@@ -455,20 +498,23 @@ class CatchUp:
         Where the majority stands lower, it may be on its way to us: entries that only we hold lead it here. So it has
         two cycles for that, unless it goes by another branch of rosters.
         """
+        found = self._finding(span)
         named = next((head for head, group in self._voters(span).items() if self._names(span, head, group)), None)
         if named is None or named.digest == mine.digest:
-            self._above_since.pop(span, None)
+            found.above_since = None
             return []
-        if self._wanted.get(span, (None, None))[0] is Want.SPAN:
+        if self.is_transferred(span):
             return []
-        if named.height > mine.height and span not in self._unjoinable:
+        if named.height > mine.height and not found.is_unjoinable:
             return []
         if named.height < mine.height and span.fragment not in self._unadopted:
             if self._chains.entry_after(span, named.digest) is not None:
                 return []
-            if now - self._above_since.setdefault(span, now) < self.rules.patience_seconds:
+            if found.above_since is None:
+                found.above_since = now
+            if now - found.above_since < self.rules.patience_seconds:
                 return []
-        self._goes_back.add(span)
+        found.goes_back = True
         self.want_transfer(span, min(self._voters(span)[named]))
         text = (
             f"{span} stands at height {mine.height}, round {mine.round}; a majority stands at height {named.height}, "
@@ -494,13 +540,14 @@ class CatchUp:
         that follows our tip, and may have the other child. Nobody moves on a word: the parent comes from the own disk,
         and the other child is an entry signed by its owner. Nor does who stands where most stand.
         """
-        is_ahead = theirs.height > mine.height and span in self._unjoinable
+        found = self._finding(span)
+        is_ahead = theirs.height > mine.height and found.is_unjoinable
         is_tie = is_ahead or (theirs.height == mine.height and wins_tie(theirs, mine))
-        if not is_tie or span.fragment in self._unadopted or self._is_with_most(span, mine) or span in self._wanted:
+        if not is_tie or span.fragment in self._unadopted or self._is_with_most(span, mine) or span in self._fetches:
             return []
-        tie = self._ties.get(span)
+        tie = found.tie
         if tie is None or tie.tip != mine.digest:
-            self._ties[span] = _Tie(tip=mine.digest, ahead=sender if is_ahead else None)
+            found.tie = _Tie(tip=mine.digest, ahead=sender if is_ahead else None)
             return [RebuildParent(span=span, tip=mine.digest)]
         if tie.parent is None:
             return []
@@ -517,7 +564,7 @@ class CatchUp:
         Where the disk does not lead there, and one other peer is all there is, it is believed: else two would never
         agree again. With more than one other, a majority will decide.
         """
-        tie, mine = self._ties.get(span), self._chains.heads.get(span)
+        tie, mine = self._finding(span).tie, self._chains.heads.get(span)
         if tie is None or mine is None or not tip == tie.tip == mine.digest:
             return []
         if parent is not None:
@@ -534,7 +581,9 @@ class CatchUp:
 
     def step_back(self, span: SpanId) -> list[Action]:
         """Let a span stand where it stood before our last entry: the other child of its parent is here, and wins."""
-        tie = self._ties.pop(span)
+        found = self._finding(span)
+        tie, found.tie = found.tie, None
+        assert tie is not None, "who is asked for the other child knows of a tie"
         assert tie.parent is not None, "who is asked for the other child has its parent"
         assert tie.state is not None, "a parent comes with its bytes"
         round_index = self._chains.heads[span].round
@@ -571,19 +620,22 @@ class CatchUp:
         those that as many do the highest, then as of two children of one tip. More than half must be heard for it.
         """
         near, heard = self.voices.near - self.voices.empty, self.voices.heard
-        if span in self._wanted or span.fragment in self._unadopted or len(near) < 2:
+        found = self._finding(span)
+        if span in self._fetches or span.fragment in self._unadopted or len(near) < 2:
             return []
         if self._is_with_most(span, mine) or self._is_decided(span) or 2 * (len(heard) + 1) <= len(near) + 1:
-            self._undecided_since.pop(span, None)
+            found.undecided_since = None
             return []
         holders = {head: sorted(group & heard) for head, group in self._voters(span).items() if head != mine}
         num_there = {mine: len(heard & self._with_us(span, mine)) + 1}
         num_there.update((head, len(group)) for head, group in holders.items() if group)
         best = min(num_there, key=lambda head: (-num_there[head], -head.height, -head.round, head.digest))
         if best == mine:
-            self._undecided_since.pop(span, None)
+            found.undecided_since = None
             return []
-        if now - self._undecided_since.setdefault(span, now) < self.rules.patience_seconds:
+        if found.undecided_since is None:
+            found.undecided_since = now
+        if now - found.undecided_since < self.rules.patience_seconds:
             return []
         text = (
             f"{span} stands at {len(num_there)} tips and a majority at none, here at height {mine.height}, round "
@@ -593,22 +645,22 @@ class CatchUp:
 
     def yield_to(self, span: SpanId, other: PeerId) -> list[Action]:
         """Fetch a span from another member, on its word, where no majority can come about."""
-        self._goes_back.add(span)
+        self._finding(span).goes_back = True
         self.want_transfer(span, other)
-        self._on_word_of[span] = other
+        self._fetches[span].on_word_of = other
         return []
 
     def entry_absorbed(self, span: SpanId, now: float) -> None:
         """Go on with the next entry of a replay, or end it."""
         self._lacking.pop(span, None)
         self._moved_on(span)
-        if self._wanted.get(span, (None, None))[0] is not Want.ENTRY:
+        fetch = self._fetches.get(span)
+        if fetch is None or fetch.want is not Want.ENTRY:
             return
-        self._answered(span, Want.ENTRY, now)
-        donor = self._wanted[span][1]
+        self._answered(fetch, now)
         self._drop(span)
         if self._is_behind(span):
-            self._wanted[span] = (Want.ENTRY, donor)
+            self.want_entry(span, fetch.donor)
 
     def _is_behind(self, span: SpanId) -> bool:
         """Return whether some peer is known to stand higher; forget it once we stand there."""
@@ -624,7 +676,7 @@ class CatchUp:
         for no entries on its word for a while. The next comparison raises what another donor lacks again, until it is
         known that who is ahead does not answer.
         """
-        asked = self._asked.get(span)
+        asked = self._asked_of(span)
         head = self._chains.heads.get(span)
         if asked is None or asked.donor != sender or head is None or head.digest != parent:
             return []
@@ -635,13 +687,14 @@ class CatchUp:
         target = self._targets[span][1]
         lacking = self._lacking.setdefault(span, set())
         lacking.add(sender)
-        num_unanswered = self._unanswered.get(span, 0)
+        found = self._finding(span)
+        num_unanswered = found.num_unanswered
         if sender != target and (not num_unanswered or len(lacking) + num_unanswered <= MOST_LACKING):
             return []
-        self._unanswered.pop(span, None)
+        found.num_unanswered = 0
         height = self._targets[span][0]
         del self._targets[span], self._lacking[span]
-        self._unjoinable.add(span)
+        found.is_unjoinable = True
         followed = self._follow_majority(span, head, now)
         if followed or self._doubted.get((target, span), now) > now:
             return followed
@@ -657,22 +710,22 @@ class CatchUp:
         )
         return [Report(topic="tips", text=text)]
 
-    def want_transfer(self, span: SpanId, donor: PeerId) -> None:
+    def want_transfer(self, span: SpanId, donor: PeerId | None) -> None:
         """Fetch a whole span: its log cannot be joined with the donor's."""
         self._lacking.pop(span, None)
-        self._drop(span)
-        self._wanted[span] = (Want.SPAN, donor)
+        self._fetches.pop(span, None)  # at the end of those that wait
+        self._fetches[span] = _Fetch(want=Want.SPAN, donor=donor)
 
     def take_span(self, sender: PeerId, reply: SpanReply, now: float) -> list[Action]:
         """Add a piece; ask for the next one, or hand the whole span over.
 
         A piece that comes late, when another donor has been asked already, is as good as any if it fits.
         """
-        span, asked = reply.span, self._asked.get(reply.span)
-        if sender not in self._servers.get(span, ()) or self._wanted.get(span, (None, None))[0] is not Want.SPAN:
+        span, fetch = reply.span, self._fetches.get(reply.span)
+        if fetch is None or fetch.want is not Want.SPAN or sender not in fetch.servers:
             return []
+        asked, transfer = fetch.asked, fetch.transfer
         is_asked = asked is not None and asked.donor == sender
-        transfer = self._transfers.get(span)
         is_new = transfer is None or transfer.head != reply.head
         if is_new and (reply.offset or not is_asked):
             return []  # of a version that was given up
@@ -682,34 +735,32 @@ class CatchUp:
         received = 0 if transfer is None or is_new else transfer.received_bytes
         behind = reply.offset + len(reply.piece)
         if reply.total_bytes != expected or not reply.piece or reply.offset > received or behind > expected:
-            return self._refuse_piece(span, sender, now)
+            return self._refuse_piece(span, fetch, sender, now)
         if transfer is None or is_new:
-            transfer = self._transfers[span] = Transfer(reply.head, expected, now)
+            transfer = fetch.transfer = Transfer(reply.head, expected, now)
         if asked is not None and is_asked:
-            del self._asked[span]
+            fetch.asked = None
             self._donors.answered(sender, asked.piece_bytes, len(reply.piece), now - asked.at)
         if reply.offset == received:
-            self._answered(span, Want.SPAN, now)
+            self._answered(fetch, now)
             transfer.add(reply.piece, sender)
             if transfer.is_whole:
-                self._asked.pop(span, None)
+                fetch.asked = None
                 return [HashSpan(span=span, head=transfer.head, state=transfer.state)]
-        return [self._ask(span, Want.SPAN, sender, now)] if is_asked and not transfer.is_whole else []
+        return [self._ask(span, fetch, sender, now)] if is_asked and not transfer.is_whole else []
 
-    def _refuse_piece(self, span: SpanId, sender: PeerId, now: float) -> list[Action]:
-        """Leave a donor; what came from others stays, for whoever was asked once may send what it likes."""
-        asked, transfer = self._asked.get(span), self._transfers.get(span)
-        self._servers[span].discard(sender)
-        if (asked is not None and asked.donor == sender) or (transfer is not None and sender in transfer.donors):
-            for forgotten in (self._transfers, self._asked):
-                forgotten.pop(span, None)
-            self._wanted[span] = (Want.SPAN, None)
+    def _refuse_piece(self, span: SpanId, fetch: _Fetch, sender: PeerId, now: float) -> list[Action]:
+        """Leave a donor; what came from others stays, for a peer that was asked once may send anything."""
+        fetch.servers.discard(sender)
+        is_asked = fetch.asked is not None and fetch.asked.donor == sender
+        if is_asked or (fetch.transfer is not None and sender in fetch.transfer.donors):
+            fetch.transfer = fetch.asked = fetch.donor = None
         return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
     def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:
         """Return whether a span would lose entries, and give it up then; the next comparison says what is needed."""
         mine = self._chains.heads.get(span)
-        if mine is None or head.height >= mine.height or span in self._goes_back:
+        if mine is None or head.height >= mine.height or self._finding(span).goes_back:
             return False
         self._drop(span)
         return True
@@ -781,7 +832,7 @@ class CatchUp:
             return []
         if transfer.content != transfer.named:
             return self._refuse_span(span, transfer, now)
-        is_adoption = span in self._goes_back
+        is_adoption = self._finding(span).goes_back
         self._drop(span)
         self._moved_on(span)
         self._has_new_head(span)
@@ -804,7 +855,9 @@ class CatchUp:
         A peer that fetches has given up its own bytes. If one other member is all there is, no majority will come.
         """
         only = next(iter(self.namers.near)) if len(self.namers.near) == 1 else None
-        return only if self.namers.is_strict else self._on_word_of.get(span, only)
+        fetch = self._fetches.get(span)
+        on_word_of = fetch.on_word_of if fetch is not None else None
+        return only if self.namers.is_strict or on_word_of is None else on_word_of
 
     def _elsewhere(self, span: SpanId, transfer: Transfer, now: float) -> list[PeerId]:
         """Return who stands elsewhere by now: a majority, or whose word is taken; they vouch for what comes no more.
@@ -831,18 +884,14 @@ class CatchUp:
         said = self._contents.of(span)
         if any(said.get(donor, (None, None))[1] == transfer.named for donor in transfer.donors):
             self._contents.forget(span.fragment)
-        want, preferred = self._wanted[span]
-        self._drop(span)
-        self._wanted[span] = (want, None if preferred in transfer.donors else preferred)
+        preferred = self._fetches[span].donor
+        self.want_transfer(span, None if preferred in transfer.donors else preferred)
         what = f"served {span} with other bytes than a majority holds"
         return [action for donor in sorted(transfer.donors) for action in self._donors.shun(donor, what, now)]
 
     def _moved_on(self, span: SpanId) -> None:
         """Forget what was found out about the tip before."""
-        self._unjoinable.discard(span)
-        self._goes_back.discard(span)
-        for kept in (self._above_since, self._undecided_since, self._unanswered, self._ties):
-            kept.pop(span, None)
+        self._findings.pop(span, None)
 
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
         """Put a span right from the own disk."""
@@ -861,14 +910,15 @@ class CatchUp:
         self.want_transfer(span, others[0])
         self.scrub.moved(span)
 
-    def _answered(self, span: SpanId, want: Want, now: float) -> None:
+    def _answered(self, fetch: _Fetch, now: float) -> None:
         """Learn how long an answer took, from the first time that the question was asked."""
-        if span in self._first_asked:
-            self._windows[want].answered(now - self._first_asked.pop(span))
+        if fetch.first_asked is not None:
+            self._windows[fetch.want].answered(now - fetch.first_asked)
+            fetch.first_asked = None
 
     def stop_waiting(self) -> None:
         """Forget what was heard of beyond the heads that are here: whoever had it is gone."""
-        for span in [span for span in self._wanted if span in self._chains.heads]:
+        for span in [span for span in self._fetches if span in self._chains.heads]:
             self._drop(span)
         if len(self._chains.heads) == len(self.rules.span_bytes):
             self._unadopted.clear()
@@ -876,12 +926,9 @@ class CatchUp:
     def lose(self, donor: PeerId) -> None:
         """Forget what a donor was asked: its link is gone."""
         self._donors.lose(donor)
-        for span in [span for span, asked in self._asked.items() if asked.donor == donor]:
-            del self._asked[span]
-            self._first_asked.pop(span, None)
+        for fetch in self._fetches.values():
+            if fetch.asked is not None and fetch.asked.donor == donor:
+                fetch.asked = fetch.first_asked = None
 
     def _drop(self, span: SpanId) -> None:
-        for kept in (self._wanted, self._asked, self._transfers, self._servers, self._first_asked):
-            kept.pop(span, None)
-        for noted in (self._on_word_of, self._late):
-            noted.pop(span, None)
+        self._fetches.pop(span, None)
