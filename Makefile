@@ -25,7 +25,8 @@
 # make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
 # make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
 # make size       130 simulated members and a newcomer that reaches three of them; what the rosters of a run of 200 cost a
-#                 joiner, who come and go every 30 cycles for 1,000 cycles: five minutes of a core
+#                 joiner, who come and go every 30 cycles for 1,000 cycles; and the longer stories of simulated swarms:
+#                 six minutes
 # make disasters  10,000 simulated swarms: an hour
 # make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
 # make results    draws docs/results.md's figures from the trials that are kept
@@ -128,7 +129,7 @@ footprint: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
 
 size: $(STAMP)
-	$(BIN)/python -m pytest -s -m long tests/testing/test_size.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/testing tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000

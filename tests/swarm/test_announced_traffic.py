@@ -43,7 +43,10 @@ def moved(machine: Machine) -> tuple[int, int]:
     return traffic.sent["vectors"], traffic.received["vectors"]
 
 
-@pytest.mark.parametrize(("islands", "reachable"), [(1, 1), (2, 2), (2, 1), (3, 3), (4, 1)])
+@pytest.mark.parametrize(
+    ("islands", "reachable"),
+    [(1, 1), (2, 2), (3, 3), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(4, 1, marks=pytest.mark.long)],
+)
 def test_a_peer_announces_what_it_moves_but_for_headers(islands: int, reachable: int) -> None:
     async def scene() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:

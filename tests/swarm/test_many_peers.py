@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
+
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
 from p2p_diloco.testing.run import run_rules
 from p2p_diloco.testing.simulation import Simulation, play
@@ -56,6 +58,7 @@ async def come_and_go(seed: int) -> Outcome:
         )
 
 
+@pytest.mark.long
 def test_twenty_peers_that_come_and_go_hold_the_same_bytes() -> None:
     outcome = play(lambda: come_and_go(2))
     assert len(outcome.names) == 18, "p4 left, p18 died, all others live, the ones that came again too"

@@ -21,7 +21,7 @@ PACKAGE = f"{PROJECT / 'p2p_diloco'}/"
 PATIENCE_SECONDS = 60.0
 MOST_MODULES = 24
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 Way = list[tuple[str, str]]
 

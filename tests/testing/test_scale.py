@@ -38,6 +38,7 @@ def test_a_grid_sends_a_little_more_and_has_few_streams() -> None:
     assert row.messages > 0
 
 
+@pytest.mark.long
 def test_rosters_are_certified_only_when_something_changes() -> None:
     async def scene() -> None:
         async with scale_swarm(18) as swarm:
@@ -54,6 +55,7 @@ def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_one() -> None:
     assert row.included > 0.99
 
 
+@pytest.mark.long
 def test_a_newcomer_that_reaches_nobody_of_its_row_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It held all spans, and waited for ever for one of that row to name them."""
     monkeypatch.setattr(scale, "GROUP_SIZE", 4)
