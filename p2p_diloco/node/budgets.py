@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.rules import RunRules
@@ -43,8 +44,12 @@ MOST_BUCKETS = 4096
 SUMMARY_SECONDS = 60.0
 MOST_SUMMARIES = 8
 
-Line = tuple[str, str]
-"""Topic and sentence."""
+
+class Line(NamedTuple):
+    """An event to report."""
+
+    topic: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ class PeerBudgets:
         self._lines.clear()
         self._messages.clear()
         self._summary_at = None
-        return [("flood", text) for text in said]
+        return [Line(topic="flood", text=text) for text in said]
 
     def _bucket(self, peer: PeerId | None, kind: str, allowance: Allowance, now: float) -> TokenBucket:
         key = (peer, kind)

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.node.budgets import PeerBudgets
+from p2p_diloco.node.budgets import Line, PeerBudgets
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.round_notes import RoundNotes
 from p2p_diloco.node.serving import Serving
@@ -438,7 +438,7 @@ class SwarmNode:
             self._observer.report(topic, text)
             return
         name = short_peer_id(peer)
-        line = (topic, text if name in text else f"{name}: {text}")
+        line = Line(topic, text if name in text else f"{name}: {text}")
         is_member = not self.engine.is_stranger(peer)
         for topic, text in self._budgets.take(peer, line, self._loop.time(), is_member=is_member):
             self._observer.report(topic, text)

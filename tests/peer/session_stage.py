@@ -21,7 +21,7 @@ from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
 from p2p_diloco.peer.session import PeerSession, SessionParts
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training_thread import TrainingThread
-from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.event_log import TOPICS, PeerEvent
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.storage.run_folder import RunFolder
@@ -102,6 +102,7 @@ class Watcher:
         self.statuses.append(status)
 
     def event(self, event: PeerEvent) -> None:
+        assert event.topic in TOPICS, f"explain {event.topic} in status/event_log.py"
         self.events.append(event)
 
     def texts(self, topic: str) -> list[str]:
