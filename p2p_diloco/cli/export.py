@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2p_diloco.cli.sample import warn_of_refused
+from p2p_diloco.cli.sample import warn_about
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.config.new_file import check_new_folder, write_new_folder
 from p2p_diloco.peer.learnt_model import LearntModel, load_learnt_model
@@ -23,7 +23,7 @@ def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int
     """
     check_new_folder(folder)
     learnt = load_learnt_model(state_directory, run)
-    warn_of_refused(learnt)
+    warn_about(learnt)
     provenance = provenance_of(learnt, read_status(state_directory))
     if learnt.plan.built_in is None:
         files = own_files(learnt.parameters, provenance, is_whole=False)

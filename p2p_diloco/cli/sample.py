@@ -54,7 +54,7 @@ def print_sample(options: SampleOptions) -> int:
         raise ConfigError(f"--bytes is {options.num_bytes}; expected at least 1")
     torch.set_num_threads(THREADS)
     learnt = load_learnt_model(options.state_directory, options.run)
-    warn_of_refused(learnt)
+    warn_about(learnt)
     text = ""
     for text in sample_text(
         learnt,
@@ -76,7 +76,12 @@ def sample_text(learnt: LearntModel, prompt: bytes, *, num_bytes: int, temperatu
     return filter(None, readable_text(chain(prompt, islice(written, num_bytes))))
 
 
-def warn_of_refused(learnt: LearntModel) -> None:
-    """Warn on standard error about newer checkpoints that were refused."""
+def warn_about(learnt: LearntModel) -> None:
+    """Warn on standard error about newer checkpoints that were refused, and about a model that has learnt nothing."""
     for sentence in learnt.refused:
         print_to_stderr(f"p2p-diloco: {sentence}; using an older one")
+    if learnt.rounds == 0:
+        print_to_stderr(
+            "p2p-diloco: the newest checkpoint is the start of the run, before anything was learnt; the next one comes "
+            "within five minutes of training"
+        )

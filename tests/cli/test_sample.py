@@ -49,6 +49,13 @@ def sampled(capsys: Captured, *words: str) -> str:
 
 
 @pytest.mark.usefixtures("run")
+def test_a_model_that_has_learnt_nothing_is_named_so(tmp_path: Path, capsys: Captured) -> None:
+    for words in (["sample", "def main"], ["export", str(tmp_path / "model")]):
+        assert main(words) == 0
+        assert "is the start of the run, before anything was learnt; the next one comes" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("run")
 def test_the_prompt_goes_on_and_the_same_seed_gives_the_same_text(capsys: Captured) -> None:
     first, second, other = (sampled(capsys, "--seed", seed) for seed in ("1", "1", "2"))
     assert first.startswith("def main")
