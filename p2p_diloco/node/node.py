@@ -97,15 +97,19 @@ NOTED_PER_ROUND = frozenset({"skipped", "content-sound"})
 OWN_STATE = frozenset({"ready", "branch", "adoption"})
 """Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
 MOST_ROSTER_QUESTIONS = 4
-"""Different ones that one peer is asked at once; the same one is asked again after a heartbeat, or this:"""
+"""Maximum number of different roster requests under way to one peer."""
 ASK_AGAIN_SECONDS = 1.0
+"""The same roster request is repeated after this time, or after a heartbeat if that is shorter."""
 MOST_CHECKED = 4
-"""Entries of one peer that is no member whose numbers the worker looks at, or has still to look at."""
+"""Maximum number of entries of one non-member that are queued in the worker, which checks their vectors."""
 MOST_ENTRIES_WAITING = 16
-"""Of the longest entries, as many as may wait to be written to one that asks; who catches up asks for eight."""
+"""Reply to an entry request while less than this many of the longest entries waits to be written to the peer.
+
+A peer that catches up requests eight at a time.
+"""
 MOST_TOLD = 1024
 FEWEST_SPLIT_BYTES = 64 * 1024
-"""Of a vector that goes out from where it lies; a shorter one is copied behind what is said of it, and goes with it."""
+"""A vector of at least this length is sent without a copy; a shorter one is copied into one buffer with its header."""
 
 
 class SwarmNode:

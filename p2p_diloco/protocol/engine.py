@@ -47,7 +47,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster, Verify
 __all__ = ["PeerEngine", "Progress", "Recalled"]
 
 CYCLES_IN_MEMORY = 1
-"""Of entries: who was late for a round asks at once. All that the manifest wants retained lies on the disk."""
+"""Cycles of entries kept in memory, where late peers ask first. Older ones (up to `retained_cycles`) are on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,14 +18,14 @@ from p2p_diloco.span.vector_work import cut_piece
 from p2p_diloco.span.versions import Versions
 
 PIECE_BYTES = MOST_PIECE_BYTES
-"""Longest piece that is served; who asks says how much less it wants."""
+"""Longest piece that is served; a requester may ask for shorter ones."""
 AHEAD_BYTES, TOTAL_AHEAD_BYTES = 4 << 20, 64 << 20
 """Pieces are put into frames while less than this waits to be written to the peer, and to all who are served."""
 MOST_QUESTIONS = 64
-"""Of one peer, that wait; one more is dropped and counts as lost with whoever asked."""
+"""Maximum number of waiting requests per peer; a further one is dropped, and its sender counts it as lost."""
 LOOK_AGAIN_SECONDS = 0.01
 SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
-"""How soon a span is looked for again that is not here yet, and how often."""
+"""Pause before a span that is not here yet is looked up again, and the number of attempts."""
 
 
 class Pieces:

@@ -20,8 +20,8 @@ MOST_VERSIONS = 64
 MOST_VERSIONS_OF_A_PEER = MOST_ASKED_PER_DONOR[Want.SPAN]
 """A peer fetches no more spans at a time from one donor. It may have begun others, which it fetches elsewhere now."""
 SERVED_BYTES = 4 << 20
-"""Of versions whose last piece went out, beside the latest one. It may be lost, as all is that waits to be written when
-a link goes, and those before it would have to come again."""
+"""Maximum bytes of versions kept after their last piece was sent, in addition to the latest one. A lost link loses what
+waits to be written, and without the version its earlier pieces would have to be sent again."""
 
 
 class _Kept(NamedTuple):

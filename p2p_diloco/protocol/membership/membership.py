@@ -66,9 +66,9 @@ from p2p_diloco.protocol.wire.roster import (
 from p2p_diloco.rate import counted
 
 PATIENT_STALLS = 4
-"""After so many times as long as a stall takes, any members go on that are left."""
+"""After this many stalls in a row, the remaining members may continue, however few they are."""
 MOST_APPLICATIONS = MOST_DECLARATIONS // 2
-"""In one promise; applicants keep out no member that leaves or has changed."""
+"""Maximum number of applications in one promise: applicants must not crowd out members that leave or have changed."""
 MOST_REFUSED = 16
 """Rosters that were refused and reported, so as not to report them again."""
 MOST_NAMED = 16

@@ -31,7 +31,7 @@ LATELY_LISTED = 64
 MOST_BRANCHES = 16
 """Lines of rosters that are kept beside the one in force."""
 MOST_REPLY_BYTES = 240 * 1024
-"""Of rosters in one reply, or in the only one of it: a control frame holds little more."""
+"""Maximum bytes of the rosters in one reply, and of any single roster: a control frame holds little more."""
 
 
 _BEFORE_ALL_ROUNDS = -(1 << 63)

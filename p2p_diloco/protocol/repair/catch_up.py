@@ -41,7 +41,7 @@ Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest |
 MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
 """Requests under way at one donor: enough that it never waits for the next one, nor for those that were lost."""
 QUIET_SHARE = 0.125
-"""Of `piece_seconds`: how long a donor that used to answer may answer nothing while others do."""
+"""Share of `piece_seconds` for which a donor that used to answer may answer nothing while others do."""
 MOST_LACKING = 2
 """Donors that lack the entry we need, or questions that who is ahead did not answer: with more it is not waited for."""
 

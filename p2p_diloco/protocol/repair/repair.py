@@ -50,9 +50,9 @@ SAID_AGAIN_SILENCES = 16
 ENOUGH_READY = 3
 """Peers with thin lines that together serve newcomers as a founder does."""
 QUIET_SILENCES = 2.0
-"""Of `silence_seconds`: who has asked for nothing for so long fetches nothing any more."""
+"""A peer that has requested nothing for this multiple of `silence_seconds` is no longer fetching."""
 TIMES_RETAINED = 4
-"""Of the cycles whose entries are kept: so long a lone member waits in all, whoever asks."""
+"""A lone member waits for at most this multiple of `retained_cycles` in all, whichever peers fetch from it."""
 
 
 class Followers:

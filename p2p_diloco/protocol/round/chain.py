@@ -20,7 +20,7 @@ from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.roster import Verify
 
 MOST_WAITING_BYTES = 64 << 20
-"""Of the payloads of all entries that wait."""
+"""Maximum bytes of the payloads of all waiting entries."""
 MOST_EVIDENCE = 4
 
 

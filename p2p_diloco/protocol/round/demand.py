@@ -18,7 +18,7 @@ from p2p_diloco.protocol.wire.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING
 
 USABLE_SHARE = 0.85
-"""Of a capped line, for vectors; headers, packets, control frames and a bad moment take the rest."""
+"""Share of a capped line that vectors may use; headers, packets, control frames and short stalls take the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

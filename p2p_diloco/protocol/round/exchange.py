@@ -35,7 +35,7 @@ from p2p_diloco.protocol.wire.roster import Roster
 
 Piece = Opening | SpanVector | RowMean
 MOST_EARLY_SENDERS = 64
-"""Of those that are not on the roster in force."""
+"""Maximum number of senders, not on the roster in force, whose openings of the next round are kept."""
 ENTRY_HEADER_BYTES = 300
 """Digests, signature, weights and so on: not nothing beside an entry of a small model."""
 

@@ -42,10 +42,13 @@ from p2p_diloco.protocol.wire.roster import (
 
 MOST_DECLARATIONS = 16
 MOST_DECLARATION_BYTES = 2304
-"""In one promise: 15 without proofs, 8 with the founder's, 6 with two. Of 2,048 members a proposal that shows its
-origin then takes 246 KiB, and a promise that shows that proposal 250; a frame holds 256."""
+"""Maximum bytes of declarations in one promise: 15 without proofs, 8 with the founder's, 6 with two.
+
+With 2,048 members a proposal that shows its origin then takes 246 KiB, and a promise that shows that proposal 250 KiB;
+a frame holds 256 KiB.
+"""
 MOST_PROMISES = 20
-"""In one proposal; more than half of an electorate are 17 at most."""
+"""Maximum number of promises in one proposal; more than half of an electorate is at most 17."""
 
 
 def ballot_number(round_index: int, turn: int) -> int:

@@ -55,8 +55,8 @@ from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, Cert
 PROTOCOL_VERSION = 7
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
-"""Of a span, in one frame. A piece costs either end some fraction of a millisecond whatever its length; of a piece as
-long as this one that is next to nothing."""
+"""Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond whatever its length, so
+longer pieces would save next to nothing."""
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
 MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
