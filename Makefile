@@ -7,7 +7,7 @@
 # make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
 # make churn      real processes, one started or killed every 12 s and the bootstrap killed: ten minutes, or as long as said,
 #                 with other draws: make churn CHURN_SECONDS=120 CHURN_SEED=7
-# make twin       a swarm of real processes, on two texts, and made again in one process: ten minutes
+# make replay     a swarm of real processes, on two texts, then replayed in one process: ten minutes
 # make homes      real processes behind home routers, in networks of their own: two homes with README's commands, and a few
 #                 that can be reached among many that cannot; prints the figures; six minutes
 # make hostility  strangers and lying members against real processes, an attack at a time: half an hour; and with more time
@@ -63,7 +63,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn twin homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -94,8 +94,8 @@ CHURN_SEED ?= 1
 churn: $(STAMP)
 	CHURN_SECONDS=$(CHURN_SECONDS) CHURN_SEED=$(CHURN_SEED) $(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_churn.py $(TEST_FLAGS)
 
-twin: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_twin.py tests/research/test_beside_a_run.py $(TEST_FLAGS)
+replay: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_replay_processes.py tests/research/test_beside_a_run.py $(TEST_FLAGS)
 
 ATTACK_SECONDS ?= 25
 hostility: $(STAMP)

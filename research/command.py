@@ -111,7 +111,7 @@ def make_app() -> App:
         Parameters
         ----------
         folders
-            state directories of the peers, each started with --keep-diary
+            state directories of the peers, each started with --keep-trace
         """
         from research.beside_a_run import compare_with_data_parallel
 

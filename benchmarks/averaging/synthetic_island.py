@@ -18,7 +18,7 @@ from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.storage.diary import Diary
+from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 STEPS, TOKENS = 100, 100_000
@@ -39,7 +39,7 @@ class FlatModel(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(elements, 1)))
 
 
-class _Watch(Diary):
+class _Watch(Trace):
     """Hears of entries where others write them down."""
 
     def __init__(self, absorbed: Callable[[float, bool], None]) -> None:
@@ -65,7 +65,7 @@ class SyntheticState(TrainedState):
         model = FlatModel(plan.num_parameters)
         lay_end_to_end(model, plan.fragments)
         local = LocalSpans(plan, LocalParameters(model, plan.fragments))
-        super().__init__(plan, local, diary=_Watch(absorbed), **more)
+        super().__init__(plan, local, trace=_Watch(absorbed), **more)
 
     def walk(self, seed: int) -> None:
         """Go from the anchor to where a pseudo-gradient of independent normal numbers leads; while nothing is due."""

@@ -20,11 +20,11 @@ from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.storage.diary import Diary
+from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.inner_loop import InnerLoop
 
 
-class Timings(Diary):
+class Timings(Trace):
     """Records when an island stepped and which of its contributions were included. Written by the training thread only.
 
     Attributes:
@@ -66,7 +66,7 @@ class TimedState(TrainedState):
         self._rounds: dict[Digest, int] = {}
         self.timings = Timings(self._rounds.pop)
         self._followed_seconds = self._border_seconds = 0.0
-        super().__init__(plan, local, diary=self.timings, **more)
+        super().__init__(plan, local, trace=self.timings, **more)
 
     @property
     def outer_seconds(self) -> float:

@@ -44,7 +44,7 @@ class SettingsFlags:
     no_port_mapping: Annotated[bool | None, _setting("no_port_mapping")] = None
     max_upload: Annotated[str | None, _setting("max_upload")] = None
     max_download: Annotated[str | None, _setting("max_download")] = None
-    keep_diary: Annotated[bool | None, _setting("keep_diary")] = None
+    keep_trace: Annotated[bool | None, _setting("keep_trace")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the flags that were typed."""

@@ -17,7 +17,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.replay.pace import Pace, pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
-from p2p_diloco.replay.twin import Twin, TwinResult
+from p2p_diloco.replay.replay import Replay, ReplayResult
 from p2p_diloco.training.data import Corpus
 
 
@@ -42,7 +42,7 @@ class Replayed:
 
     recording: Recording
     corpus: Corpus
-    result: TwinResult
+    result: ReplayResult
     pace: Pace
 
     def figures(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Replayed:
         """Return the result as lines for people."""
         result, pace = self.result, self.pace
         return [
-            f"run {result.real_loss:.4f}, replay {result.twin_loss:.4f}: {100 * result.gap:+.3f} %",
+            f"run {result.real_loss:.4f}, replay {result.replay_loss:.4f}: {100 * result.gap:+.3f} %",
             f"{result.equal_entries} of {result.entries} entries are equal, byte for byte; {result.islands} starts of "
             f"islands, {result.tokens:,} tokens",
             f"steps per round: {pace.round_steps:g}; steps from a contribution to its entry: median "
@@ -82,7 +82,7 @@ def play_again(folders: Sequence[Path], data: str | None) -> Replayed:
         raise ConfigError("replay needs the state directories of the run's peers: p2p-diloco replay <folder> <folder>")
     recording = read_recording(dict(_peer_of(folder) for folder in folders))
     corpus = open_run_text(recording.plan.manifest.data, data)
-    result = Twin(recording, corpus).play(_progress(sys.stderr))
+    result = Replay(recording, corpus).play(_progress(sys.stderr))
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     return Replayed(recording=recording, corpus=corpus, result=result, pace=pace_of(recording))
@@ -98,6 +98,6 @@ def _peer_of(folder: Path) -> tuple[PeerId, Path]:
 def _progress(stream: TextIO) -> Callable[[int, int], None]:
     def heard(done: int, of: int) -> None:
         if stream.isatty():
-            print(f"\r\033[K{done} of {of} diary lines", end="", file=stream, flush=True)
+            print(f"\r\033[K{done} of {of} trace lines", end="", file=stream, flush=True)
 
     return heard

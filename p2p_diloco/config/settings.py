@@ -39,7 +39,7 @@ SLOWEST_CAP = 128e3
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
-_SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_diary"})
+_SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_trace"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
@@ -75,7 +75,7 @@ class PeerSettings(BaseModel):
     no_port_mapping: bool = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
     max_upload: float | None = Field(None, description="maximum upload rate, such as 20mbit [default: no limit]")
     max_download: float | None = Field(None, description="maximum download rate, such as 100mbit [default: no limit]")
-    keep_diary: bool = Field(False, description="record each step of the exchange, for `p2p-diloco replay`")
+    keep_trace: bool = Field(False, description="record each step of the exchange, for `p2p-diloco replay`")
 
     @field_validator("device")
     @classmethod

@@ -14,8 +14,8 @@ from p2p_diloco.peer.run_text import open_run_text, open_stream
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
-from p2p_diloco.storage.diary import Diary
 from p2p_diloco.storage.inner_state import InnerState
+from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.corpus_files import list_corpus_files
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.model import build_model
@@ -58,9 +58,9 @@ class BuiltInTraining(Training):
         model = build_model(plan.shape, plan.manifest.model.seed)
         loop = InnerLoop(model, stream, plan.inner, choose_device(settings.device))
         lay_end_to_end(model, plan.fragments)
-        diary = Diary(host.folder) if settings.keep_diary else None
-        if diary is not None:
-            diary.began(stream.position)
+        trace = Trace(host.folder) if settings.keep_trace else None
+        if trace is not None:
+            trace.began(stream.position)
         local = spans_for(plan, LocalParameters(model, plan.fragments), loop.device)
         host.in_loop(partial(host.hear, "device", describe_device(loop.device, local)))
         self.state = TrainedState(
@@ -70,7 +70,7 @@ class BuiltInTraining(Training):
             in_loop=host.in_loop,
             died=host.died,
             damaged=host.damaged,
-            diary=diary,
+            trace=trace,
             inner=InnerState(host.folder, {"the optimiser": loop}),
             hear=host.hear,
         )

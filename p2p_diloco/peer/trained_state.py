@@ -31,8 +31,8 @@ from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.replica import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.span.span_work import follow_span
-from p2p_diloco.storage.diary import Diary
 from p2p_diloco.storage.inner_state import InnerState
+from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.evaluation import Slice
 
 IDLE_SECONDS = 0.05
@@ -45,14 +45,14 @@ _NOTHING_IN_FLIGHT = InFlight()
 
 
 class Absorbed(NamedTuple):
-    """An entry applied to θ, for the diary."""
+    """An entry applied to θ, for the trace."""
 
     entry: Digest
     own_included: bool
 
 
 class Took(NamedTuple):
-    """A replaced span, for the diary."""
+    """A replaced span, for the trace."""
 
     head: Digest
 
@@ -105,7 +105,7 @@ class TrainedState(HeldState):
         local: θ, span by span.
         now: swarm seconds, callable from any thread.
         wake: called, from any thread, when there is work for a step border.
-        diary: records everything that happens to θ.
+        trace: records everything that happens to θ.
         inner: private state of the training thread, such as optimisers.
         hear: called in the loop with `(topic, text)` if that state cannot be saved or restored.
     """
@@ -120,7 +120,7 @@ class TrainedState(HeldState):
         died: Callable[[BaseException], None],
         damaged: SpanDamaged,
         wake: Callable[[], None] = lambda: None,
-        diary: Diary | None = None,
+        trace: Trace | None = None,
         inner: InnerState | None = None,
         hear: Callable[[str, str], None] = lambda topic, text: None,
     ) -> None:
@@ -129,7 +129,7 @@ class TrainedState(HeldState):
         self.wake = wake
         self.counts = _Counts()
         self._now = now
-        self._diary = diary
+        self._trace = trace
         self._inner = inner
         self._hear = hear
         self._keeps_inner = False
@@ -203,8 +203,8 @@ class TrainedState(HeldState):
             self._is_loaded = True
             kept = self._load_inner()
             self._stepped_at = time.monotonic()
-            if self._diary is not None:
-                self._diary.loaded(heads, kept)
+            if self._trace is not None:
+                self._trace.loaded(heads, kept)
         return self._is_loaded
 
     def stepped(self, tokens: int, loss: float | None = None) -> None:
@@ -256,8 +256,8 @@ class TrainedState(HeldState):
         if self._inner is None or not self._is_loaded:
             return
         label = f"{time.time():.6f}"
-        if self._diary is not None:
-            self._diary.kept(self.counts.steps, label)
+        if self._trace is not None:
+            self._trace.kept(self.counts.steps, label)
         try:
             self._inner.save(label)
         except StateError as error:
@@ -301,8 +301,8 @@ class TrainedState(HeldState):
             except (RoundError, NonFiniteUpdate):
                 continue
         before.tokens, before.steps = self.counts.tokens, self.counts.steps
-        if self._diary is not None:
-            self._diary.contributed(self.counts.steps, round_index, fragment, chosen)
+        if self._trace is not None:
+            self._trace.contributed(self.counts.steps, round_index, fragment, chosen)
         return FragmentContribution(
             round=round_index, fragment=fragment, tokens=tokens, steps=steps, spans=tuple(spans)
         )
@@ -326,12 +326,12 @@ class TrainedState(HeldState):
             return
         self.local.move(span, held.scale, held.offset_N)
         self._locals[span] = _Local(in_flight=held.in_flight)
-        if self._diary is not None:
+        if self._trace is not None:
             for event in held.events:
                 if isinstance(event, Absorbed):
-                    self._diary.absorbed(self.counts.steps, span, event.entry, event.own_included)
+                    self._trace.absorbed(self.counts.steps, span, event.entry, event.own_included)
                 else:
-                    self._diary.took(self.counts.steps, span, event.head)
+                    self._trace.took(self.counts.steps, span, event.head)
 
     def _copies(self, slices: Sequence[Slice]) -> tuple[Vector, ...]:
         """Return copies of these slices of θ, allocated outside the heap so as not to displace a gradient."""
@@ -369,7 +369,7 @@ class TrainedState(HeldState):
             local, event = self._locals.get(span), Took(state.head.digest)
             if local is not None and span in self._damaged_spans:
                 # The state that θ was based on is damaged, so θ restarts from the anchor.
-                events = (*local.events, event) if self._diary is not None else ()
+                events = (*local.events, event) if self._trace is not None else ()
                 self._locals[span] = _Local(scale=0.0, offset_N=state.anchor_N, events=events)
                 self._moved.append(span)
             elif local is not None:
@@ -388,7 +388,7 @@ class TrainedState(HeldState):
             in_flight=in_flight,
             scale=local.scale * self._plan.merge.in_flight_share,
             offset_N=offset_N,
-            events=(*local.events, event) if self._diary is not None else (),
+            events=(*local.events, event) if self._trace is not None else (),
         )
         if local.offset_N is None:
             self._moved.append(span)

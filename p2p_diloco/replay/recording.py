@@ -1,4 +1,4 @@
-"""The recording of a run, read from its peers' disks: diaries, entries, rosters."""
+"""The recording of a run, read from its peers' disks: traces, entries, rosters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.protocol.wire.entry import Entry, next_head
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
-from p2p_diloco.storage.diary import DIARY_FILE, read_diary
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
+from p2p_diloco.storage.trace import TRACE_FILE, read_trace
 
 KEPT_CYCLES = 1 << 30
 
@@ -27,7 +27,7 @@ class Recording:
     """A recorded run.
 
     Attributes:
-        lives: diary records by peer and start.
+        lives: trace records by peer and start.
         entries: entries by digest, from all peers.
         rosters: rosters by digest.
         founding: roster 0.
@@ -55,7 +55,7 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
     Args:
         folders: state directory of each peer; each has one run.
     Raises:
-        StateError: a folder has no run or no diary, the runs differ, or roster 0 is missing.
+        StateError: a folder has no run or no trace, the runs differ, or roster 0 is missing.
     """
     runs = {peer: _run_folder(folder) for peer, folder in folders.items()}
     files = [path / MANIFEST_FILE for path in runs.values()]
@@ -85,7 +85,7 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
         raise StateError(f"the folders have {len(founding)} founding rosters; expected one")
     return Recording(
         plan=plan,
-        lives={peer: _lives(list(read_diary(path))) for peer, path in runs.items()},
+        lives={peer: _lives(list(read_trace(path))) for peer, path in runs.items()},
         entries=entries,
         rosters=rosters,
         founding=founding[0],
@@ -93,9 +93,9 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
 
 
 def _run_folder(folder: Path) -> Path:
-    found = [path.parent for path in sorted(folder.glob(f"*/{DIARY_FILE}"))]
+    found = [path.parent for path in sorted(folder.glob(f"*/{TRACE_FILE}"))]
     if len(found) != 1:
-        raise StateError(f"{folder} has the diaries of {len(found)} runs; expected one, recorded with keep_diary")
+        raise StateError(f"{folder} has the traces of {len(found)} runs; expected one, recorded with keep_trace")
     return found[0]
 
 
@@ -105,6 +105,6 @@ def _lives(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         if line["what"] == "began":
             lives.append([])
         elif not lives:
-            raise StateError("the beginning of a diary is missing")
+            raise StateError("the beginning of a trace is missing")
         lives[-1].append(line)
     return lives

@@ -152,7 +152,7 @@ class SessionStage:
         evaluate_seconds: float = 0.0,
         data: str | None = None,
         known: dict[PeerId, tuple[str, ...]] | None = None,
-        keep_diary: bool = False,
+        keep_trace: bool = False,
         clocks: Clocks | None = None,
     ) -> None:
         """Be a peer until the end."""
@@ -167,7 +167,7 @@ class SessionStage:
                     data=data or str(self.text),
                     device="cpu",
                     threads=1,
-                    keep_diary=keep_diary,
+                    keep_trace=keep_trace,
                 ),
                 source=Founding(signed=signed, organiser_key=ORGANISER) if founds else Invite(run=run, bootstraps=()),
                 training=BuiltInTraining(evaluate_seconds=evaluate_seconds) if trains else None,

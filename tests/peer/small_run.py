@@ -26,7 +26,7 @@ from p2p_diloco.peer.training_thread import InnerSteps
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.storage.diary import Diary
+from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
@@ -88,7 +88,7 @@ class HandDrivenIsland:
         corpus: Corpus,
         *,
         name: str = "ada",
-        diary: Diary | None = None,
+        trace: Trace | None = None,
         kind: type[LocalSpans] = LocalSpans,
     ) -> None:
         self.plan = plan
@@ -106,7 +106,7 @@ class HandDrivenIsland:
             in_loop=lambda call: call(),
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
-            diary=diary,
+            trace=trace,
         )
         self._steps = InnerSteps(self.loop, self.state)
         OPEN.append(self.state)

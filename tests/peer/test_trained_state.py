@@ -23,7 +23,7 @@ from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.peer import trained_state
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.round.round import FragmentContribution
-from p2p_diloco.storage.diary import Diary, read_diary
+from p2p_diloco.storage.trace import Trace, read_trace
 from p2p_diloco.training.data import Corpus
 from p2p_diloco.training.evaluation import Slice
 
@@ -363,11 +363,11 @@ def test_snapshots_that_nobody_comes_to_take_are_answered_once_they_are_late(cor
     assert answers == [None] * 4
 
 
-# -- the diary
+# -- the trace
 
 
-def test_what_happens_to_theta_is_in_the_diary(corpus: Corpus, tmp_path: Path) -> None:
-    island = HandDrivenIsland(PLAN, corpus, diary=Diary(tmp_path))
+def test_what_happens_to_theta_is_in_the_trace(corpus: Corpus, tmp_path: Path) -> None:
+    island = HandDrivenIsland(PLAN, corpus, trace=Trace(tmp_path))
     island.hold(start_states(PLAN))
     island.step(1)
     assert island.state.contribute(0, 0) is not None
@@ -376,7 +376,7 @@ def test_what_happens_to_theta_is_in_the_diary(corpus: Corpus, tmp_path: Path) -
     island.state.apply(half_of(SPAN))
     island.settle()
     island.hold({SPAN: start_states(PLAN)[SPAN]})
-    lines = list(read_diary(tmp_path))
+    lines = list(read_trace(tmp_path))
     assert [line["what"] for line in lines] == ["loaded", "contributed", "absorbed", "took"]
     assert [line.get("steps") for line in lines[1:]] == [1, 2, 2]
     assert len(lines[0]["heads"]) == len(PLAN.places)

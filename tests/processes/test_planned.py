@@ -191,7 +191,7 @@ def play(*more: str) -> PlayedRun:
         last_round = math.ceil((began + STARTING_SECONDS + SECONDS - rounds.clock_start) / rounds.round_seconds)
         ending = ("--until-round", str(last_round))
         swarm.start("bootstrap", "bootstrap", "run.toml", *ending, program=PROGRAM)
-        joining = ("join", swarm.invite(), "--max-upload", UPLINK, "--keep-diary", "--evaluate-seconds", "0")
+        joining = ("join", swarm.invite(), "--max-upload", UPLINK, "--keep-trace", "--evaluate-seconds", "0")
         for name in names:
             swarm.start(name, *joining, *ending, program=PACED_PROGRAM)
         swarm.wait(f"there are {ISLANDS} members", lambda: swarm.num_members(names) == ISLANDS, STARTING_SECONDS)
@@ -231,7 +231,7 @@ def measure(swarm: Volunteers, names: Sequence[str], shown: Sequence[Sequence[di
         steps=fmean(map(last_contribution, recording.lives.values())),
         participation=tuple(status["participation"] or 0.0 for status in shown[-1]),
         loss=replayed["real_loss"],
-        replay_loss=replayed["twin_loss"],
+        replay_loss=replayed["replay_loss"],
         entries=replayed["entries"],
         equal_entries=replayed["equal_entries"],
         row_loss=row_loss,

@@ -1,4 +1,4 @@
-"""A run in virtual time whose peers keep diaries: one joins late, dies, and comes again."""
+"""A run in virtual time whose peers keep traces: one joins late, dies, and comes again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Recorded:
 
 
 def record(folder: Path) -> Recorded:
-    """Play it; the folders hold what a twin needs. Played once in a process, and copied after that."""
+    """Play it; the folders hold what a replay needs. Played once in a process, and copied after that."""
     if not _played:
         _played.append(_play(Path(tempfile.mkdtemp(prefix="recorded-"))))
     shutil.copytree(_played[0].folder, folder / "run")
@@ -60,7 +60,7 @@ def _play(folder: Path) -> Recorded:
 
         async def play(name: str, *, founds: bool = False, trains: bool = True) -> None:
             await stage.play(
-                name, Watcher(), StopRequest(), founds=founds, trains=trains, until_round=LAST_ROUND, keep_diary=trains
+                name, Watcher(), StopRequest(), founds=founds, trains=trains, until_round=LAST_ROUND, keep_trace=trains
             )
 
         async def come_go_and_come_again() -> None:

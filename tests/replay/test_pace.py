@@ -1,4 +1,4 @@
-"""How late entries came, by the diaries of a run."""
+"""How late entries came, by the traces of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recording(*lives: list[dict[str, Any]]) -> Recording:
     return cast(Recording, SimpleNamespace(entries=entries, lives={PeerId(sha256(b"ann")): list(lives)}))
 
 
-def test_an_entry_is_as_late_as_the_steps_since_its_round_was_contributed_to() -> None:
+def test_lateness_counts_the_steps_since_the_contribution() -> None:
     first = [contributed(1, 10), contributed(2, 14), absorbed(1, 15), absorbed(2, 15), contributed(3, 20)]
     second = [absorbed(1, 2), contributed(4, 3), absorbed(4, 4), absorbed(4, 4)]
     pace = pace_of(recording(first, second))
@@ -37,7 +37,7 @@ def test_an_entry_is_as_late_as_the_steps_since_its_round_was_contributed_to() -
 
 
 @pytest.mark.parametrize("lives", [[], [[contributed(1, 10)]], [[absorbed(1, 2)]]])
-def test_a_run_in_which_nothing_came_has_no_pace(lives: list[list[dict[str, Any]]]) -> None:
+def test_a_run_without_entries_has_no_pace(lives: list[list[dict[str, Any]]]) -> None:
     pace = pace_of(recording(*lives))
     assert pace == Pace(round_steps=0.0, late={})
     assert pace.late_at_most(0.5) == 0

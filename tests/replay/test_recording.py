@@ -15,11 +15,11 @@ from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.replay import recording
 from p2p_diloco.replay.recording import read_recording
-from p2p_diloco.storage.diary import DIARY_FILE
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, ROSTERS_FILE
+from p2p_diloco.storage.trace import TRACE_FILE
 
 
-def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
+def test_a_recording_has_all_starts_and_entries(tmp_path: Path) -> None:
     stage = record(tmp_path)
     run = read_recording(stage.folders())
     assert [len(lives) for lives in run.lives.values()] == [1, 1, 2]
@@ -34,7 +34,7 @@ def test_a_run_is_read_with_all_its_lives_and_entries(tmp_path: Path) -> None:
         read_recording(stage.folders())
 
 
-def test_a_founder_alone_is_told_whose_folder_is_missing(tmp_path: Path) -> None:
+def test_a_missing_folder_of_a_trainer_is_named(tmp_path: Path) -> None:
     stage = record(tmp_path)
     peer, folder = next(iter(stage.folders().items()))
     for manifest in folder.rglob(MANIFEST_FILE):
@@ -55,17 +55,17 @@ def test_a_run_of_several_rows_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         read_recording(stage.folders())
 
 
-def test_folders_that_lack_something_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="has the diaries of 0 runs"):
+def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="has the traces of 0 runs"):
         read_recording({peer_key("ada").peer: tmp_path})
     stage = record(tmp_path)
     folders = stage.folders()
-    diary = stage.run_folder("ada").path / DIARY_FILE
-    whole = diary.read_text()
-    diary.write_text("".join(whole.splitlines(keepends=True)[1:]))
-    with pytest.raises(StateError, match="the beginning of a diary is missing"):
+    trace = stage.run_folder("ada").path / TRACE_FILE
+    whole = trace.read_text()
+    trace.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    with pytest.raises(StateError, match="the beginning of a trace is missing"):
         read_recording(folders)
-    diary.write_text(whole)
+    trace.write_text(whole)
     for name in TRAINERS:
         (stage.run_folder(name).path / ROSTERS_FILE).unlink()
     with pytest.raises(StateError, match="have 0 founding rosters"):

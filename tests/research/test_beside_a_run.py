@@ -1,4 +1,4 @@
-"""A recorded run beside data-parallel training; `make twin` plays it."""
+"""A recorded run beside data-parallel training; `make replay` plays it."""
 
 from __future__ import annotations
 

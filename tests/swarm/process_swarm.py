@@ -136,11 +136,11 @@ class ProcessSwarm:
         *,
         patience_seconds: float = PATIENCE_SECONDS,
         round_seconds: float = ROUND_SECONDS,
-        keep_diaries: bool = False,
+        keep_traces: bool = False,
         text: bytes | None = None,
         listed: Sequence[str] = (),
     ) -> None:
-        self._keep_diaries = keep_diaries
+        self._keep_diaries = keep_traces
         self.patience_seconds = patience_seconds
         self.round_seconds = round_seconds
         self.peers: dict[str, PeerProcess] = {}
@@ -220,7 +220,7 @@ class ProcessSwarm:
             "host": host,
             "max_upload": max_upload,
             "lie": lie,
-            "keep_diary": self._keep_diaries and trains,
+            "keep_trace": self._keep_diaries and trains,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))

@@ -75,7 +75,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
             data=order["text"],
             device="cpu",
             threads=1,
-            keep_diary=order.get("keep_diary", False),
+            keep_trace=order.get("keep_trace", False),
             max_upload=order.get("max_upload"),
         ),
         source=source,

@@ -1,4 +1,4 @@
-"""Diaries: what is written is read again, a torn end is left out, a disk that refuses is named."""
+"""Traces: what is written is read again, a torn end is left out, a disk that refuses is named."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pytest
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.storage.diary import DIARY_FILE, Diary, chosen_spans, read_diary
+from p2p_diloco.storage.trace import TRACE_FILE, Trace, chosen_spans, read_trace
 
 SPAN, ENTRY = SpanId(1, 2), Digest(b"\1" * 32)
 
 
 def test_what_was_written_is_read_again_over_two_starts(tmp_path: Path) -> None:
-    first = Diary(tmp_path)
+    first = Trace(tmp_path)
     first.began(0)
     first.loaded({SPAN: ENTRY})
     first.contributed(3, 7, 1)
-    second = Diary(tmp_path)
+    second = Trace(tmp_path)
     second.began(1 << 40)
     second.absorbed(5, SPAN, ENTRY, True)
     second.took(6, SPAN, ENTRY)
-    assert list(read_diary(tmp_path)) == [
+    assert list(read_trace(tmp_path)) == [
         {"what": "began", "position": 0},
         {"what": "loaded", "heads": [[1, 2, ENTRY.hex()]]},
         {"what": "contributed", "steps": 3, "round": 7, "fragment": 1},
@@ -34,30 +34,30 @@ def test_what_was_written_is_read_again_over_two_starts(tmp_path: Path) -> None:
 
 
 def test_a_torn_end_is_left_out_and_a_torn_middle_refused(tmp_path: Path) -> None:
-    Diary(tmp_path).began(0)
-    path = tmp_path / DIARY_FILE
+    Trace(tmp_path).began(0)
+    path = tmp_path / TRACE_FILE
     whole = path.read_text()
     path.write_text(whole + '{"what":"abso')
-    assert len(list(read_diary(tmp_path))) == 1
+    assert len(list(read_trace(tmp_path))) == 1
     path.write_text('{"what":"abso\n' + whole)
     with pytest.raises(StateError, match=r"line 1 of .* is not a trace record"):
-        list(read_diary(tmp_path))
+        list(read_trace(tmp_path))
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="was the peer started with keep_diary"):
-        list(read_diary(tmp_path))
+    with pytest.raises(StateError, match="was the peer started with keep_trace"):
+        list(read_trace(tmp_path))
     with pytest.raises(StateError, match=r"cannot write .*; free some space"):
-        Diary(tmp_path / "missing").began(0)
+        Trace(tmp_path / "missing").began(0)
     if Path("/dev/full").exists() and os.access("/dev/full", os.W_OK):
-        (tmp_path / DIARY_FILE).symlink_to("/dev/full")
-        with pytest.raises(StateError, match="free some space or leave keep_diary out"):
-            Diary(tmp_path).began(0)
+        (tmp_path / TRACE_FILE).symlink_to("/dev/full")
+        with pytest.raises(StateError, match="free some space or leave keep_trace out"):
+            Trace(tmp_path).began(0)
 
 
 def test_a_contribution_of_some_spans_says_which(tmp_path: Path) -> None:
-    Diary(tmp_path).contributed(3, 7, 1, frozenset({SpanId(1, 4), SpanId(1, 0)}))
-    Diary(tmp_path).contributed(4, 8, 1, frozenset())
-    Diary(tmp_path).contributed(5, 9, 1)
-    chosen = [chosen_spans(line) for line in read_diary(tmp_path)]
+    Trace(tmp_path).contributed(3, 7, 1, frozenset({SpanId(1, 4), SpanId(1, 0)}))
+    Trace(tmp_path).contributed(4, 8, 1, frozenset())
+    Trace(tmp_path).contributed(5, 9, 1)
+    chosen = [chosen_spans(line) for line in read_trace(tmp_path)]
     assert chosen == [{SpanId(1, 0), SpanId(1, 4)}, frozenset(), None]

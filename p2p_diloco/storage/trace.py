@@ -1,6 +1,6 @@
-"""The diary: what an island did and after which step, line by line, so that a replay can repeat it.
+"""The trace: what an island did and after which step, line by line, so that a replay can repeat it.
 
-It is off by default (`keep_diary`). Each line is written at once: a killed process loses at most the last one.
+It is off by default (`keep_trace`). Each line is written at once: a killed process loses at most the last one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, SpanId
 
-DIARY_FILE = "diary.jsonl"
+TRACE_FILE = "trace.jsonl"
 
 
-class Diary:
+class Trace:
     """Appends to a file in `folder`; every call raises StateError if the write fails."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / DIARY_FILE
+        self._path = folder / TRACE_FILE
 
     def began(self, position: int) -> None:
         """Record that an island starts empty, at this position of its stream of windows."""
@@ -53,7 +53,7 @@ class Diary:
             with self._path.open("a", encoding="ascii") as file:
                 file.write(json.dumps({"what": what, **figures}, separators=(",", ":")) + "\n")
         except OSError as error:
-            text = f"cannot write {self._path}: {error.strerror}; free some space or leave keep_diary out"
+            text = f"cannot write {self._path}: {error.strerror}; free some space or leave keep_trace out"
             raise StateError(text) from None
 
 
@@ -62,17 +62,17 @@ def chosen_spans(line: Mapping[str, Any]) -> frozenset[SpanId] | None:
     return frozenset(SpanId(line["fragment"], index) for index in line["only"]) if "only" in line else None
 
 
-def read_diary(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a diary; an incomplete last line is skipped.
+def read_trace(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a trace; an incomplete last line is skipped.
 
     Raises:
-        StateError: there is no diary, or a line is not a valid record.
+        StateError: there is no trace, or a line is not a valid record.
     """
-    path = folder / DIARY_FILE
+    path = folder / TRACE_FILE
     try:
         lines = path.read_text(encoding="ascii").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise StateError(f"cannot read {path} ({error}); was the peer started with keep_diary?") from None
+        raise StateError(f"cannot read {path} ({error}); was the peer started with keep_trace?") from None
     for number, line in enumerate(lines[:-1], start=1):
         try:
             found = json.loads(line)

@@ -1,8 +1,8 @@
-"""Replay a recorded run in one process, from its diaries: the same islands, steps, entries, joins and failures.
+"""Replay a recorded run in one process, from its traces: the same islands, steps, entries, joins and failures.
 
-Diaries record when things happened: after how many steps an island contributed, absorbed an entry, or was replaced. All
+Traces record when things happened: after how many steps an island contributed, absorbed an entry, or was replaced. All
 contributions and entries are recomputed. If the replay ends with the same anchor, the exchange (threads, transport,
-workers) followed the rules exactly. Works for runs of one row whose peers kept diaries and entries.
+workers) followed the rules exactly. Works for runs of one row whose peers kept traces and entries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.replay.recording import Recording
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts
-from p2p_diloco.storage.diary import chosen_spans
+from p2p_diloco.storage.trace import chosen_spans
 from p2p_diloco.training.data import Corpus
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop
@@ -43,11 +43,11 @@ JUDGED_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwinResult:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
-        real_loss, twin_loss: held-out loss of the anchor at the end of the run and of the replay, nats per byte.
+        real_loss, replay_loss: held-out loss of the anchor at the end of the run and of the replay, nats per byte.
         gap: relative difference of the replay's loss.
         entries: entries of the run; `equal_entries` of them have exactly the bytes that the replay computed.
         islands: starts of peers, including restarts.
@@ -55,7 +55,7 @@ class TwinResult:
     """
 
     real_loss: float
-    twin_loss: float
+    replay_loss: float
     gap: float
     entries: int
     equal_entries: int
@@ -63,7 +63,7 @@ class TwinResult:
     tokens: int
 
 
-class Twin:
+class Replay:
     """Replays a recording."""
 
     def __init__(self, recording: Recording, corpus: Corpus) -> None:
@@ -79,13 +79,13 @@ class Twin:
         self._updates: dict[Digest, SpanUpdate] = {}
         self._lives = [_Life(self, peer, events) for peer, lives in recording.lives.items() for events in lives]
 
-    def play(self, heard: Callable[[int, int], None] = lambda done, of: None) -> TwinResult:
+    def play(self, heard: Callable[[int, int], None] = lambda done, of: None) -> ReplayResult:
         """Replay the recording to its end.
 
         Args:
-            heard: called with the number of replayed diary lines and their total.
+            heard: called with the number of replayed trace lines and their total.
         Raises:
-            StateError: diaries and entries are inconsistent.
+            StateError: traces and entries are inconsistent.
         """
         torch.set_num_threads(1)
         total = sum(life.num_events for life in self._lives)
@@ -97,7 +97,7 @@ class Twin:
             heard(done, total)
             if done == before:
                 where = "; ".join(life.waits_for for life in self._lives)
-                raise StateError(f"the diaries and the stored entries are inconsistent: {where}")
+                raise StateError(f"the traces and the stored entries are inconsistent: {where}")
             before = done
         for life in self._lives:
             life.island.state.close()
@@ -175,26 +175,26 @@ class Twin:
 
     # -- the end
 
-    def _result(self) -> TwinResult:
+    def _result(self) -> ReplayResult:
         plan = self.recording.plan
-        real, twin = dict(self._genesis), dict(self._genesis)
+        real, replayed = dict(self._genesis), dict(self._genesis)
         for entry in sorted(self.recording.chain(self._genesis), key=lambda entry: entry.height):
             update = self._updates.get(entry.digest())
             if update is None:
-                continue  # no peer with a diary absorbed it
+                continue  # no peer with a trace absorbed it
             real_update = SpanUpdate(
                 span=entry.span, absorbed=update.absorbed, payload=entry.payload, own_included=False
             )
             real[entry.span] = self._absorb(real[entry.span], real_update)
-            twin[entry.span] = self._absorb(twin[entry.span], update)
+            replayed[entry.span] = self._absorb(replayed[entry.span], update)
         judge = AnchorEvaluation(plan.shape, plan.fragments, self._corpus, num_tokens=JUDGED_TOKENS)
         losses = [
             judge.loss([_joined(states, spans) for spans in map(plan.spans_of, range(len(plan.fragments)))])
-            for states in (real, twin)
+            for states in (real, replayed)
         ]
-        return TwinResult(
+        return ReplayResult(
             real_loss=losses[0],
-            twin_loss=losses[1],
+            replay_loss=losses[1],
             gap=losses[1] / losses[0] - 1.0,
             entries=len(self._updates),
             equal_entries=self.num_equal,
@@ -223,18 +223,18 @@ class Twin:
 class _Life:
     """One start of one peer."""
 
-    def __init__(self, twin: Twin, peer: PeerId, events: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, replay: Replay, peer: PeerId, events: Sequence[dict[str, Any]]) -> None:
         self.done = 1
         self.num_events = len(events)
-        self._twin = twin
+        self._replay = replay
         self._peer = peer
         self._events = events
-        self.island = twin.island_of(peer, events[0]["position"])
+        self.island = replay.island_of(peer, events[0]["position"])
         self._state = self.island.state
 
     @property
     def waits_for(self) -> str:
-        """The diary line that it is waiting at, for people."""
+        """The trace line that it is waiting at, for people."""
         name = short_peer_id(self._peer)
         return f"{name} waits at line {self.done + 1}" if self.done < self.num_events else f"{name} is done"
 
@@ -251,29 +251,29 @@ class _Life:
                 return self._go_on_from(line.get("kept")) and self._load(heads)
             case "kept":
                 self._step_to(line["steps"])
-                self._twin.keep(self._peer, line["label"], self.island.loop.state_dict())
+                self._replay.keep(self._peer, line["label"], self.island.loop.state_dict())
                 return True
             case "contributed":
                 self._step_to(line["steps"])
                 contribution = self._state.contribute(line["round"], line["fragment"], chosen_spans(line))
                 for span in contribution.spans if contribution is not None else ():
-                    self._twin.send(self._peer, line["round"], span.span, span.payload)
+                    self._replay.send(self._peer, line["round"], span.span, span.payload)
                 return True
             case "absorbed":
                 return self._absorb(line)
             case "took":
                 return self._take(line)
             case other:
-                raise StateError(f"a diary of {short_peer_id(self._peer)} has the unknown record {other!r}")
+                raise StateError(f"a trace of {short_peer_id(self._peer)} has the unknown record {other!r}")
 
     def _go_on_from(self, label: str | None) -> bool:
-        kept = self._twin.kept(self._peer, label) if label is not None else None
+        kept = self._replay.kept(self._peer, label) if label is not None else None
         if kept is not None:
             self.island.loop.load_state_dict(kept)
         return label is None or kept is not None
 
     def _load(self, heads: Heads) -> bool:
-        states = {span: self._twin.state_at(span, head) for span, head in heads.items()}
+        states = {span: self._replay.state_at(span, head) for span, head in heads.items()}
         found = {span: state for span, state in states.items() if state is not None}
         if len(found) < len(states):
             return False
@@ -283,7 +283,7 @@ class _Life:
         return self._state.begin()
 
     def _absorb(self, line: dict[str, Any]) -> bool:
-        update = self._twin.update(Digest(bytes.fromhex(line["entry"])))
+        update = self._replay.update(Digest(bytes.fromhex(line["entry"])))
         if update is None:
             return False
         self._step_to(line["steps"])
@@ -294,7 +294,7 @@ class _Life:
 
     def _take(self, line: dict[str, Any]) -> bool:
         span = SpanId(*line["span"])
-        state = self._twin.state_at(span, Digest(bytes.fromhex(line["head"])))
+        state = self._replay.state_at(span, Digest(bytes.fromhex(line["head"])))
         if state is None:
             return False
         self._step_to(line["steps"])

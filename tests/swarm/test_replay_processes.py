@@ -1,4 +1,4 @@
-"""A swarm of real processes and its twin in one: threads, daemons and sockets did what the rules say, nothing else."""
+"""A swarm of real processes replayed in one process: threads, daemons and sockets followed the rules exactly."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def prose() -> bytes:
 
 
 @pytest.mark.parametrize("text", [source, prose])
-def test_a_run_of_real_processes_is_made_again_by_its_twin(text: Callable[[], bytes], tmp_path: Path) -> None:
+def test_a_replay_of_real_processes_equals_the_run(text: Callable[[], bytes], tmp_path: Path) -> None:
     """Four islands over libp2p with 4-bit entries; one is killed and comes again, one comes late."""
     values = {"membership": {"heartbeat_seconds": 0.5, "stalled_cycles": 2}, "limits": {"retained_cycles": 1000}}
-    with ProcessSwarm(values, round_seconds=2.5, patience_seconds=120.0, keep_diaries=True, text=text()) as swarm:
+    with ProcessSwarm(values, round_seconds=2.5, patience_seconds=120.0, keep_traces=True, text=text()) as swarm:
         swarm.start("ada", founds=True)
         for name in ("ben", "cleo"):
             swarm.start(name)
