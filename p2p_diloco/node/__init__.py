@@ -1,1 +1,1 @@
-"""The shell around the rules: plays their actions over real streams and tells them what came."""
+"""The shell around the protocol: performs the engine's actions over real streams and passes it what arrives."""

@@ -1,7 +1,8 @@
-"""How much each peer can make this one do: lines that it prints, messages that it handles.
+"""Budgets for each peer: the lines that it may add to the log, and the messages that are handled for it.
 
-Messages beyond the budget are counted, in one line a minute, and nothing else happens: too many are no lie. The rates
-are several times what honest peers were seen to send, also while they catch up (docs/decisions/0029).
+Messages beyond the budget are dropped and counted in one line a minute. Nothing else happens, because sending too many
+is not a lie. The rates are several times what honest peers were seen to send, even while they caught up
+(docs/decisions/0029).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from p2p_diloco.rate import counted
 from p2p_diloco.transport.rate_limit import TokenBucket
 
 LINES_PER_MINUTE = 20
-"""About one peer in the first minute; half of it may come at once, and half of it comes in each further minute."""
+"""Maximum lines about one peer in the first minute: half as a burst, half at the rate of all later minutes."""
 STRANGERS_LINES_PER_MINUTE = 3 * LINES_PER_MINUTE
-"""The same about all peers together that are no members: identities cost nothing."""
+"""The same limit for all non-members together, because identities cost nothing."""
 MOST_BUCKETS = 4096
 SUMMARY_SECONDS = 60.0
 MOST_SUMMARIES = 8
@@ -54,33 +55,33 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The budget of one kind: a rate per second, and a burst after a pause."""
+    """The budget of one kind of message or line: a rate per second, and a burst after a pause."""
 
     per_second: float
     burst: float
 
 
 ROSTERS = Allowance(4.0, 64.0)
-"""Questions for rosters, each of which may be answered with a whole frame, and what holds many signatures."""
+"""Roster requests, each of which may be answered with a whole frame, and messages that hold many signatures."""
 ACQUAINTANCE = Allowance(0.2, 8.0)
-"""Messages that come once on a new link."""
+"""Messages that are sent once on a new link."""
 FETCHING = Allowance(1000.0, 2000.0)
-"""Questions of those who catch up; no honest peer has more than eight of a kind under way to one other."""
+"""Requests of peers that catch up; an honest peer has at most eight of a kind under way to one other peer."""
 MOST_ASKERS = 96
-"""Peers that may ask about each fragment through one carrier at a time; more than there can be voters."""
+"""Maximum number of peers that ask about each fragment through one carrier at a time; there are fewer voters."""
 LINES = Allowance(LINES_PER_MINUTE / 120.0, LINES_PER_MINUTE / 2.0)
 STRANGERS_LINES = Allowance(STRANGERS_LINES_PER_MINUTE / 120.0, STRANGERS_LINES_PER_MINUTE / 2.0)
 _CARRYING = (SignedContentRequest, SignedContent)
 UNMETERED = frozenset({SpanVector, RowMean, SpanReply, Entry})
-"""Vectors: what becomes of them is bounded elsewhere, by the round, by what was asked for, by the worker."""
+"""Messages that carry vectors: bounded elsewhere, by the round, by what was requested, and by the worker."""
 
 
 def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
-    """Return what a peer may send of each kind that has an allowance of its own; all other kinds share one."""
+    """Return the allowance of each kind of message that has its own; all other kinds share one."""
     fragments = len(rules.num_spans)
-    # Whoever looks for witnesses asks about all fragments, up to eight times in a round.
+    # A peer that looks for witnesses asks about all fragments, up to eight times in a round.
     comparing = Allowance(4.0 + 32.0 * fragments / rules.clock.round_seconds, 64.0 + 32.0 * fragments)
-    # A carrier forwards the questions of all its links to a voter, and the answers of all voters to an asker.
+    # A carrier forwards the requests of all its links to a voter, and the answers of all voters to a requester.
     each = 1.0 / max(rules.silence_seconds, rules.clock.round_seconds)
     carrying = Allowance(4.0 + MOST_ASKERS * fragments * each, 2.0 * MOST_ASKERS * fragments)
     return {
@@ -93,12 +94,12 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
 
 
 def everything_else(rules: RunRules) -> Allowance:
-    """Return what a peer may send of all other kinds together: signs of life, openings, votes, declarations."""
+    """Return the allowance that all other kinds share: heartbeats, openings, votes, declarations."""
     return Allowance(100.0 + 16.0 / min(rules.heartbeat_seconds, rules.clock.round_seconds), 1000.0)
 
 
 class PeerBudgets:
-    """Lets lines and messages pass, up to an allowance for each peer. Times are the loop's; a state machine."""
+    """Admits lines and messages up to an allowance for each peer. A state machine; times are loop time."""
 
     def __init__(self, rules: RunRules) -> None:
         self._allowances = allowances(rules)
@@ -109,11 +110,11 @@ class PeerBudgets:
         self._summary_at: float | None = None
 
     def __len__(self) -> int:
-        """Return how many buckets there are, which is bounded."""
+        """Return the number of buckets, which is bounded."""
         return len(self._buckets)
 
     def admits(self, peer: PeerId, message: Message, now: float) -> bool:
-        """Return whether a message of `peer` is to be handled; one that is not is counted."""
+        """Return whether to handle a message from `peer`; count it if not."""
         kind: type[Message] = type(message)
         if kind in UNMETERED:
             return True
@@ -125,16 +126,16 @@ class PeerBudgets:
         return False
 
     def admits_link(self, peer: PeerId, now: float) -> bool:
-        """Return whether a peer that has just linked is to be greeted with all that new acquaintances are told."""
+        """Return whether to send introductions to a peer that has just linked."""
         return self._bucket(peer, "link", ACQUAINTANCE, now).admits(now)
 
     def leave_out(self, peer: PeerId, now: float) -> None:
-        """Count a message that is not handled."""
+        """Count a message that is dropped."""
         self._messages[self._countable(peer)] += 1
         self._summary_at = self._summary_at if self._summary_at is not None else now + SUMMARY_SECONDS
 
     def take(self, peer: PeerId, line: Line, now: float, *, is_member: bool) -> list[Line]:
-        """Return what is to be said when `line` came up about `peer`: it, or nothing, and what was left out before."""
+        """Return the lines to report now: summaries that are due, then `line` about `peer` if the budget allows it."""
         said = self.flush(now)
         buckets = [self._bucket(peer, "lines", LINES, now)]
         if not is_member:
@@ -148,7 +149,7 @@ class PeerBudgets:
         return said
 
     def flush(self, now: float) -> list[Line]:
-        """Return what was left out in the last minute, once that is over: a line for each of those with most of it."""
+        """Return what was left out, once a minute is over: a line for each of the worst peers, and one for the rest."""
         if self._summary_at is None or now < self._summary_at:
             return []
         total = self._lines + self._messages
@@ -168,7 +169,7 @@ class PeerBudgets:
         if key not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
             self._buckets = {key: bucket for key, bucket in self._buckets.items() if not bucket.is_full(now)}
             if len(self._buckets) >= MOST_BUCKETS:
-                key = (None, kind)  # more peers than there are links: the rest share one
+                key = (None, kind)  # more peers than links: the rest share one bucket
         if key not in self._buckets:
             self._buckets[key] = TokenBucket(per_second=allowance.per_second, burst=allowance.burst)
         return self._buckets[key]
@@ -185,6 +186,6 @@ def _name(peer: PeerId | None) -> str:
 def _summary(name: str, lines: int, messages: int) -> str:
     parts = [
         *([f"{lines} more lines about {name} were left out"] if lines else []),
-        *([f"{messages} messages of {name} were not handled, for it sends too many"] if messages else []),
+        *([f"{messages} messages of {name} were dropped because it sends too many"] if messages else []),
     ]
     return f"in the last minute {' and '.join(parts)}"

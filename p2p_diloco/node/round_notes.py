@@ -1,4 +1,4 @@
-"""Reports that are made once per round: a round may be skipped for every span, and that is one report, not many."""
+"""Reports that are made once per round: a round that skips every span makes one report, not many."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _Subject = tuple[str, PeerId | None]
 
 
 class RoundNotes:
-    """Collects sentences until the round is over; of those on one subject the first is kept and the others counted."""
+    """Collects texts until the round is over. For each subject it keeps the first and counts the others."""
 
     def __init__(self) -> None:
         self._first: dict[_Subject, str] = {}
         self._more: dict[_Subject, int] = {}
 
     def note(self, topic: str, text: str, *, about: PeerId | None = None) -> None:
-        """Keep a sentence; `about` is the peer that it blames, which must not hide behind another one."""
+        """Add a text. `about` is the peer that it blames; each peer is a separate subject, so none hides another."""
         subject = (topic, about)
         if subject in self._first:
             self._more[subject] = self._more.get(subject, 0) + 1
@@ -23,7 +23,7 @@ class RoundNotes:
             self._first[subject] = text
 
     def take(self) -> list[tuple[str, str, PeerId | None]]:
-        """Return topic, sentence and peer of each subject, in the order in which they came up, and begin anew."""
+        """Return topic, text and peer of each subject, in order of their first texts, and start over."""
         first, more = self._first, self._more
         self._first, self._more = {}, {}
         return [

@@ -13,7 +13,7 @@ FRAME_PREFIX_BYTES = 4
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes by purpose, frame prefixes told."""
+    """Bytes by purpose, including frame prefixes."""
 
     sent: dict[Purpose, int] = field(default_factory=lambda: {"vectors": 0, "control": 0, "transfer": 0})
     received: dict[Purpose, int] = field(default_factory=lambda: {"vectors": 0, "control": 0, "transfer": 0})
@@ -23,12 +23,12 @@ class Traffic:
         self.sent[purpose] += frame_bytes + FRAME_PREFIX_BYTES
 
     def count_received(self, purpose: Purpose, frame_bytes: int) -> None:
-        """Count a frame that came."""
+        """Count a frame that was received."""
         self.received[purpose] += frame_bytes + FRAME_PREFIX_BYTES
 
 
 def purpose_of(message: Message, *, on_request: bool = False) -> Purpose:
-    """Return what a message is sent for; an entry that somebody asked for is a transfer."""
+    """Return the purpose of a message; an entry sent on request is a transfer."""
     if isinstance(message, SpanReply) or (on_request and is_bulk(message)):
         return "transfer"
     if isinstance(message, Opening | SpanVector) or is_bulk(message):

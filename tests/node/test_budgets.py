@@ -104,7 +104,7 @@ def test_of_a_flood_so_many_are_handled_and_one_line_counts_the_others(message: 
     ((_, text),) = budget.flush(25.0 + SUMMARY_SECONDS)
     left_out = 50_000 - admitted
     assert text == (
-        f"in the last minute {left_out} messages of {short_peer_id(ANN)} were not handled, for it sends too many"
+        f"in the last minute {left_out} messages of {short_peer_id(ANN)} were dropped because it sends too many"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_flood_of_questions_gets_answers_up_to_a_budget_and_one_line() -> None
         (text,) = founder.texts("flood")
         name = short_peer_id(caller.peer)
         assert text.startswith("in the last minute ")
-        assert text.endswith(f" messages of {name} were not handled, for it sends too many")
+        assert text.endswith(f" messages of {name} were dropped because it sends too many")
         assert founder.peer in caller.transport.linked_peers(), "it has said nothing that no honest peer says"
 
     act(scene)
