@@ -1,4 +1,4 @@
-"""Keeps this peer on the noticeboard and linked with the peers of the run that it needs and can dial."""
+"""Keeps this peer announced in the directory, and linked to the peers of the run that it needs and can dial."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ RECORD_LIFETIME_SECONDS = 600.0
 ANNOUNCE_SECONDS = 120.0
 DIAL_SECONDS = 10.0
 LEAVE_TO_THEM_SECONDS = 20.0
-"""After a dial that failed, a reachable peer waits so long for one that is not to dial it: their calls would cross."""
+"""Time that a reachable peer waits, after a failed dial, for an unreachable one to dial it: their dials would cross."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 STRANGER_RETRY_SECONDS = 600.0
-"""Before that a stranger that could not be dialled is not dialled again; members are, with growing pauses. So long one
-of too many is turned away, too."""
+"""Pause before a stranger whose dial failed is dialled again; members are retried sooner, with growing pauses. Also the
+time for which a surplus stranger is turned away."""
 UNNEEDED_SECONDS = 30.0
-"""After this long a link that this peer dialled and needs no more is closed: a new grid has other neighbours."""
+"""Time after which a link that this peer dialled and no longer needs is closed: a new grid has other neighbours."""
 KEPT_LINKS = 3
-"""Links that are not needed are closed down to so many: where the needed ones lead nowhere, two of three peers are a
-majority, and one that fails or lies keeps nobody from it."""
+"""Unneeded links are closed only while there are more links than this. If the needed ones lead nowhere, two of three
+peers are a majority, so one that fails or lies cannot prevent one."""
 STEADY_SECONDS = 30.0
-"""A link that lasted so long was a good one; before, its loss counts like a dial that failed."""
+"""Time after which a link counts as good; if it is lost earlier, that counts as a failed dial."""
 MOST_KNOWN = 4096
-"""Peers whose addresses are kept: records cost their makers nothing."""
+"""Maximum number of peers whose addresses are kept: records cost their makers nothing."""
 MOST_ISSUED = 256
-"""The number of its latest records that a peer recognises as its own."""
+"""Number of its latest records that a peer recognises as its own."""
 MOST_BOOTSTRAPS_ON_TRUST = 2
-"""Bootstraps in an invite that this peer is linked to and has not dialled: anybody may call itself one."""
+"""Maximum number of bootstrap peers in an invite that this peer has not dialled: any peer may claim to be one."""
 
 
 @dataclass(slots=True)
@@ -52,15 +52,17 @@ class _Attempt:
 
 
 class LinkKeeper:
-    """Announces, looks up, dials; retries with growing pauses; remembers addresses, so that it needs no bootstrap.
+    """Announces this peer, looks up others and dials them; retries with growing pauses.
+
+    It remembers addresses, so that it does not depend on a bootstrap peer.
 
     Args:
-        record: makes this peer's signed record, with the addresses of now.
+        record: returns this peer's signed record, with its current addresses.
         known: addresses from the invite, the settings and earlier starts.
-        hear: who is told when the directory fails; `(topic, text)`.
-        wanted: whom this peer needs links to, when these are announced; None: everybody.
-        is_stranger: whether a peer is no member of the run, was none lately and is not its founder; those in `known`
-            count as none.
+        hear: called with `(topic, text)` when the directory or a dial fails, or another process has this identity.
+        wanted: given the announced peers, returns those that this peer needs links to; None: all.
+        is_stranger: returns whether a peer is not a member, was not one recently and is not the founder. Peers in
+            `known` never count as strangers.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class LinkKeeper:
         self._given = frozenset(known)
         self._is_unknown_to_run = is_stranger
         self._dials = DialBudget()
-        self._arrivals: dict[PeerId, None] = {}  # of linked peers, the latest last
+        self._arrivals: dict[PeerId, None] = {}  # linked peers, latest last
         self._turned_away: dict[PeerId, float] = {}
         transport.is_welcome = self._is_welcome
         self.failures: dict[PeerId, str] = {}
-        """Why peers could not be dialled, the last time."""
+        """Why the last dial to each peer failed."""
         self._transport = transport
         self._directory = directory
         self._record = record
@@ -92,7 +94,7 @@ class LinkKeeper:
         self._wanted_of = wanted
         self._unneeded_since: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
-        self._worked: dict[PeerId, None] = {}  # whoever answered a dial, the latest last
+        self._worked: dict[PeerId, None] = {}  # peers that answered a dial, latest last
         self._attempts: dict[PeerId, _Attempt] = {}
         self._records: dict[PeerId, PeerRecord] = {}
         self._learnt_at: dict[PeerId, float] = {}
@@ -103,13 +105,13 @@ class LinkKeeper:
         self._began = unix_seconds()
         self._own_addresses: set[str] = set()
         self._issued: deque[float] = deque(maxlen=MOST_ISSUED)
-        """When this peer issued its records; and the times of those that an earlier start issued in the future."""
+        """Issue times of this peer's records, including records that an earlier start dated in the future."""
         self._has_twin = False
         self._pace = LookPace()
         self._linked_before: frozenset[PeerId] = frozenset()
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._announce()
@@ -121,12 +123,12 @@ class LinkKeeper:
                 await self._pause(self._pace.turn_seconds())
 
     def _wanted(self) -> frozenset[PeerId] | None:
-        """Ask whom this peer needs a link to, now that these are announced: by the clock here, theirs may err."""
+        """Return the peers to link to, given those announced recently. Our own clock counts: theirs may be wrong."""
         oldest = self._unix_seconds() - RECORD_LIFETIME_SECONDS
         return self._wanted_of([peer for peer, learnt_at in self._learnt_at.items() if learnt_at >= oldest])
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the next turn, or until somebody was introduced."""
+        """Wait until the next turn, or until a new peer is introduced."""
         self._wake.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -147,7 +149,7 @@ class LinkKeeper:
             self._trouble("announce this peer", error)
 
     def announce_again(self) -> None:
-        """Publish the record soon: what it says of this peer has changed."""
+        """Publish the record again soon, because it has changed."""
         self._announced = None
         self._wake.set()
 
@@ -160,11 +162,11 @@ class LinkKeeper:
             await self._look()
 
     def _is_somebody_lacking(self) -> bool:
-        """Return whether the directory may help: too few links, one just lost, or an unknown peer is wanted.
+        """Return whether the directory may help: links are too few, one was just lost, or an unknown peer is wanted.
 
-        A peer that wants links to all cannot name the ones it lacks. Newcomers look often and dial all, so it is enough
-        that they can reach this peer, and that somebody has is the proof of it. Whom nobody has dialled must find them
-        itself.
+        A peer that wants links to all peers cannot name the missing ones. Newcomers look often and dial all peers, so
+        it is enough that they can reach this one. A link that another peer dialled proves that they can. Without such
+        a link, this peer must find newcomers itself.
         """
         linked, wanted = self._transport.linked_peers(), self._wanted()
         lost, self._linked_before = self._linked_before - linked, linked
@@ -195,7 +197,7 @@ class LinkKeeper:
         if known is not None and record.issued_at <= known.issued_at:
             return
         if record.issued_at > self._unix_seconds() + MOST_AHEAD_SECONDS:
-            return  # it would count as the youngest until then
+            return  # it would count as the newest until then
         if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
             return
         self._records[record.peer] = record
@@ -204,10 +206,10 @@ class LinkKeeper:
             self.known[record.peer] = record.addresses
 
     def _look_for_twin(self, record: PeerRecord) -> None:
-        """Report once that another process has this identity: it signs records of now that this one has not issued.
+        """Report once that another process has this identity: it signs current records that this one has not issued.
 
-        One at home names no address in them. An earlier start whose clock was ahead may have issued what is dated later
-        than now, so that is not held against anybody.
+        A twin that cannot be dialled names no address in its records. An earlier start whose clock was ahead may have
+        issued records dated in the future, so such a date alone is not evidence.
         """
         self._own_record()
         foreign = [address for address in record.addresses if address not in self._own_addresses]
@@ -218,11 +220,11 @@ class LinkKeeper:
             is_unknown = False
         if (is_unknown or (foreign and record.issued_at > self._began)) and not self._has_twin:
             self._has_twin = True
-            where = f"announces {foreign[0]!r}" if foreign else "can be dialled nowhere"
+            where = f"announces {foreign[0]!r}" if foreign else "announces no address of its own"
             self._hear(
                 "identity",
                 f"another process has this peer's identity and {where}; both take part as one peer "
-                "and spoil each other: stop one of them, and give it a state directory of its own instead of a copy",
+                "and disturb each other: stop one of them, and give it its own state directory instead of a copy",
             )
 
     def _own_record(self) -> PeerRecord:
@@ -232,7 +234,7 @@ class LinkKeeper:
         return record
 
     def _forget_one(self) -> bool:
-        """Make room: the oldest record of a stranger without a link goes, or else of anybody without one."""
+        """Drop the oldest record of an unlinked stranger, or else of any unlinked peer; False if there is none."""
         unlinked = self._records.keys() - self._transport.linked_peers()
         strangers = set(filter(self._is_stranger, unlinked)) or unlinked
         if not strangers:
@@ -246,9 +248,9 @@ class LinkKeeper:
         return True
 
     def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records to tell a new acquaintance: the own one, then members', others who are here, the rest.
+        """Return signed records for a new peer: our own, then those of members, of other linked peers, and of the rest.
 
-        Of each of these the youngest first; identities that somebody made up are no members.
+        Within each group the newest come first. Made-up identities are not members.
         """
         linked = self._transport.linked_peers()
 
@@ -259,7 +261,7 @@ class LinkKeeper:
         return tuple(record.encode() for record in (self._own_record(), *others))
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
-        """Take records that a peer told; those that are not signed by whom they name are dropped."""
+        """Take records from a peer; drop those that are not signed by the peer that they name."""
         for encoded in records:
             try:
                 record = decode_record(encoded)
@@ -271,10 +273,11 @@ class LinkKeeper:
                 self._wake.set()
 
     def invited(self) -> tuple[tuple[str, ...], ...]:
-        """Return the addresses of each other peer that an invite may name, those that come first being the best.
+        """Return the addresses of each other peer that an invite may name, best first.
 
-        That is whom this peer itself has dialled and is linked to, if it says that it can be dialled: its address works
-        from here. Bootstraps come first, then the longest known; last a few bootstraps that have dialled this peer.
+        These are the peers that this one has dialled and is linked to, if they claim that they can be dialled: their
+        addresses work from here. Bootstrap peers come first, then those known longest; a few bootstrap peers that have
+        dialled this peer come last.
         """
         linked = self._transport.linked_peers()
         here = {peer: record for peer, record in self._records.items() if peer in linked and record.can_be_dialled}
@@ -283,15 +286,15 @@ class LinkKeeper:
         others = [here[peer] for peer in here.keys() - self._dialled if here[peer].role is PeerRole.BOOTSTRAP]
         others.sort(key=lambda record: record.peer)
         chosen = (*dialled, *others[:MOST_BOOTSTRAPS_ON_TRUST])
-        # A record may hold whatever its maker likes, such as a third party's address.
+        # A record may hold anything, such as the address of a third party.
         ends = (f"/p2p/{format_peer_id(record.peer)}" for record in chosen)
         return tuple(tuple(a for a in r.addresses if a.endswith(end)) for r, end in zip(chosen, ends, strict=True))
 
     def kept_addresses(self) -> dict[PeerId, tuple[str, ...]]:
-        """Return all known addresses in the order in which a next start should try them.
+        """Return all known addresses in the order in which the next start should try them.
 
-        First whom this peer has dialled and is linked to, then whom it had reached, the latest first. Strangers that it
-        never reached are left out: at the next start they would count as known.
+        First come the peers that this one has dialled and is linked to, then those that it reached earlier, latest
+        first. Strangers that it never reached are left out: at the next start they would count as known.
         """
         here = self._dialled & self._transport.linked_peers()
         worked = [*(peer for peer in self._worked if peer in here), *reversed(self._worked)]
@@ -299,14 +302,14 @@ class LinkKeeper:
         return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *others)) if peer in self.known}
 
     def _trouble(self, what: str, error: PeerError) -> None:
-        """Report what the directory could not do, once until it can again."""
+        """Report what the directory failed to do, once until it succeeds again."""
         text = f"could not {what}: {error}"
         if text != self._troubles.get(what):
             self._hear("directory", text)
         self._troubles[what] = text
 
     def _hang_up_on_unneeded(self) -> None:
-        """Close links of our own making that have not been needed for a while; who dialled us decides for itself."""
+        """Close links that this peer dialled and has not needed for a while; the dialler decides."""
         now = asyncio.get_running_loop().time()
         wanted, linked = self._wanted(), self._transport.linked_peers()
         self._dialled &= linked
@@ -318,10 +321,10 @@ class LinkKeeper:
                 spare -= 1
                 self._transport.hang_up(peer)
                 self._attempts.pop(peer, None)
-                del self._unneeded_since[peer]  # should it be linked again, it is not unneeded since then
+                del self._unneeded_since[peer]  # if it is linked again, its time starts anew
 
     async def _hang_up_on_strangers(self) -> None:
-        """Close links of strangers where there are too many: each time the newest of the busiest address."""
+        """Close links of strangers while there are too many: each time the newest one of the busiest address."""
         linked = self._transport.linked_peers()
         new = sorted(linked - self._arrivals.keys())
         self._arrivals = dict.fromkeys([*(peer for peer in self._arrivals if peer in linked), *new])
@@ -364,14 +367,14 @@ class LinkKeeper:
                 yield peer
 
     def _may_dial(self, peer: PeerId, attempt: _Attempt, now: float) -> bool:
-        """Return whether strangers' dials are not too many, to this one and to the places that it names."""
+        """Return whether `peer` may be dialled; a stranger only after its retry pause and within the dial budget."""
         if not self._is_stranger(peer):
             return True
         is_over = now - attempt.failed_at >= STRANGER_RETRY_SECONDS
         return is_over and self._dials.admits(self.known[peer], now)
 
     def _may_leave_it_to(self, peer: PeerId) -> bool:
-        """Return whether a peer can dial this one, and most likely not the other way round."""
+        """Return whether `peer` can dial this one but most likely cannot be dialled itself."""
         record = self._records.get(peer)
         return record is not None and not record.can_be_dialled and self._record().can_be_dialled
 
@@ -379,7 +382,7 @@ class LinkKeeper:
         loop = asyncio.get_running_loop()
         attempt, addresses = self._attempts.get(peer), self.known.get(peer)
         if attempt is None or addresses is None:
-            return  # others have displaced it since it was due
+            return  # displaced by other peers since it was due
         try:
             await self._transport.dial(peer, addresses, loop.time() + DIAL_SECONDS)
             attempt.linked_at = loop.time()

@@ -1,7 +1,7 @@
-"""A joiner's first question: the signed manifest of the run that its invite names. Any peer of the run can answer.
+"""Fetches the signed manifest of the run that the invite names: a joiner's first request.
 
-Several peers are asked at once, so that dead addresses cost a living one no time: those of the invite first, then those
-kept from earlier starts.
+Any peer of the run can answer. Several peers are asked at once, so that dead addresses do not delay the answer of a
+live one. Peers in the invite come first, then those kept from earlier starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2p_diloco.transport.link import Lane, SilentListener, Transport
 DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 5.5
-"""Before that libp2p does not dial an address again that has just failed."""
+"""Pause before a retry: for this long libp2p does not redial an address that has just failed."""
 ASKED_AT_ONCE = 16
 MOST_INTRODUCED = 256
 MOST_ANSWERS = 16
@@ -33,12 +33,12 @@ _MOST_TOLD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedManifest:
-    """The answer of the first peer that gave a valid manifest.
+    """The first valid answer.
 
     Attributes:
-        peer: who gave it.
+        peer: the peer that sent it.
         manifest: the signed manifest, checked.
-        records: of peers, which came on the way.
+        records: peer records that arrived meanwhile.
     """
 
     peer: PeerId
@@ -51,7 +51,7 @@ class _WrongManifest(PeerError):
 
 
 class _ManifestListener(SilentListener):
-    """Waits for manifests from those who are asked, and keeps the introductions that come on the way."""
+    """Collects manifests from the peers that were asked, and introductions that arrive meanwhile."""
 
     def __init__(self, asked: Collection[PeerId]) -> None:
         self.came = {peer: asyncio.Queue[bytes](MOST_ANSWERS) for peer in asked}
@@ -59,7 +59,7 @@ class _ManifestListener(SilentListener):
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         if peer not in self.came:
-            return  # a stranger who dialled us has no say about the run
+            return  # a stranger that dialled us must not influence what we join
         try:
             message = decode_message(frame)
         except FrameError:
@@ -76,14 +76,14 @@ async def fetch_manifest(
     timeout_seconds: float,
     check: Callable[[bytes], object] = len,
 ) -> FetchedManifest:
-    """Ask peers for the manifest, several at once, until one gives a good answer.
+    """Ask peers for the manifest, several at once, until one sends a valid one.
 
     Args:
-        peers: their addresses; those named first are asked first.
-        check: raises `FrameError` or `ConfigError` when the bytes are not the manifest of the run.
+        peers: addresses of each peer, in the order in which to ask.
+        check: raises `FrameError` or `ConfigError` if the bytes are not the manifest of the run.
     Raises:
-        NetworkError: nobody answered in time; the text says what happened at each.
-        ConfigError: all answered that they do not take part in this run, or with a wrong manifest.
+        NetworkError: no peer answered in time; the text gives the failure at each.
+        ConfigError: every peer answered that it does not take part in this run, or sent a wrong manifest.
     """
     listener = _ManifestListener(peers.keys())
     before, transport.listener = transport.listener, listener
@@ -110,7 +110,7 @@ async def fetch_manifest(
 
 
 class _Asking:
-    """One search for a manifest: who may ask now, until when, and what went wrong at whom."""
+    """One search for a manifest: the limit of concurrent attempts, the deadline, and the last failure at each peer."""
 
     def __init__(
         self,
@@ -129,10 +129,10 @@ class _Asking:
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(self, peer: PeerId, addresses: tuple[str, ...]) -> tuple[PeerId, bytes] | None:
-        """Ask one peer again and again; None when time is up.
+        """Ask one peer repeatedly; return None at the deadline.
 
         Raises:
-            ConfigError: every peer has said that it takes no part in the run, or has sent a wrong manifest.
+            ConfigError: every peer has answered that it does not take part in the run, or sent a wrong manifest.
         """
         loop = asyncio.get_running_loop()
         while loop.time() < self._until:
@@ -140,7 +140,7 @@ class _Asking:
                 async with self._turns:
                     return peer, await self._ask_once(peer, addresses)
             except PeerError as error:
-                # A last attempt that was cut short says less than the one before.
+                # A last attempt that the deadline cut short explains less than the one before.
                 if peer not in self.trouble or loop.time() < self._until:
                     self.trouble[peer] = error
                 self._raise_if_invite_is_wrong()
@@ -171,7 +171,7 @@ class _Asking:
 
 
 def told_troubles(trouble: Mapping[PeerId, object]) -> str:
-    """Return what happened at each peer, for the first few of many."""
+    """Return the failure at each peer as text, for the first few of many."""
     lines = []
     for peer, error in list(trouble.items())[:_MOST_TOLD]:
         name = short_peer_id(peer)

@@ -548,8 +548,8 @@ def test_a_copy_that_nobody_can_dial_is_known_by_records_that_this_peer_has_not_
         ((topic, text),) = scene.heard
         assert topic == "identity"
         assert text == (
-            "another process has this peer's identity and can be dialled nowhere; both take part as one peer and spoil "
-            "each other: stop one of them, and give it a state directory of its own instead of a copy"
+            "another process has this peer's identity and announces no address of its own; both take part as one peer "
+            "and disturb each other: stop one of them, and give it its own state directory instead of a copy"
         )
 
     play(act)
