@@ -1,13 +1,13 @@
-"""Swarm time: the founder's time line, which the members' clocks keep up together. It is not wall time.
+"""Swarm time: a time line that the founder starts and the members' clocks continue together. It is not wall time.
 
-Only members of the roster in force are asked, and only they count; strangers in any number move nothing. A peer that is
-no member takes the members' time as it is. Neither does the own clock count of a peer that has just been started, woken
-up, or whose wall clock was set: it listens first, and answers that it is not settled. It goes by its own estimate only
-when nobody else has a better one: by the wall clock and the offset that it kept, but not before the latest round in
-which it has surely been.
+Only members of the roster in force are asked, and only their clocks count; strangers in any number have no influence. A
+peer that is not a member takes the members' time as it is. A member that was just started, woke up, or had its wall
+clock set does not count its own clock either: it first listens, and answers that it is not settled. It uses its own
+estimate only if no other peer has a better one. The estimate is the wall clock plus the saved offset, but never before
+the latest round in which the peer certainly took part.
 
-Once settled, each member's clock runs on by itself and is one voice. Swarm time is their median. A voice drifts slowly
-towards the median, so that clocks of different speed stay together; the median of few wrong ones moves nobody.
+Once settled, each member's clock runs by itself and is one *voice*. Swarm time is the median of the voices. A voice
+drifts slowly towards the median, so that clocks of different speeds stay together. A few wrong voices move no peer.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from p2p_diloco.protocol.clock import RoundClock, middle_two
 
 LONGEST_ROUND_TRIP_SECONDS = 5.0
 LASTING_BEATS = 8
-"""An offset is good for some heartbeats: clocks drift slowly, and asking all at each would be most of the talk."""
+"""Heartbeats for which a measured offset is used. Clocks drift slowly; asking all at each would dominate traffic."""
 LATEST_SECONDS = 1e11
-"""No clock is taken seriously that shows a time before 1970 or after this one, some three thousand years from now."""
+"""Latest time accepted from a clock, about three thousand years from now; times before 1970 are not accepted either."""
 SLOWEST = 0.5
-"""Swarm time that is ahead goes at this speed until it is right again: it never steps back while a peer takes part."""
+"""Speed of swarm time while it is ahead, until it is right again: it never steps back while a peer takes part."""
 WALL_STEP_SECONDS = 1.0
-"""A wall clock that moves by more than this against the steady one was set, or the machine slept."""
+"""If the wall clock moves by more than this relative to the steady one, it was set or the machine slept."""
 DRIFT_SECONDS = 900.0
-"""In this time a voice makes good most of what it is off the median. Of 100 ppm that leaves 0.1 s. What is measured
-wrong moves all voices by that much in this time, so it must not be short."""
+"""Time in which a voice corrects most of its distance from the median. A drift of 100 ppm then leaves 0.1 s. A wrong
+measurement moves all voices by its error within this time, so it must not be short."""
 
 
 def steady_unix_seconds() -> Callable[[], float]:
-    """Return a clock that shows Unix time now and is never set again: a change of the wall clock does not reach it.
+    """Return a clock that starts at the current Unix time and does not follow later changes of the wall clock.
 
-    It goes on while the machine sleeps, as far as the system has such a clock.
+    It continues while the machine sleeps, if the system has such a clock.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     start = time.time() - time.clock_gettime(clock)
@@ -44,12 +44,12 @@ def steady_unix_seconds() -> Callable[[], float]:
 
 
 class SwarmClock:
-    """Asks members for their clocks and keeps the median; `now` may be called from any thread.
+    """Asks members for their clocks and follows the median; `now` may be called from any thread.
 
     Args:
-        raw: this machine's steady clock, in Unix seconds as they were when it was made.
-        wall: its wall clock, which may be set while the peer runs. It only tells that something happened.
-        offset_seconds: swarm time minus wall time, as kept from an earlier start.
+        raw: this machine's steady clock, in Unix seconds as of its creation.
+        wall: its wall clock, which may be set while the peer runs. A jump shows that it was set or the machine slept.
+        offset_seconds: swarm time minus wall time, saved by an earlier start.
     """
 
     def __init__(
@@ -81,28 +81,28 @@ class SwarmClock:
         self._lock = threading.Lock()
 
     def begin(self, rounds: RoundClock, *, latest_round: int, patience_seconds: float) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Args:
-            latest_round: in which this peer has surely been; negative for none. Its own estimate is not before it.
-            patience_seconds: how long to wait for others that know the time.
+            latest_round: in which this peer certainly took part; negative for none. Its own estimate is not before it.
+            patience_seconds: how long to wait for other peers that know the time.
         """
         self.tolerance_seconds = rounds.tolerance_seconds
         self._patience = patience_seconds
         self._listening_since = self.raw()
         if latest_round >= 0:
             not_before = rounds.begin(latest_round)
-            # An entry is taken up to one round ahead: others may be right who are that much behind it.
+            # Entries are accepted up to one round early, so peers that are one round behind this one may be right.
             self._fewest_seconds = not_before - rounds.round_seconds
             with self._lock:
                 self._base += max(not_before - self.own(), 0.0)
 
     def own(self) -> float:
-        """Return this peer's own clock, as it is told to others."""
+        """Return this peer's own clock, as sent to others."""
         return self.raw() + self._base
 
     def now(self) -> float:
-        """Return swarm seconds; they never step back once this peer takes part in the run."""
+        """Return swarm time in seconds; it never steps back once this peer takes part in the run."""
         with self._lock:
             raw = self.raw()
             now = raw + self._base + self._offset
@@ -114,22 +114,22 @@ class SwarmClock:
 
     @property
     def offset_seconds(self) -> float:
-        """Seconds that are added to the local clock."""
+        """Seconds added to the local clock."""
         return self._base + self._offset
 
     @property
     def wall_offset_seconds(self) -> float:
-        """Swarm time minus wall time, to be kept for the next start."""
+        """Swarm time minus wall time, to be saved for the next start."""
         return self.raw() + self.offset_seconds - self._wall()
 
     @property
     def is_settled(self) -> bool:
-        """Whether this peer has the swarm's time, and not only an estimate."""
+        """Whether this peer has the swarm's time and not only an estimate."""
         return self._is_settled
 
     @property
     def disagreement_seconds(self) -> float:
-        """How far this peer's time is from the members'; 0 when that is within the tolerance."""
+        """Difference between this peer's time and the members'; 0 within the tolerance."""
         ahead = self.now() - (self.raw() + self.offset_seconds)
         if self._is_settled and self._is_voice:
             low, high = middle_two([0.0, *self._settled_offsets()])
@@ -142,19 +142,19 @@ class SwarmClock:
         """Let the clocks of these peers count from now on, and no others.
 
         Args:
-            is_voice: whether the own clock counts among them once it is settled: this peer is a member.
-            takes_part: whether it is one since it started. From then on its time never steps back.
-            hears_hub: whether the only one of these peers hears others that this peer does not.
+            is_voice: whether our own clock counts too once it is settled, because this peer is a member.
+            takes_part: whether it has become a member since it started. From then on its time never steps back.
+            hears_hub: whether there is only one such peer, and it hears others that this peer does not.
         """
         self._voices, self._hears_hub = frozenset(voices), hears_hub
         self._takes_part = self._takes_part or takes_part
         if self._is_voice and not is_voice:
             self._rebase(self._offset)
         self._is_voice = is_voice
-        # A peer that begins to count is asked again: its clock may not have been set by the swarm before.
+        # A peer that begins to count is asked again: until then its clock may not follow the swarm.
         for peer in self._heard_at.keys() - self._voices:
             self._drop(peer)
-        self._is_settled = self._is_settled or not self._voices  # nobody else could know better
+        self._is_settled = self._is_settled or not self._voices  # no other peer could know better
         self._correct()
 
     def counts(self, peer: PeerId) -> bool:
@@ -162,23 +162,24 @@ class SwarmClock:
         return peer in self._voices
 
     def is_due(self, peer: PeerId, heartbeat_seconds: float) -> bool:
-        """Return whether to ask `peer`: it never said what can be relied on, long ago, or this clock was set back."""
+        """Return whether to ask `peer`: its last answer is missing, unreliable or old, or this clock was set back."""
         if peer in self._unsettled or abs(self._offsets.get(peer, 0.0) - self._offset) > self.tolerance_seconds:
             return True
         age = self.raw() - self._heard_at.get(peer, float("-inf"))
         return not 0.0 <= age < LASTING_BEATS * heartbeat_seconds
 
     def ask(self, peer: PeerId) -> int:
-        """Return the nonce of a new question to `peer`; its answer counts from now."""
+        """Return the nonce of a new request to `peer`; the round trip begins now."""
         self._nonce += 1
         self._asked = {key: at for key, at in self._asked.items() if key[0] != peer}
         self._asked[peer, self._nonce] = self.raw()
         return self._nonce
 
     def hear(self, peer: PeerId, nonce: int, clock_seconds: float, *, is_settled: bool = True) -> None:
-        """Take an answer of a peer that counts; one that took long, or across a change of this clock, says too little.
+        """Take the answer of a peer that counts.
 
-        A time that no clock shows says nothing at all: not a number, or thousands of years away.
+        It is ignored if it took too long, if this clock was set back meanwhile, or if the time is impossible: NaN, or
+        thousands of years away.
         """
         asked_at = self._asked.pop((peer, nonce), None)
         now = self.raw()
@@ -195,16 +196,16 @@ class SwarmClock:
         self._correct()
 
     def forget(self, peer: PeerId) -> None:
-        """Let a peer that is gone have no say."""
+        """Drop the clock of a peer that is gone."""
         self._drop(peer)
         self._asked = {key: at for key, at in self._asked.items() if key[0] != peer}
         self._correct()
 
     def poll(self, not_before: float = 0.0) -> None:
-        """Do what time alone brings: once a heartbeat.
+        """Do the periodic work, once per heartbeat.
 
         Args:
-            not_before: swarm time is surely no earlier: an entry of a round since then was absorbed.
+            not_before: lower bound of swarm time: an entry of a later round was absorbed.
         """
         self._fewest_seconds = max(self._fewest_seconds, not_before)
         raw, wall_ahead = self.raw(), self._wall() - self.raw()
@@ -216,10 +217,10 @@ class SwarmClock:
             self._rebase(self._offset * min(max(passed / DRIFT_SECONDS, 0.0), 1.0))
         self._correct()
 
-    # -- what follows from what was heard
+    # -- using the answers
 
     def _doubt(self) -> None:
-        """Listen anew: the steady clock may have stood still while the machine slept."""
+        """Start listening again: the steady clock may have stopped while the machine slept."""
         self._rebase(self._offset)
         self._is_settled = False
         self._listening_since = self.raw()
@@ -239,7 +240,7 @@ class SwarmClock:
         return max(self.tolerance_seconds, min(self._round_trips.values(), default=0.0) / 2)
 
     def _listened_seconds(self) -> float:
-        """Return for how long this peer has listened; a steady clock that was set back begins anew."""
+        """Return for how long this peer has listened; start over if the steady clock was set back."""
         self._listening_since = min(self._listening_since, self.raw())
         return self.raw() - self._listening_since
 
@@ -252,14 +253,14 @@ class SwarmClock:
             self._take_median()
 
     def _follow(self) -> None:
-        """Set the own clock by the voices: it is none of them."""
+        """Set our own clock by the voices, since it is not one of them."""
         heard = self._settled_offsets()
         if heard:
             self._rebase(self._nearest(middle_two(heard)))
         self._is_settled = self._is_settled or bool(heard) or self._listened_seconds() >= self._patience
 
     def _settle(self) -> None:
-        """Take the time of those who have it, or agree on one with others that have just been started too."""
+        """Take the time of settled peers, or agree on one with other peers that have just started."""
         num_members = len(self._voices) + 1
         settled, everybody = self._settled_offsets(), list(self._offsets.values())
         believable = [offset for offset in settled if self.own() + offset >= self._fewest_seconds]
@@ -271,7 +272,7 @@ class SwarmClock:
                 return
             target = self._nearest(middle_two(believable))
         elif len(everybody) == len(self._voices) or patience_left <= 0.0:
-            target = middle_two([0.0, *everybody])[1]  # the later one: no time is before a round that was
+            target = middle_two([0.0, *everybody])[1]  # the later one: time is never before a past round
         elif 2 * (len(everybody) + 1) > num_members and patience_left <= self._patience / 2:
             target = middle_two([0.0, *everybody])[1]
         else:
@@ -282,10 +283,11 @@ class SwarmClock:
     def _take_median(self) -> None:
         """Follow the median of the voices.
 
-        Of two middle ones that are far apart the nearer one counts, and after a while the later one. So a voice that
-        is suddenly wrong moves nobody at once. Two that both stay where they are must meet, and they do so at the
-        later one: to go forwards nobody has to wait. Where that one hears only a peer that hears others too, these may
-        keep it where it is: the later one waits as long again, and then goes back, never before a round that was.
+        If the two middle voices are far apart, the nearer one counts, and after a while the later one. So a voice that
+        is suddenly wrong moves no peer at once. Two voices that both stay where they are must meet. They meet at the
+        later one, because moving forwards needs no waiting. But the peer of the later voice may hear only a peer that
+        hears others too, and these may keep that peer where it is. Then the later voice waits as long again and goes
+        back, but never before a past round.
         """
         low, high = middle_two([0.0, *self._settled_offsets()])
         if high - low <= self._tolerance():
@@ -305,10 +307,10 @@ class SwarmClock:
             self._apart_since = None
         self._set_offset(target)
         if abs(target) > self._tolerance():
-            self._rebase(target)  # the own clock was the wrong one
+            self._rebase(target)  # our own clock was wrong
 
     def _nearest(self, middle: tuple[float, float]) -> float:
-        """Return the mean of two that agree; else the one that is nearer to the time shown here."""
+        """Return the mean of the two if they agree, else the one nearer to the time shown here."""
         low, high = middle
         if high - low <= self._tolerance():
             return (low + high) / 2
@@ -320,7 +322,7 @@ class SwarmClock:
             self._offset = offset
 
     def _rebase(self, by_seconds: float) -> None:
-        """Set the own clock, as it is told to others; swarm time stays as it was where it was corrected by as much."""
+        """Shift our own clock, as sent to others. Swarm time stays the same if it was already corrected by as much."""
         with self._lock:
             self._base += by_seconds
             self._offset = self._offset - by_seconds if self._is_voice and self._is_settled else 0.0
