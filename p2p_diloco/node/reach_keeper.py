@@ -1,6 +1,6 @@
-"""Has others prove that this peer can be dialled, and dials others afresh when they ask for the same.
+"""Has other peers prove that this one can be dialled, and dials others afresh when they request the same.
 
-Only the asker's own host is ever dialled, as this peer sees it, so that no peer can make us dial a third party.
+Only the requester's own host, as seen from here, is ever dialled, so that no peer can make us dial a third party.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from p2p_diloco.transport.link import Lane, Transport
 
 TURN_SECONDS = 0.2
 LOOK_SECONDS = 5.0
-"""Between two looks at where linked peers are seen, when none has come or gone."""
+"""Interval for reading the hosts of linked peers while no link is added or lost."""
 PROBE_SECONDS = 5.0
 REPLY_SECONDS = 10.0
 MOST_HOSTS = 2
@@ -45,13 +45,13 @@ THIS_MACHINE = "127.0.0.1"
 
 
 class ReachKeeper:
-    """The shell around `Reach`: asks, answers, and lets the rules know what follows.
+    """The shell around `Reach`: sends requests, answers them, and passes the results to the protocol.
 
     Args:
-        is_own_host: tells whether an IP address is this machine's.
-        now: swarm seconds.
-        verify: tells whether a peer has signed something.
-        hear: called with what follows from the answers when that has changed.
+        is_own_host: returns whether an IP address belongs to this machine.
+        now: returns swarm seconds.
+        verify: returns whether a peer has signed something.
+        hear: called with the new standing when the answers have changed it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ReachKeeper:
         self._probed_at: deque[tuple[float, PeerId]] = deque()
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(MOST_PROBES_AT_ONCE):
                 tasks.create_task(self._answer_requests(), name="prove reachability")
@@ -92,7 +92,7 @@ class ReachKeeper:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the multiaddrs at which this peer was reached, best first, without its id; none within one machine."""
+        """The multiaddrs at which this peer was reached, best first, without its id and without loopback addresses."""
         proofs = self.standing.proofs if self.standing.is_reachable else ()
         far = (proof for proof in proofs if network_of(proof.host) is not Network.MACHINE)
         return tuple(dict.fromkeys(tcp_address(proof.host, proof.port) for proof in far))
@@ -131,19 +131,19 @@ class ReachKeeper:
         return THIS_MACHINE if self._is_own_host(host) else host
 
     def _provers(self) -> frozenset[PeerId]:
-        """Return whose answers count: members of the roster in force and the bootstrap; nobody before there is one."""
+        """Return the peers whose answers count: members and the founder; empty before there is a roster in force."""
         roster = self._engine.book.in_force
         if roster is None:
             return frozenset()
         return roster.peers().union((self._engine.book.founder,)) - {self._engine.me.peer}
 
     def _trusted(self) -> frozenset[PeerId]:
-        """Return whose proofs the rule counts; the others' are only for this peer's own decisions."""
+        """Return the peers whose proofs the roster rule counts; other proofs serve only this peer's own decisions."""
         book = self._engine.book
         return provers_for(self._engine.me.peer, book.in_force, book.founder) if book.in_force else frozenset()
 
     def _company(self) -> frozenset[PeerId]:
-        """Return who must be able to dial this peer: members that it needs links to, and who may soon be one."""
+        """Return the peers that must be able to dial this one: members to link to, the founder, and likely members."""
         engine, roster = self._engine, self._engine.book.in_force
         if roster is None:
             return frozenset()
@@ -165,10 +165,10 @@ class ReachKeeper:
             self.standing = standing
             self._hear(standing)
 
-    # -- both
+    # -- requests and replies
 
     def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
-        """Take a request to dial `peer` afresh, or its answer to ours."""
+        """Take a request to dial `peer` afresh, or its answer to our request."""
         if isinstance(message, ReachReply):
             self._take_reply(peer, message)
         elif self._engine.rules.may_be_member(peer) and len(self._waiting) < self._part_of(peer, MOST_WAITING):
@@ -176,14 +176,14 @@ class ReachKeeper:
             self._has_requests.set()
 
     def _part_of(self, peer: PeerId, most: int) -> int:
-        """Return how much of a budget an asker may use up: strangers leave half of it to members."""
+        """Return how much of a budget a requester may use: strangers leave half of it to members."""
         return most if peer in self._provers() else most // 2
 
     def _take_reply(self, peer: PeerId, reply: ReachReply) -> None:
         if self._nonces.pop(peer, None) != reply.nonce:
             return
         try:
-            # Without a zone, which may hold anything and says nothing to others.
+            # Drop the zone, which may hold anything and means nothing to other machines.
             host = str(ipaddress.ip_address(reply.host.decode("ascii", "replace").partition("%")[0]))
         except ValueError:
             return
@@ -212,7 +212,7 @@ class ReachKeeper:
             while not self._waiting:
                 self._has_requests.clear()
                 await self._has_requests.wait()
-            if self._engine.only_listens:  # a proof names the cycle: it must be known
+            if self._engine.only_listens:  # a proof names the cycle, so the time must be known
                 await asyncio.sleep(TURN_SECONDS)
                 continue
             peer = next(iter(self._waiting))
@@ -223,7 +223,7 @@ class ReachKeeper:
                     self._post(peer, reply)
 
     def _may_probe(self, peer: PeerId) -> bool:
-        """Return whether the budget allows one more; who asks too often gets no answer, and asks again later."""
+        """Return whether the budget allows one more probe; a peer over it gets no answer and asks again later."""
         now = asyncio.get_running_loop().time()
         while self._probed_at and now - self._probed_at[0][0] >= 60.0:
             self._probed_at.popleft()
@@ -234,7 +234,7 @@ class ReachKeeper:
         return True
 
     async def _dial(self, peer: PeerId, request: ReachRequest) -> ReachReply | None:
-        """Dial at every host from which the peer is seen; None where it is not seen at all."""
+        """Dial a peer at every host from which it is seen; return None if there is none."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 hosts = (await self._transport.remote_hosts()).get(peer, ())[:MOST_HOSTS]
@@ -259,14 +259,14 @@ class ReachKeeper:
         )
 
     def _sign(self, peer: PeerId, host: str) -> ReachProof:
-        """Return our proof that we dialled `peer`."""
+        """Return our signed proof that we dialled `peer`."""
         me, rules = self._engine.me, self._engine.rules
         cycle = max(rules.clock.cycle(rules.clock.round_at(self._now())), 0)
         unsigned = ReachProof(prover=me.peer, place=place_of(rules.run, host), cycle=cycle, signature=NO_SIGNATURE)
         return replace(unsigned, signature=me.sign(unsigned.statement(rules.run, peer)))
 
     async def _try(self, peer: PeerId, host: str, port: int) -> str:
-        """Return why `peer` cannot be dialled at one place, or nothing."""
+        """Return why `peer` cannot be dialled at one place, or an empty string."""
         try:
             await self._transport.probe(peer, host, port, asyncio.get_running_loop().time() + PROBE_SECONDS)
         except PeerError as error:
@@ -275,9 +275,9 @@ class ReachKeeper:
 
 
 def announced(proved: Collection[str], listening: Collection[str], peer_suffix: str) -> tuple[str, ...]:
-    """Return the addresses to tell others: where this peer was reached first, then where it listens.
+    """Return the addresses to announce: first those at which this peer was reached, then those at which it listens.
 
-    Of these the ones that lead farthest come first: a record holds only a few.
+    Of the latter, the most widely reachable come first, because a record holds only a few.
     """
     farthest_first = sorted(listening, key=_reaches, reverse=True)
     return tuple(dict.fromkeys([*(address + peer_suffix for address in proved), *farthest_first]))
@@ -287,4 +287,4 @@ def _reaches(address: str) -> int:
     try:
         return network_of(address.split("/")[2])
     except (IndexError, ValueError):
-        return Network.WORLD  # a name, which somebody gave it
+        return Network.WORLD  # a host name that was configured

@@ -1,4 +1,4 @@
-"""Serves others from this peer's vectors and disk: pieces of spans, entries, digests; never in the event loop."""
+"""Serves other peers from this peer's vectors and disk, outside the event loop: pieces of spans, entries, digests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from
 HASH_SECONDS = 10.0
 REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8
 SLOW_LINK = 4.0
-"""Pieces wait for each other: the last of those asked for at once may take so many times as long as the first."""
+"""Multiple of `piece_seconds` that a piece may take: the last one of those requested at once waits for all others."""
 
 
 class Work(Protocol):
-    """Runs a function on the worker and hands its result over in the loop; a `PeerError` is told of `peer`."""
+    """Runs a function on the worker and passes its result to `then` in the loop; reports a `PeerError` about `peer`."""
 
     def __call__(
         self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any
@@ -41,18 +41,18 @@ class Work(Protocol):
 
 
 class Post(Protocol):
-    """Posts a message to a peer, if it has a link."""
+    """Posts a message to a peer, if there is a link to it."""
 
     def __call__(self, to: PeerId, message: Message, deadline: float, *, on_request: bool = False) -> None: ...
 
 
 class Serving:
-    """Plays the actions that serve others or compare with them.
+    """Performs the actions that serve other peers or compare with them.
 
     Args:
-        waiting_bytes: what waits to be written to a peer of what was posted.
-        play: takes what the engine wants done.
-        now: swarm seconds.
+        waiting_bytes: returns the bytes posted to a peer that are not written yet.
+        play: performs the engine's actions.
+        now: returns swarm seconds.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Serving:
     def play(
         self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan
     ) -> None:
-        """Do what was asked; the answer goes out, or to the engine, when the worker is done."""
+        """Perform an action. Once the worker is done, its result is sent to the requester or passed to the engine."""
         match action:
             case ServeSpan():
                 self.pieces.serve(action)
@@ -153,13 +153,13 @@ class Serving:
 
         self._contents.hash(action.link, ("compare", action.peer, action.fragment), states, hashed)
 
-    # -- what a span should be
+    # -- rebuilding
 
     def _rebuild(self, span: SpanId, tries: int = REBUILD_TRIES) -> None:
         held, head = self._replica.span_state(span), self._engine.chains.heads.get(span)
         if head is None:
             return
-        digest = held.head.digest if held is not None else head.digest  # of a damaged span: where its log stands
+        digest = held.head.digest if held is not None else head.digest  # a damaged span: use the tip of its log
 
         def rebuild() -> tuple[SpanHead | None, bytes | None]:
             should_be = self._archive.rebuild(span, digest)
@@ -170,7 +170,7 @@ class Serving:
 
         def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
             if found[0] is None and held is None and tries > 1:
-                # The entry that damaged memory could not follow came a moment ago: it may be on its way to the disk.
+                # The entry that revealed the damage has just arrived and may not be on disk yet.
                 asyncio.get_running_loop().call_later(REBUILD_AGAIN_SECONDS, self._rebuild, span, tries - 1)
                 return
             self._play(self._engine.span_rebuilt(span, *found, self._now()))
@@ -187,7 +187,7 @@ class Serving:
 
         self._work(rebuilt, None, rebuild)
 
-    # -- what was transferred
+    # -- transferred spans
 
     def _hash(self, action: HashSpan) -> None:
         def content() -> Digest:

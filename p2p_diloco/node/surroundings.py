@@ -1,4 +1,4 @@
-"""The ports of a node: a memory that survives restarts, an observer, an archive, address books."""
+"""The ports of a node: memory that survives restarts, an archive, an observer, address books."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
 class PeerMemory(Protocol):
-    """Keeps what must survive a restart; each call returns when the bytes are on disk."""
+    """Stores what must survive a restart; each call returns once the bytes are on disk."""
 
     def keep_ballots(self, ballots: Ballots) -> None:
-        """Keep what this peer is bound to."""
+        """Store the promises and votes that bind this peer."""
         ...
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
-        """Keep a certified roster."""
+        """Store a certified roster."""
         ...
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Keep the record of this peer's line of rosters, if the disk takes it."""
+        """Store the record of this peer's line of rosters, if the disk accepts it."""
         ...
 
 
 class EntryArchive(Protocol):
-    """The entries that this peer absorbed, and what follows from them; on its disk."""
+    """The entries that this peer has absorbed, on its disk, and the spans that can be rebuilt from them."""
 
     def keep_entry(self, entry: Entry) -> None:
-        """Keep an entry that was just absorbed, soon. Returns at once; a disk that refuses is told elsewhere."""
+        """Store an entry that was just absorbed, soon. Returns immediately; disk errors are reported elsewhere."""
         ...
 
     def give_up(self, span: SpanId) -> None:
-        """Forget the entries kept of a span, soon: it was replaced, and they may be another branch's."""
+        """Drop the stored entries of a span, soon: it was replaced, so they may belong to another branch."""
         ...
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Return the entry that follows `parent`, or None. Reads; for the worker."""
+        """Return the entry that follows `parent`, or None. Reads the disk; call it on the worker."""
         ...
 
     def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
-        """Return the span at chain digest `digest` from what lies on the disk, or None. Computes; for the worker."""
+        """Return the span at chain digest `digest`, rebuilt from disk, or None. Computes; call it on the worker."""
         ...
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
-        """Return the span before the entry that led to `tip`, from what lies on the disk, or None; for the worker."""
+        """Return the span before the entry that led to `tip`, rebuilt from disk, or None; call it on the worker."""
         ...
 
 
 class NoArchive:
-    """Keeps nothing: an `EntryArchive` for a peer without a disk."""
+    """An `EntryArchive` that stores nothing, for a peer without a disk."""
 
     def keep_entry(self, entry: Entry) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
     def give_up(self, span: SpanId) -> None:
-        """Forget nothing."""
+        """Do nothing."""
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Find nothing."""
+        """Return None."""
         return None
 
     def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
-        """Know nothing."""
+        """Return None."""
         return None
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
-        """Know nothing."""
+        """Return None."""
         return None
 
 
@@ -80,7 +80,7 @@ class SwarmObserver(Protocol):
     """Receives events."""
 
     def report(self, topic: str, text: str) -> None:
-        """Called with a sentence about a topic."""
+        """Called with the topic and the text of an event."""
         ...
 
     def round_closed(self, closed: RoundClosed) -> None:
@@ -89,20 +89,20 @@ class SwarmObserver(Protocol):
 
 
 class AddressBook(Protocol):
-    """Knows where peers can be reached: the link keeper."""
+    """Knows the addresses of peers; the link keeper implements it."""
 
     def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records to tell a new acquaintance."""
+        """Return signed records for a new peer."""
         ...
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
-        """Take records that a peer told."""
+        """Take records from a peer."""
         ...
 
 
 class ReachBook(Protocol):
-    """Asks for proofs of reachability and gives them: the reach keeper."""
+    """Requests and gives proofs of reachability; the reach keeper implements it."""
 
     def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
-        """Take a request to dial `peer` afresh, or its answer to ours."""
+        """Take a request to dial `peer` afresh, or its answer to our request."""
         ...

@@ -1,6 +1,6 @@
-"""The thread for vector work beside the event loop, and how its results come back: in bunches, with few wake-ups.
+"""The thread for vector work next to the event loop. Its results return in batches, with few wake-ups of the loop.
 
-An executor makes two futures, two locks and a wake-up of the loop for every call; an exchange has some hundred calls.
+An executor creates two futures, two locks and a wake-up for every call, and an exchange makes about a hundred calls.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 Done = Callable[[Any, BaseException | None], None]
-"""Takes a function's result, or what it raised instead; called in the loop."""
+"""Called in the loop with a function's result, or with the exception that it raised."""
 
 
 class Worker(Protocol):
     """Runs functions one after another."""
 
     def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function`, then hand what came of it to `done`."""
+        """Run `function`, then pass its result or exception to `done`."""
         ...
 
 
 class AtOnce:
-    """Runs everything in the loop itself, at once: for virtual time, where computing takes none."""
+    """Runs every function immediately in the loop: for virtual time, where computing takes no time."""
 
     def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` now; `done` is called in the loop's next turn, as with a thread."""
+        """Run `function` now; `done` is called in the loop's next iteration, as with a thread."""
         asyncio.get_running_loop().call_soon(done, *_run(function, args))
 
 
@@ -39,10 +39,10 @@ class _Order(NamedTuple):
 
 
 class VectorWorker:
-    """One thread. Made and used in the loop's thread; `close` it.
+    """A single worker thread. Create and use it in the loop's thread, and `close` it.
 
     Args:
-        loop: in which results are handed over; closing it before this worker loses results, nothing else.
+        loop: the loop that receives results; closing it before this worker loses results and nothing else.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,31 +54,31 @@ class VectorWorker:
         self._thread.start()
 
     def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` behind all that was submitted before; `done` hears of it in the loop."""
+        """Run `function` after everything submitted before; `done` is called in the loop."""
         self._orders.put(_Order(done, function, args))
 
     def close(self) -> None:
-        """End the thread after the call in progress; what waits is not begun, and nobody hears of anything any more."""
+        """End the thread after the call in progress. Queued functions are not run, and no `done` is called any more."""
         self._is_closed = True
         self._orders.put(None)
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the thread's end; False when it did not come in time."""
+        """Wait for the thread to end; return False if it did not end in time."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (order := self._orders.get()) is not None and not self._is_closed:
             self._finished.append((order.done, *_run(order.function, order.args)))
-            # Who comes first wakes the loop, which then takes all that is there. Appended before it is counted, so that
-            # the loop cannot have looked and gone between.
+            # The first result wakes the loop, which then takes all results. Append before counting: otherwise the loop
+            # could empty the queue in between and miss this result.
             if len(self._finished) == 1:
                 self._wake_loop()
 
     def _wake_loop(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._hand_over)
-        except RuntimeError:  # the loop is closed: nobody is left to hear of it
+        except RuntimeError:  # the loop is closed: no one needs the results
             self._is_closed = True
 
     def _hand_over(self) -> None:
@@ -87,10 +87,10 @@ class VectorWorker:
             try:
                 done(result, error)
             except Exception as mistake:
-                context = {"message": "what came of vector work was not taken", "exception": mistake}
+                context = {"message": "the callback for a result of vector work failed", "exception": mistake}
                 self._loop.call_exception_handler(context)
             finally:
-                # Only now, so that until then the thread need not wake the loop for what it adds.
+                # Remove it only now: while it is there, the thread need not wake the loop for further results.
                 self._finished.popleft()
 
 
