@@ -1,4 +1,4 @@
-"""One peer on the network: plays the engine's actions over a transport and tells the engine what came.
+"""One peer on the network: performs the engine's actions over a transport and passes received messages to the engine.
 
 Nothing is decided here. The loop never touches a whole vector (one worker thread does) and never waits for training.
 """
@@ -85,17 +85,17 @@ INTRODUCTION_SECONDS = 10.0
 CAUSED_BY_PEERS = frozenset(
     ("refused", "entry-refused", "roster-refused", "proposal-refused", "frame-refused", "content", "donor", "good-bye")
 )
-"""Topics of reports that a peer's message makes as often as it likes; they name it, and count against its budget."""
+"""Topics of reports that a peer can cause at will with its messages; they name it and count against its budget."""
 PATIENT_SILENCES = 2
-"""So long a peer that was started waits for somebody that has the swarm's time, before it goes by its own clock."""
+"""Multiple of `silence_seconds` that a started peer waits for the swarm's time before it uses its own clock."""
 SAID_AFTER_BEATS = 2
-"""So many heartbeats clocks may be apart without a word: a peer that woke up sets its own within one."""
+"""Heartbeats for which clocks may differ without a report: a peer that woke up sets its clock within one."""
 SHORTEST_PAUSE_SECONDS = 1e-3
-"""Swarm time and the loop's differ by a rounding; a pause below it would be none, again and again."""
+"""Minimum pause: swarm time and loop time differ by rounding, so shorter pauses might end at once, again and again."""
 NOTED_PER_ROUND = frozenset({"skipped", "content-sound"})
-"""Topics that come up for every span at once, and are one piece of news."""
+"""Topics that occur for every span at once and are reported once per round."""
 OWN_STATE = frozenset({"ready", "branch", "adoption"})
-"""Topics that announce what this peer's state became: no peer can make many of them, and none may be left out."""
+"""Topics about changes of this peer's state. No peer can cause many of them, and none may be left out."""
 MOST_ROSTER_QUESTIONS = 4
 """Maximum number of different roster requests under way to one peer."""
 ASK_AGAIN_SECONDS = 1.0
@@ -103,7 +103,7 @@ ASK_AGAIN_SECONDS = 1.0
 MOST_CHECKED = 4
 """Maximum number of entries of one non-member that are queued in the worker, which checks their vectors."""
 MOST_ENTRIES_WAITING = 16
-"""Reply to an entry request while less than this many of the longest entries waits to be written to the peer.
+"""Backlog, in entries of the longest size, at which a peer's entry requests are no longer answered.
 
 A peer that catches up requests eight at a time.
 """
@@ -113,7 +113,7 @@ FEWEST_SPLIT_BYTES = 64 * 1024
 
 
 class SwarmNode:
-    """Drives one engine. Made in the loop; `run` goes on until it is cancelled or the transport is lost."""
+    """Drives one engine. Create it in the loop; `run` continues until it is cancelled or the transport is lost."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class SwarmNode:
         """Tick until cancelled.
 
         Raises:
-            NetworkError: the transport itself died.
+            NetworkError: the transport itself failed.
         """
         for peer in sorted(self.transport.linked_peers()):
             self.link_up(peer)
@@ -192,7 +192,7 @@ class SwarmNode:
             self.engine.progress = self._replica.progress()
             self.engine.exchange.ration.backlog_bytes = self.transport.backlog_bytes()
             self._ask_for_the_time(self._clock.now())
-            now = self._clock.now()  # asking may have set the clock, and let this peer take part by it
+            now = self._clock.now()  # again: the call above may have set the clock, and let this peer take part
             self._play(self.engine.tick(now))
             self._wake.clear()
             pause = max(self.engine.wake_at(now) - self._clock.now(), SHORTEST_PAUSE_SECONDS)
@@ -207,22 +207,22 @@ class SwarmNode:
         self._play(self.engine.found(founding, self._clock.now()))
 
     def leave(self) -> None:
-        """Announce that this peer leaves; it stays until it `may_go`."""
+        """Announce that this peer leaves; it stays until `may_go` returns True."""
         self._play(self.engine.leave(self._clock.now()))
 
     def may_go(self) -> bool:
-        """Return whether the others need no vote of this peer any more."""
+        """Return whether the other members no longer need a vote of this peer."""
         return self.engine.may_go(self._clock.now())
 
     def span_damaged(self, span: SpanId, reason: str) -> None:
-        """Have a span put right that could not follow a valid entry; the replica has left it as it was."""
+        """Have a span repaired that could not follow a valid entry; the replica has left it unchanged."""
         self._play(self.engine.span_damaged(span, reason, self._clock.now()))
 
     def _ask_for_the_time(self, now: float) -> None:
-        """Ask members for their clocks once a heartbeat, and only listen while the time is not sure."""
+        """Ask members for their clocks once per heartbeat, and only listen while the time is uncertain."""
         beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
         if moment - self._last_ping >= beat:
-            if self._voices != self.engine.membership.clocks(now):  # it became reachable, or hears others
+            if self._voices != self.engine.membership.clocks(now):  # this peer became reachable, or hears other members
                 self._choose_clocks()
             self._last_ping = moment
             rounds, heads = self.engine.rules.clock, self.engine.chains.heads.values()
@@ -239,13 +239,14 @@ class SwarmNode:
                 self._has_said_apart = False
         elif not self._has_said_apart and moment - self._agreed_at > SAID_AFTER_BEATS * beat:
             text = (
-                f"the members' clocks and this peer's are {disagreement:.1f} s apart; it only listens until they agree"
+                f"the members' clocks and this peer's are {disagreement:.1f} s apart; "
+                "this peer only listens until they agree"
             )
             self._observer.report("clock", text)
             self._has_said_apart = True
 
     def _choose_clocks(self) -> None:
-        """Let the clocks of the members that can be heard count."""
+        """Count the clocks of the members that this peer can hear."""
         roster, me = self.engine.book.in_force, self.engine.me
         if roster is None:
             return
@@ -254,12 +255,12 @@ class SwarmNode:
         takes_part = member is not None and member.incarnation == me.incarnation
         hears_hub = self.engine.membership.hears_hub(voices)
         self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part, hears_hub=hears_hub)
-        self._last_ping = float("-inf")  # who begins to count is asked at once
+        self._last_ping = float("-inf")  # ask new voices at once
 
-    # -- what the transport tells
+    # -- callbacks of the transport
 
     def link_up(self, peer: PeerId) -> None:
-        """Called when `peer` can be reached: tell it whom else we know."""
+        """Called when `peer` can be reached: introduce the peers that we know."""
         self.engine.link_up(peer)
         records = self._addresses.introductions() if self._addresses is not None else ()
         if records and self._budgets.admits_link(peer, self._loop.time()):
@@ -272,21 +273,21 @@ class SwarmNode:
         self._clock.forget(peer)
         name = short_peer_id(peer)
         self._say("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
-        self._wake.set()  # what it was asked for is asked of others at once
+        self._wake.set()  # its open requests go to other peers at once
 
     def transport_lost(self, error: NetworkError) -> None:
-        """Called when the transport has died: `run` raises it."""
+        """Called when the transport has failed: `run` raises the error."""
         self._lost = error
         self._wake.set()
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        """Take a frame: the engine's business, or answered here when it needs a clock or the manifest."""
+        """Pass a frame to the engine, or answer it here if it concerns the clock, the manifest or addresses."""
         try:
             message = decode_message(frame)
             if is_bulk(message) != (lane is Lane.BULK):
                 raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
         except FrameError as error:
-            self._say("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; hanging up", peer)
+            self._say("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer)
             self.transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
@@ -317,7 +318,7 @@ class SwarmNode:
             case Entry():
                 self._check_entry(peer, message)
             case SpanReply() if not is_sound_piece(message):
-                text = f"{short_peer_id(peer)} served numbers that no sound state holds; hanging up"
+                text = f"{short_peer_id(peer)} served a piece with invalid numbers; closing the link"
                 self._say("frame-refused", text, peer)
                 self.transport.hang_up(peer)
             case EntryRequest():
@@ -332,7 +333,7 @@ class SwarmNode:
         elements = self.engine.rules.span_elements.get(entry.span)
         if elements is None or self.engine.chains.is_known(entry):
             return
-        if entry.roster not in self.engine.book:  # it only waits, whatever its numbers are
+        if entry.roster not in self.engine.book:  # it only waits for its roster, whatever its numbers
             self._play(self.engine.entry_checked(peer, entry, 0.0, self._clock.now()), caused_by=peer)
             return
         if self.engine.is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
@@ -352,20 +353,20 @@ class SwarmNode:
         self._work(checked, peer, self._norm_of, entry, elements)
 
     def _norm_of(self, entry: Entry, elements: int) -> float | str:
-        """Return the norm of an entry's payload, or what is wrong with it; on the worker."""
+        """Return the norm of an entry's payload, or what is wrong with it; runs on the worker."""
         try:
             return payload_norm(self.codecs.entry, entry.payload, elements)
         except PeerError as error:
             return str(error)
 
-    # -- who they are
+    # -- unlisted peers
 
     def _is_unlisted(self, peer: PeerId) -> bool:
-        """Return whether the run lists who takes part, and this one neither is listed nor founded it."""
+        """Return whether the run has a list of participants, and `peer` is neither on it nor the founder."""
         return not self.engine.rules.may_be_member(peer) and self.engine.is_stranger(peer)
 
     def _turn_away(self, peer: PeerId, now: float) -> None:
-        """Explain to an unlisted peer, once, why it gets nothing but the manifest."""
+        """Explain to an unlisted peer, once, why it gets only the manifest."""
         if peer not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(peer)
             reason = explain_unlisted(peer).encode()
@@ -374,7 +375,7 @@ class SwarmNode:
     # -- the worker
 
     def _work(self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` on the worker thread and hand its result to `then` in the loop; a `PeerError` is reported."""
+        """Run `function` on the worker thread and pass its result to `then` in the loop; report a `PeerError`."""
 
         def done(result: Any, error: BaseException | None) -> None:
             if isinstance(error, PeerError):
@@ -402,7 +403,7 @@ class SwarmNode:
 
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
-    # -- playing actions
+    # -- performing actions
 
     def _play(self, actions: Sequence[Action], *, on_request: bool = False, caused_by: PeerId | None = None) -> None:
         frames: dict[int, Frame] = {}
@@ -436,7 +437,7 @@ class SwarmNode:
             self._wake.set()
 
     def _say(self, topic: str, text: str, peer: PeerId | None) -> None:
-        """Report a sentence; if `peer` caused it, the sentence names it and counts against its budget."""
+        """Report a text. If `peer` caused it, the text names that peer and counts against its budget."""
         text = clean_text(text)
         if peer is None or topic in OWN_STATE:
             self._observer.report(topic, text)
@@ -448,7 +449,7 @@ class SwarmNode:
             self._observer.report(topic, text)
 
     def _may_send(self, action: Send) -> bool:
-        """Return whether a message is to go out: a question for rosters only while it is not under way already."""
+        """Return whether to send a message; a roster request is not repeated while it is under way."""
         question = action.message
         if not isinstance(question, RosterRequest):
             return True
@@ -506,7 +507,7 @@ class SwarmNode:
         frames: dict[int, Frame] | None = None,
         on_request: bool = False,
     ) -> None:
-        """Post a message; one value that goes to many peers is encoded once. A peer without a link misses it."""
+        """Post a message; one that goes to many peers is encoded once. Without a link it is dropped."""
         if self._is_unlisted(to) and not isinstance(message, ManifestReply | Refusal):
             return
         frame = frames.get(id(message)) if frames is not None else None
@@ -522,7 +523,7 @@ class SwarmNode:
 
 def _frame_of(message: Message) -> Frame:
     head, vector = message_parts(message)
-    # A piece of state holds all of a span that may have moved on while it waits: worth it for the longest only.
+    # A waiting piece keeps all of an old version of its span in memory: only the longest are worth that.
     fewest = MOST_PIECE_BYTES if isinstance(message, SpanReply) else FEWEST_SPLIT_BYTES
     return SplitFrame(head, vector) if len(vector) >= fewest else b"".join((head, vector))
 
