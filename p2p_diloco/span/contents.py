@@ -1,7 +1,8 @@
-"""Hashes of what spans hold, for those who compare: one span at a time, so that no round waits for a whole fragment.
+"""Content digests of spans, for peers that compare them.
 
-Two who compare with a third at about the same time are answered from one hash. It is good for seconds only: that memory
-can fail is why contents are compared at all.
+One span is hashed at a time, so that no round waits for a whole fragment. Two peers that request the same digest at
+about the same time are answered from one hash. A hash is reused for seconds only, because contents are compared in
+order to detect failing memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Work = Callable[..., None]
 
 
 class _Known(NamedTuple):
-    """A hash, of which arrays, and when it was made; the arrays may go meanwhile."""
+    """A hash, weak references to the arrays that it is of, and when it was made."""
 
     arrays: tuple[ref[Any], ref[Any]]
     pair: tuple[Digest, Digest]
@@ -34,10 +35,10 @@ class Contents:
     """Hashes spans on the worker.
 
     Args:
-        work: runs a function there and hands its result over in the loop.
-        now: seconds, from any thread.
-        good_for_seconds: how long a hash answers further questions; much less than passes between two comparisons.
-        linked: peers that are here; for one that is not, nothing more is hashed.
+        work: runs a function there and passes its result on in the loop.
+        now: returns seconds; may be called from any thread.
+        good_for_seconds: how long a hash is reused; much less than the time between two comparisons.
+        linked: peers with a link; for other peers no more spans are hashed.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class Contents:
         self._under_way: set[tuple[PeerId, object]] = set()
 
     def hash(self, peer: PeerId, question: object, states: Sequence[SpanState], then: Callable[[Pairs], None]) -> None:
-        """Hand the digests of `states` to `then`, in the loop; at once forgotten while the same is under way.
+        """Pass the digests of `states` to `then`, in the loop. Ignore the call while the same request is under way.
 
         Args:
-            peer, question: who is told, and about what. A hash may take longer than an asker's patience.
+            peer, question: identify the request. Hashing may take longer than a requester waits before it asks again.
         """
         key = (peer, question)
         if key not in self._under_way:
@@ -77,7 +78,7 @@ class Contents:
         self._work(hashed, key[0], self._hash_one, states[len(pairs)])
 
     def _hash_one(self, state: SpanState) -> tuple[Digest, Digest]:
-        """Return a span's digests; on the worker, where who comes second finds what the first has left."""
+        """Return a span's digests; runs on the worker, so that a second request finds the result of the first."""
         known, now = self._known.get(state.head.digest), self._now()
         if known is not None and known.is_of(state) and now - known.made_at < self._good_for_seconds:
             return known.pair

@@ -1,8 +1,8 @@
-"""Does this machine make the bytes of all others? Known vectors are decoded and stepped, and the answer is compared.
+"""Checks that this machine computes the same bytes as all others, by decoding and stepping known vectors.
 
-A peer whose processor, NumPy or compiler rounds otherwise would follow every entry to other bytes than everybody else,
-and learn of it only when contents are compared, cycles later. So each thread that decodes and steps tries it out first;
-it takes a few milliseconds. A thread that flushes subnormal numbers passes: see `kernels/bounds.py`.
+A peer whose processor, NumPy or compiler rounds differently would follow every entry to bytes that no other peer has.
+It would notice only when contents are compared, cycles later. So each thread that decodes and steps is tested first,
+which takes a few milliseconds. A thread that flushes subnormal numbers passes: see `kernels/bounds.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from p2p_diloco.span.span_work import follow_span
 from p2p_diloco.span.vector_work import Codecs, payload_norm
 
 KNOWN_ANSWER = "8ad2943b43d22e5a"
-"""The beginning of a SHA-256 over all anchors, momenta and norms; only another codec or outer step changes it."""
+"""First digits of a SHA-256 over all anchors, momenta and norms; only another codec or outer step changes it."""
 CODEC_NAMES = ("int4", "int8", "bfloat16", "float32")
 LENGTHS = (256, 200, 40)
-"""Whole blocks for the loops over spans, a short one for those over vectors, and too few for any: NumPy's."""
+"""Whole blocks for the span loops, a short last block for the vector loops, and too few elements for either."""
 STEPS = 2
 
 
@@ -35,7 +35,7 @@ def check_known_answer() -> None:
     """Decode and step known vectors on this thread.
 
     Raises:
-        ConfigError: it makes other bytes than the peers of any run do.
+        ConfigError: it computes different bytes than other peers.
     """
     try:
         answer = known_answer()
@@ -43,14 +43,14 @@ def check_known_answer() -> None:
         answer = str(error)
     if answer != KNOWN_ANSWER:
         raise ConfigError(
-            "this machine computes other bytes than the peers of any run: decoding and stepping known vectors gave "
-            f"{answer}, expected {KNOWN_ANSWER}; install the versions of constraints.txt, empty numba's cache, or use "
+            "this machine computes different bytes than other peers: decoding and stepping known vectors gave "
+            f"{answer}, expected {KNOWN_ANSWER}; install the versions in constraints.txt, clear numba's cache, or use "
             "another machine"
         )
 
 
 def known_answer() -> str:
-    """Return what this thread makes of the known vectors."""
+    """Return this thread's answer for the known vectors."""
     answer = hashlib.sha256()
     for place, name in enumerate(CODEC_NAMES):
         codec = codec_named(name)
@@ -84,9 +84,9 @@ def known_answer() -> str:
 
 
 def _numbers(bits: np.random.Philox, elements: int, *, least: int, most: int) -> Vector:
-    """Return numbers from 2^least to 2^most of either sign, made of whole numbers: nothing was rounded."""
+    """Return numbers of either sign from 2^least to 2^most, built from integers, so that nothing is rounded."""
     words = bits.random_raw(elements)
-    exponents = np.sort((words >> np.uint64(32)) % np.uint64(most - least)).astype(np.uint32)  # blocks of alike ones
+    exponents = np.sort((words >> np.uint64(32)) % np.uint64(most - least)).astype(np.uint32)  # blocks of similar ones
     mantissas = (words & np.uint64(0x7FFFFF)).astype(np.uint32)
     signs = ((words >> np.uint64(31)) & np.uint64(1)).astype(np.uint32)
     return (signs << np.uint32(31) | (exponents + np.uint32(127 + least)) << np.uint32(23) | mantissas).view(np.float32)

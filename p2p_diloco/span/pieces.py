@@ -1,7 +1,7 @@
-"""Pieces of spans for those who ask: views of the state, put into frames no sooner than the line takes them.
+"""Serves pieces of spans: views of the state, put into frames no sooner than the link takes them.
 
-Whatever a peer asks, what waits for it here is a short list of questions and a few frames. Spans move on while they
-are fetched: the version that somebody has begun to fetch is kept until its last piece, see `versions`.
+Whatever a peer requests, only a short list of requests and a few frames wait for it here. Spans move on while they are
+fetched, so a version that a peer has begun to fetch is kept until its last piece; see `versions`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from p2p_diloco.span.versions import Versions
 PIECE_BYTES = MOST_PIECE_BYTES
 """Longest piece that is served; a requester may ask for shorter ones."""
 AHEAD_BYTES, TOTAL_AHEAD_BYTES = 4 << 20, 64 << 20
-"""Pieces are put into frames while less than this waits to be written to the peer, and to all who are served."""
+"""Pieces are put into frames while fewer bytes than this wait to be written to the peer, and to all served peers."""
 MOST_QUESTIONS = 64
-"""Maximum number of waiting requests per peer; a further one is dropped, and its sender counts it as lost."""
+"""Maximum number of waiting requests per peer; further ones are dropped, and their sender counts them as lost."""
 LOOK_AGAIN_SECONDS = 0.01
 SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
 """Pause before a span that is not here yet is looked up again, and the number of attempts."""
@@ -32,10 +32,10 @@ class Pieces:
     """Answers requests for pieces, in order for each peer.
 
     Args:
-        span_state: the span as it is now, or None.
+        span_state: returns the current state of a span, or None.
         post: sends a reply.
-        waiting_bytes: what waits to be written to a peer.
-        keep_seconds: how long a version is kept for the next question.
+        waiting_bytes: returns the bytes that wait to be written to a peer.
+        keep_seconds: how long a version is kept for the next request.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Pieces:
         self._looking: asyncio.TimerHandle | None = None
         self._forgetting: asyncio.TimerHandle | None = None
         self.versions = Versions(span_state=span_state, now=self._loop.time, keep_seconds=keep_seconds)
-        """Kept for those who fetch them."""
+        """Kept for the peers that fetch them."""
 
     def serve(self, question: ServeSpan) -> None:
-        """Answer now, or once the line to the peer has taken what waits."""
+        """Answer a request now, or once the link to the peer has taken what waits."""
         waiting = self._questions.setdefault(question.to, deque())
         if len(waiting) < MOST_QUESTIONS:
             waiting.append(question)
@@ -88,8 +88,8 @@ class Pieces:
     def _cut(self, question: ServeSpan, tries: int = SERVE_TRIES) -> None:
         state = self.versions.take(question.to, question.span, question.version)
         if state is None:
-            # It is on its way to the replica, which takes it at a step border; without an answer the question counts as
-            # lost, and whoever asks waits long for others.
+            # The span may be on its way to the replica, which takes it at a step border. Without an answer, the
+            # requester counts the request as lost and waits long for other donors.
             if tries > 1:
                 self._loop.call_later(SERVE_AGAIN_SECONDS, self._cut, question, tries - 1)
             return

@@ -15,14 +15,14 @@ from p2p_diloco.protocol.round.round import FragmentContribution
 
 Answer = Callable[[FragmentContribution | None], None]
 SpanDamaged = Callable[[SpanId, str], None]
-"""Told, in the loop, that a span could not follow a valid entry, and why."""
+"""Called in the loop when a span could not follow a valid entry, with the reason."""
 MEMORY_ERRORS = (FrameError, NonFiniteUpdate, StateError)
-"""Errors of following a valid entry when memory is damaged: a sound state follows every valid entry."""
+"""Errors that show damaged memory when they come from a valid entry: a sound state follows every valid entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanUpdate:
-    """A valid entry on its way to the outer state; updates of one span come in parent order."""
+    """A valid entry on its way to the outer state; updates of one span arrive in parent order."""
 
     span: SpanId
     absorbed: AbsorbedEntry
@@ -31,13 +31,12 @@ class SpanUpdate:
 
 
 class Replica(Protocol):
-    """Called from the event loop; every call returns at once and leaves the work to the replica's own thread."""
+    """Called from the event loop; every call returns immediately and leaves the work to the replica's own thread."""
 
     def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span as it is now: frozen, so that it can be read while the replica moves on.
+        """Return the current state of a span: frozen, so that it can be read while the replica moves on.
 
-        None also where memory is damaged: an entry that is valid could not be followed, and the span stands still until
-        `replace` puts it right.
+        Also None if memory is damaged: the span could not follow a valid entry, and stops until `replace` repairs it.
         """
         ...
 
@@ -46,7 +45,7 @@ class Replica(Protocol):
         ...
 
     def replace(self, span: SpanId, state: SpanState) -> None:
-        """Take a transferred span at the next step border, before updates that are handed over later."""
+        """Take a transferred span at the next step border, before updates that are passed later."""
         ...
 
     def take_snapshot(
@@ -57,13 +56,13 @@ class Replica(Protocol):
         answer: Answer,
         spans: frozenset[SpanId] | None = None,
     ) -> None:
-        """Make this peer's contribution to a round at the next step border and hand it to `answer`, in the loop.
+        """Make this peer's contribution to a round at the next step border and pass it to `answer`, in the loop.
 
-        `spans` are those of the fragment to contribute; None: all. The others stay for a later round.
-        `deadline` is in swarm seconds; None is answered after it, or when there is nothing to contribute.
+        `spans` are the spans of the fragment to contribute; None: all. The others stay for a later round.
+        `deadline` is in swarm seconds. After it, or if there is nothing to contribute, `answer` is called with None.
         """
         ...
 
     def progress(self) -> Progress:
-        """Return what heartbeats say of this island."""
+        """Return what heartbeats report about this island."""
         ...

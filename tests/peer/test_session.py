@@ -469,7 +469,7 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
 def test_a_machine_that_makes_other_bytes_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")
-        with pytest.raises(ConfigError, match="this machine computes other bytes than the peers of any run"):
+        with pytest.raises(ConfigError, match="this machine computes different bytes than other peers"):
             await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), founds=True, until_round=4)
 
     run_stage(monkeypatch, scene)

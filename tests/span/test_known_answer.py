@@ -83,9 +83,9 @@ def test_one_bit_in_any_way_of_stepping_is_refused_with_both_answers(
     with pytest.raises(ConfigError) as refusal:
         check_known_answer()
     assert str(refusal.value) == (
-        "this machine computes other bytes than the peers of any run: decoding and stepping known vectors gave "
+        "this machine computes different bytes than other peers: decoding and stepping known vectors gave "
         f"{known_answer.known_answer()}, expected {KNOWN_ANSWER}; "
-        "install the versions of constraints.txt, empty numba's cache, or use another machine"
+        "install the versions in constraints.txt, clear numba's cache, or use another machine"
     )
 
 
