@@ -1,7 +1,7 @@
-"""Contribute one span, and follow an entry; in one compiled pass where nothing special happens.
+"""Contribute one span, and follow an entry; in one compiled pass where possible.
 
-`outer/` and `codec/` say what is done, step by step. With 4-bit codecs, a merge that keeps, and nothing to clip, to
-void or to refuse, compiled loops do all of it at once, to the same bits; anything else goes the long way.
+`outer/` and `codec/` define the steps. With 4-bit codecs, the merge `keep`, and nothing to clip, skip or refuse,
+compiled loops do all steps in one pass, with the same bits. All other cases take the steps one by one.
 
 Legend: N = elements of one span.
 """
@@ -35,7 +35,7 @@ _NOTHING = BlockParts(frozen(np.empty(0, dtype=np.uint16)), frozen(np.empty(0, d
 
 
 class SentSpan(NamedTuple):
-    """A span that was contributed: its norm before clipping, its encoding, and what the island holds now."""
+    """A contributed span: its norm before clipping, its encoding, and what the island holds now."""
 
     norm: float
     payload: bytes | memoryview
@@ -52,7 +52,7 @@ def contribute_span(
     max_norm_ratio: float,
     max_in_flight: int,
 ) -> SentSpan:
-    """Take the pseudo-gradient of a span, clip it, encode it, and remember what was sent.
+    """Compute the pseudo-gradient of a span, clip it, encode it, and record what was sent.
 
     Args and errors: those of `prepare_contribution` and `record_contribution`.
     """
@@ -109,7 +109,7 @@ def follow_span(
 def _contribute_at_once(
     state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, max_norm_ratio: float
 ) -> tuple[float, bytes | memoryview] | None:
-    """Return norm and encoding; None where there is something to be seen to first."""
+    """Return norm and encoding, or None if the steps must be taken one by one."""
     loops = _loops_for(codec, state.anchor_N, local_N)
     if loops is None or len(in_flight) or round_index <= state.head.round:
         return None
@@ -136,7 +136,7 @@ def _follow_at_once(
     codec: Codec,
     rule: OuterRule,
 ) -> tuple[SpanState, Vector] | None:
-    """Return the span after an entry, and θ; None where there is something to be refused."""
+    """Return the span after an entry, and θ, or None if the steps must be taken one by one."""
     loops = _loops_for(codec, state.anchor_N, local_N)
     if loops is None:
         return None
@@ -153,7 +153,7 @@ def _follow_at_once(
 def _leaving(
     in_flight: InFlight, entry: AbsorbedEntry, own_included: bool, elements: int, codec: Codec, rule: MergeRule
 ) -> BlockParts | None:
-    """Return what the loop is to take out of θ, of no length where all stays; None where the loop cannot."""
+    """Return what the loop must remove from θ, empty if nothing; None if the loop cannot do it."""
     own = in_flight.of_round(entry.round)
     if own is None:
         return _NOTHING
@@ -166,6 +166,6 @@ def _leaving(
 
 
 def _loops_for(codec: Codec, anchor_N: Vector, local_N: Vector) -> ModuleType | None:
-    """Return the loops for such a span. They check nothing: of other vectors NumPy says what is wrong."""
+    """Return the loops for such a span, or None. They check nothing; the NumPy path reports unsuitable vectors."""
     is_sound = len(anchor_N) == len(local_N) and is_vector(local_N) and local_N.flags.c_contiguous
     return codec.span_loops(len(local_N)) if isinstance(codec, Int4Codec) and is_sound else None

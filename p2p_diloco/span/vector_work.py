@@ -1,6 +1,6 @@
-"""The vector work of a peer that is not training: check entries, average contributions, hash and cut spans.
+"""The vector work of a peer besides training: check entries, average contributions, hash and cut spans.
 
-Plain functions for the one worker thread; the event loop never touches a whole vector.
+Plain functions for the single worker thread; the event loop never touches a whole vector.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from p2p_diloco.protocol.wire.messages import SpanReply
 MOST_SHRINKS = 16
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
 _NORM_SLACK = 1.0 + 1e-6
-"""Sender and reducer multiply the same two float32 numbers, but the sender's shrinking may end a rounding too high."""
+"""Tolerance for norms: both ends multiply the same float32 numbers, but a shrunk one may end one rounding too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codecs:
-    """How a run's vectors travel, and what is made of several.
+    """How a run's vectors are encoded and averaged.
 
     Attributes:
         contribution, row_mean, entry: the run's codecs.
-        rounds_stochastically: how entries are rounded. Means of rows are rounded to nearest.
-        radial: which blocks of a span have a radial mean; spans that are not in it have a plain one.
+        rounds_stochastically: whether entries are rounded stochastically. Row means are rounded to nearest.
+        radial: for each span, which blocks have a radial mean; spans that are missing have a plain mean.
     """
 
     contribution: Codec
@@ -59,14 +59,14 @@ class Codecs:
     radial: Mapping[SpanId, RadialBlocks] = field(default_factory=dict, compare=False)
 
     def of(self, stage: Stage) -> tuple[Codec, Codec]:
-        """Return what the parts of a mean come in, and what it leaves in."""
+        """Return the codec of the parts of a mean, and the codec of the mean."""
         source = self.row_mean if stage is Stage.FINISH else self.contribution
         return source, self.row_mean if stage is Stage.ROW else self.entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """An encoded mean, whose contributions are in it, its exact norm, and who was left out for what."""
+    """An encoded mean, its exact norm, the peers that are in it, and the peers left out with the reasons."""
 
     sound: frozenset[PeerId]
     payload: bytes | memoryview
@@ -75,11 +75,11 @@ class Reduced:
 
 
 def warm_up() -> None:
-    """Have all loops compiled: what was never compiled on this machine takes seconds, and the first round has none.
+    """Compile all loops now: a loop never compiled on this machine takes seconds, too long for the first round.
 
-    The compiler is not needed any more then, nor what it took of the heap. And no collection of cyclic garbage need
-    look at what has been imported: 300,000 objects of torch, numba and hivemind, a tenth of a second in which neither
-    training nor the loop goes on.
+    Then free the compiler and its part of the heap, which are not needed any more. Also exempt all imported objects
+    from garbage collection: scanning the 300,000 objects of torch, numba and hivemind takes a tenth of a second, during
+    which neither training nor the loop runs.
     """
     block_kernels()
     vector_kernels()
@@ -93,12 +93,12 @@ def warm_up() -> None:
 def encode_contribution(
     codec: Codec, prepared: PreparedContribution, norm: Callable[[bytes], float] | None = None
 ) -> tuple[PreparedContribution, bytes]:
-    """Encode a contribution so that what it decodes to is within its limit.
+    """Encode a contribution so that its decoded norm is within its limit.
 
     Args:
-        norm: exact norm of an encoded vector, for whoever keeps them; computed unless given.
+        norm: returns the exact norm of an encoded vector, for callers that cache norms; computed unless given.
     Returns:
-        The contribution as it was encoded, shrunk if rounding had made it too long, and its encoding.
+        The contribution as encoded, shrunk if rounding made it too long, and its encoding.
     """
     norm = norm if norm is not None else lambda payload: payload_norm(codec, payload, len(prepared.delta_N))
     for _ in range(MOST_SHRINKS):
@@ -120,7 +120,7 @@ def payload_norm(codec: Codec, payload: bytes | memoryview, elements: int) -> fl
 
 
 def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
-    """Average the sound parts in roster order and encode the mean; or say why there is none."""
+    """Average the sound parts in roster order and encode the mean, or return the reason why there is none."""
     at_once = _reduce_at_once(action, codecs, elements)
     if at_once is not None:
         return at_once
@@ -150,7 +150,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
 
 
 def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | None:
-    """Do what `reduce_parts` does in one pass; None where no loop can, or where something is to be refused."""
+    """Do the work of `reduce_parts` in one pass; return None if no loop can, or if something must be refused."""
     source, target = codecs.of(action.stage)
     if not isinstance(source, Int4Codec) or not isinstance(target, Int4Codec):
         return None
@@ -184,7 +184,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduce
 
 
 def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
-    """Return what an entry's rounding is drawn from; None rounds to nearest, as means of rows do."""
+    """Return the seed for rounding an entry; None rounds to nearest, as for row means."""
     return action.rounding_seed if codecs.rounds_stochastically and action.stage is not Stage.ROW else None
 
 
@@ -195,7 +195,7 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> N
 
 
 def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:
-    """Return what parts weigh: those of a row balanced among each other, as its entry or row mean says."""
+    """Return the weights of the parts; those of a row are balanced, as its entry or row mean states."""
     weights = [part.weight for part in parts]
     return weights if stage is Stage.FINISH else balanced(weights)
 
@@ -203,7 +203,7 @@ def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:
 def _mean_of(
     parts: Sequence[Part], stage: Stage, codec: Codec, elements: int, is_radial_B: RadialBlocks | None
 ) -> Vector:
-    """Return the mean of the decoded parts; none is in memory as a whole, but of codecs that have no slices."""
+    """Return the mean of the decoded parts. No part is in memory as a whole, unless its codec cannot decode slices."""
     weights = _weights_of(parts, stage)
     if is_radial_B is not None:
         return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
@@ -213,9 +213,9 @@ def _mean_of(
 
 
 def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:
-    """Return the pair of chain and content digest of each span; the latter covers the whole head, not only its digest.
+    """Return the chain digest and the content digest of each span.
 
-    So whoever names a span's content names its height, its round and its radius with it.
+    The content digest covers the whole head, so it also identifies the span's height, round and radius.
     """
     return tuple((state.head.digest, _content_of(state)) for state in states)
 
@@ -226,14 +226,14 @@ def _content_of(state: SpanState) -> Digest:
 
 
 def state_bytes(state: SpanState) -> bytes:
-    """Return anchor, then momentum, as float32 little-endian: what a span's transfer carries."""
+    """Return anchor, then momentum, as little-endian float32: the content of a span's transfer."""
     return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
 
 
 def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
     """Return a piece of what `state_bytes` returns, as a view of the span's own memory: nothing is copied.
 
-    A piece ends where the anchor does, so it may be shorter; it is empty behind the end.
+    A piece never crosses the end of the anchor, so it may be shorter. Past the end of the momentum it is empty.
     """
     half = 4 * state.elements
     vector_N, start = (state.anchor_N, offset) if offset < half else (state.momentum_N, offset - half)
@@ -241,19 +241,19 @@ def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
 
 
 def is_sound_piece(reply: SpanReply) -> bool:
-    """Return whether a piece of a transfer holds whole numbers that φ and m may have: nothing else may reach them."""
+    """Return whether a piece of a transfer holds complete numbers within the bounds of φ and m."""
     if len(reply.piece) % 4:
         return False
     numbers_N = np.frombuffer(reply.piece, dtype="<f4").astype("=f4", copy=False)
-    left = max(0, reply.total_bytes // 2 - reply.offset) // 4  # of φ, which comes first
+    left = max(0, reply.total_bytes // 2 - reply.offset) // 4  # numbers of φ, which comes first
     return is_sound(numbers_N[:left], largest=LARGEST_ANCHOR) and is_sound(numbers_N[left:], largest=LARGEST_MOMENTUM)
 
 
 def state_from_bytes(head: SpanHead, raw: bytes | memoryview) -> SpanState:
-    """Read a transferred span whose pieces were found finite.
+    """Build a span from transferred bytes whose pieces were found finite.
 
     Args:
-        raw: handed over; the vectors lie in its memory.
+        raw: ownership is transferred; the vectors use its memory.
     """
     both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
     half = len(both_N) // 2

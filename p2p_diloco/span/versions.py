@@ -1,8 +1,8 @@
-"""Versions of spans that others are in the middle of fetching, kept so that the later pieces fit the first.
+"""Versions of spans that other peers are fetching, kept so that later pieces match the first ones.
 
-States are frozen, so a version costs memory only once its span has moved on; then it is eight bytes for each of its
-parameters. One is kept for whoever fetches it and no longer: a peer fetches one version of a span at a time, a few
-spans at a time, and with the last piece it is done.
+States are frozen, so a version costs memory only once its span has moved on: then eight bytes for each parameter. It is
+kept while a peer fetches it and no longer: a peer fetches one version of a span at a time, a few spans at a time, and
+is done with the last piece.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from p2p_diloco.protocol.repair.transfer import Want
 
 MOST_VERSIONS = 64
 MOST_VERSIONS_OF_A_PEER = MOST_ASKED_PER_DONOR[Want.SPAN]
-"""A peer fetches no more spans at a time from one donor. It may have begun others, which it fetches elsewhere now."""
+"""Maximum spans that a peer fetches at a time from one donor. It may have begun others, which it now gets elsewhere."""
 SERVED_BYTES = 4 << 20
 """Maximum bytes of versions kept after their last piece was sent, in addition to the latest one. A lost link loses what
-waits to be written, and without the version its earlier pieces would have to be sent again."""
+waits to be written, and without the version, earlier pieces would have to be sent again."""
 
 
 class _Kept(NamedTuple):
-    """A version, when a piece of it was last asked for, and whether that was the last one."""
+    """A version, when a piece of it was last requested, and whether that was the last piece."""
 
     state: SpanState
     asked_at: float
@@ -36,9 +36,9 @@ class Versions:
     """Versions that were requested and may be requested again, by requester.
 
     Args:
-        span_state: the span as it is now, or None.
-        now: seconds.
-        keep_seconds: how long a version waits for the next question.
+        span_state: returns the current state of a span, or None.
+        now: returns seconds.
+        keep_seconds: how long a version is kept for the next request.
     """
 
     def __init__(
@@ -48,26 +48,26 @@ class Versions:
         self._now = now
         self._keep_seconds = keep_seconds
         self._kept: dict[tuple[PeerId, SpanId], _Kept] = {}
-        """In the order in which they were asked for."""
+        """In the order in which they were last requested."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def take(self, peer: PeerId, span: SpanId, version: Digest) -> SpanState | None:
-        """Return the version that `peer` asks for while it is kept for anybody, else the one of now; and keep it."""
+        """Return the requested version if it is kept for any peer, else the current one; keep it for `peer`."""
         state = self._find(span, version) or self._span_state(span)
         if state is not None:
             self._keep(peer, span, _Kept(state, self._now(), is_served=False))
         return state
 
     def served_to_the_end(self, peer: PeerId, span: SpanId) -> None:
-        """Note that `peer` was sent the last piece of the version that it took."""
+        """Record that the last piece of its version was sent to `peer`."""
         kept = self._kept.get((peer, span))
         if kept is not None:
             self._keep(peer, span, kept._replace(is_served=True))
 
     def forget_old(self) -> None:
-        """Forget versions that nobody asks for any more: whoever fetched them is gone, or goes on elsewhere."""
+        """Forget versions that are not requested any more: their requester is gone, or fetches elsewhere."""
         before = self._now() - self._keep_seconds
         self._kept = {key: kept for key, kept in self._kept.items() if kept.asked_at > before}
 
@@ -85,7 +85,7 @@ class Versions:
             del self._kept[next(iter(self._kept))]
 
     def _long_served(self) -> list[tuple[PeerId, SpanId]]:
-        """Return which of those that were served to the end are more than `SERVED_BYTES`, all but the latest."""
+        """Return the fully served versions that exceed `SERVED_BYTES`; never the latest one."""
         served = [(key, 8 * one.state.elements) for key, one in self._kept.items() if one.is_served]
         sizes = accumulate(size for _, size in reversed(served))
         return [key for (key, _), size in list(zip(reversed(served), sizes, strict=True))[1:] if size > SERVED_BYTES]
