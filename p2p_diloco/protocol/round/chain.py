@@ -1,8 +1,9 @@
-"""The logs of all spans without their vectors: what is absorbed, what waits for a parent, what others may ask for.
+"""The logs of all spans, without their vectors: absorbed entries, waiting entries, and entries kept for other peers.
 
-Strictly in parent order: an entry whose parent is missing waits while the parent is fetched, and is never applied. So
-does one of a round that has not come yet: a clock never refuses an entry. Of those that wait one per span is kept,
-signed by its owner under a roster that governs its round; of any other the engine notes who has it.
+Entries are absorbed strictly in parent order. An entry whose parent is missing waits while the parent is fetched; it is
+never applied without it. An entry of a future round waits too: no entry is refused because of a clock. One waiting
+entry per span is kept here, signed by its owner under a roster that governs its round. For the others, the engine notes
+which peer has them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class EntryFate(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivocation:
-    """Two entries that one owner signed for one span and round, as statements with their signatures."""
+    """Two different entries that an owner signed for one span and round, as statements with their signatures."""
 
     owner: PeerId
     span: SpanId
@@ -47,7 +48,7 @@ class Equivocation:
     signed: tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
 
     def sentence(self) -> str:
-        """Return what is reported about the owner."""
+        """Return the text of the report about the owner."""
         return (
             f"{short_peer_id(self.owner)} signed two different entries for {self.span} in round {self.round}; peers "
             "may differ on that span until it is repaired; both are kept as evidence, keep this peer off the list"
@@ -60,9 +61,9 @@ class EntryVerdict:
 
     Attributes:
         absorbed: all entries absorbed because of it, in order.
-        reason: of a refusal.
+        reason: why the entry was refused; empty if it was not.
         is_kept: whether it waits here with its payload.
-        evidence: that its owner signed another one, the first time that this is found of that owner.
+        evidence: proof that its owner signed two entries; set only the first time that this is found for the owner.
     """
 
     fate: EntryFate
@@ -73,11 +74,11 @@ class EntryVerdict:
 
 
 class ChainBook:
-    """The heads of all spans and the entries kept for those who missed them. A state machine without I/O.
+    """Holds the heads of all spans, and recent entries for peers that missed them. A state machine without I/O.
 
     Args:
-        rules: what the manifest says about entries.
-        retained_cycles: how many cycles' entries are kept here for others; older ones lie on the shell's disk.
+        rules: the manifest's rules for entries.
+        retained_cycles: number of cycles whose entries are kept here for others; the shell keeps older ones on disk.
     """
 
     def __init__(self, *, rules: EntryRules, retained_cycles: int, verify: Verify) -> None:
@@ -92,9 +93,9 @@ class ChainBook:
         self._forks: dict[SpanId, tuple[SpanHead, bool]] = {}
 
     def set_head(self, span: SpanId, head: SpanHead) -> None:
-        """Let a span stand where a transfer, a checkpoint or the founding puts it.
+        """Set the head of a span after a transfer, from a checkpoint or at the founding.
 
-        Entries kept for others are dropped: they may belong to a branch that was given up.
+        Entries kept for others are dropped: they may belong to an abandoned branch.
         """
         self.heads[span] = head
         self._digests.pop(span.fragment, None)
@@ -102,7 +103,7 @@ class ChainBook:
         self._forks.pop(span, None)
 
     def drop_head(self, span: SpanId) -> None:
-        """Hold a span no more: its log belongs to a branch that was given up."""
+        """Drop a span whose log belongs to an abandoned branch."""
         self.heads.pop(span, None)
         self._digests.pop(span.fragment, None)
         self._kept.pop(span, None)
@@ -110,19 +111,19 @@ class ChainBook:
         self._forks.pop(span, None)
 
     def fork_at(self, span: SpanId, parent: SpanHead, *, is_left: bool = False) -> None:
-        """Let another child of our tip's parent be told from an old entry, until the tip moves.
+        """Recognise other children of our tip's parent until the tip moves, instead of treating them as old entries.
 
         Args:
-            is_left: others have gone on from another child: any wins over our tip.
+            is_left: whether other peers have continued from another child; then any other child wins over our tip.
         """
         self._forks[span] = parent, is_left
 
     def forget_forks(self) -> None:
-        """Stop looking for other children of the tip's parent: nobody asks for one."""
+        """Stop recognising other children of a tip's parent; none are requested any more."""
         self._forks.clear()
 
     def is_known(self, entry: Entry) -> bool:
-        """Return, before its payload costs any work, whether an entry is known."""
+        """Return whether an entry is known, before any work is spent on its payload."""
         head = self.heads.get(entry.span)
         if head is None or entry.height <= head.height:
             return head is None or (self._twin_of(entry) is None and not self._is_other_child(entry))
@@ -132,12 +133,12 @@ class ChainBook:
     def offer(
         self, entry: Entry, payload_norm: float, rosters: RosterBook, latest_round: int, *, is_late: bool = False
     ) -> EntryVerdict:
-        """Judge an entry; absorb it and what waited for it when the predicate holds.
+        """Judge an entry. If it is valid, absorb it and the entries that waited for it.
 
         Args:
-            latest_round: the latest round of which an entry may be absorbed now.
-            is_late: it comes late on a parent that this peer has named in the round in progress: until that is over
-                the parent may get another child, which a majority helped to make.
+            latest_round: the latest round whose entries may be absorbed now.
+            is_late: whether the entry is late, and follows a parent that this peer named in the round in progress. It
+                then waits until that round is over, because a majority may still give the parent another child.
         """
         if self.is_known(entry):
             return EntryVerdict(fate=EntryFate.KNOWN)
@@ -146,7 +147,7 @@ class ChainBook:
         return verdict if evidence is None else replace(verdict, evidence=evidence)
 
     def absorb_due(self, rosters: RosterBook, latest_round: int) -> tuple[Entry, ...]:
-        """Absorb what waited and has become valid, because its round has come or its parent was transferred."""
+        """Absorb waiting entries that are valid now, because their round has come or their parent was transferred."""
         return tuple(e for span in list(self._waiting) for e in self._absorb_waiting(span, rosters, latest_round))
 
     def _judge(
@@ -177,17 +178,17 @@ class ChainBook:
         return EntryVerdict(fate=EntryFate.ABSORBED, absorbed=(entry, *waited))
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Return the kept entry of `span` whose parent is `parent`, for a peer that missed it."""
+        """Return the kept entry of `span` that follows `parent`, for a peer that missed it."""
         return self._kept.get(span, {}).get(parent)
 
     def fragment_heads(self, fragment: int, num_spans: int) -> tuple[SpanHead, ...] | None:
-        """Return the heads of a fragment in span order, or None while one is missing."""
+        """Return the heads of a fragment in span order; None if one is missing."""
         heads = [self.heads.get(SpanId(fragment, index)) for index in range(num_spans)]
         found = tuple(head for head in heads if head is not None)
         return found if len(found) == num_spans else None
 
     def fragment_digest(self, fragment: int, num_spans: int) -> Digest | None:
-        """Return a digest over a fragment's heads, or None while one is missing; computed once after each change."""
+        """Return a digest over a fragment's heads, computed once after each change; None if a head is missing."""
         digest = self._digests.get(fragment)
         if digest is None:
             heads = self.fragment_heads(fragment, num_spans)
@@ -226,10 +227,11 @@ class ChainBook:
         return EntryVerdict(fate=fate, is_kept=is_kept)
 
     def _finds_room(self, entry: Entry, rosters: RosterBook, latest_round: int) -> bool:
-        """Make room for an entry that waits, or tell that there is none.
+        """Make room for an entry that has to wait. Return whether there is room.
 
-        In its span the one that can be absorbed sooner stays: of a round that is near, then of the lowest height. So
-        an entry of a far round, which may be never, keeps out nothing that can become valid before it.
+        Each span keeps the entry that can be absorbed sooner: one of a near round before one of a distant round,
+        then the lower height. So an entry of a distant round, which may never become valid, does not keep out one that
+        can become valid before it.
         """
 
         def patience(waiting: Entry) -> tuple[bool, int]:
@@ -261,7 +263,7 @@ class ChainBook:
             del kept[parent]
 
     def _absorb_waiting(self, span: SpanId, rosters: RosterBook, latest_round: int) -> list[Entry]:
-        """Absorb the entry of a span that waits, if it is its turn; drop it when it can never be."""
+        """Absorb a span's waiting entry if it is its turn. Drop it if its turn can never come."""
         head, held = self.heads.get(span), self._waiting.get(span)
         if held is None or head is None:
             return []
@@ -280,14 +282,14 @@ class ChainBook:
         return [entry]
 
     def _twin_of(self, entry: Entry) -> Entry | None:
-        """Return another entry of the same span, round and roster that is held here, absorbed or waiting."""
+        """Return a different entry of the same span, round and roster, absorbed or waiting here."""
         held = self._waiting.get(entry.span)
         here = [*self._kept.get(entry.span, {}).values(), *((held[0],) if held is not None else ())]
         same = (e for e in here if e.round == entry.round and e.roster == entry.roster)
         return next((e for e in same if e.signature != entry.signature), None)
 
     def _find_evidence(self, entry: Entry, rosters: RosterBook) -> Equivocation | None:
-        """Return that an entry and one held here were signed by one owner, unless its evidence is kept already."""
+        """Return evidence that the owner of an entry also signed a different one held here; None if already kept."""
         twin = self._twin_of(entry)
         if twin is None or entry.roster not in rosters or len(self.evidence) >= MOST_EVIDENCE:
             return None
@@ -309,13 +311,14 @@ def _not_governing(entry: Entry, rosters: RosterBook) -> str:
 
 
 def wins_tie(one: SpanHead, other: SpanHead) -> bool:
-    """Return whether `one` wins over `other`, two children of one tip: the later round, then the smaller digest.
+    """Return whether `one` wins over `other`, where both are children of one tip.
 
-    The later round, because its owner had the last word; any order will do as long as it is the same everywhere.
+    The later round wins, then the smaller digest. Any order works if it is the same on all peers; the later round is
+    preferred because its owner decided last.
     """
     return (-one.round, one.digest) < (-other.round, other.digest)
 
 
 def heads_digest(heads: Sequence[SpanHead]) -> Digest:
-    """Return a digest over a fragment's heads, all fields: a donor may have lied about a height or a radius."""
+    """Return a digest over all fields of a fragment's heads: a donor may have lied about a height or a radius."""
     return sha256(*(to_bytes(head, HEAD_LAYOUT) for head in heads))

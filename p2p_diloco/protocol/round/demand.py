@@ -1,9 +1,10 @@
-"""The demand of a run on a member's line: bytes of an exchange, and the rates that carry it.
+"""The bandwidth that a run needs from a member: bytes per exchange, and the rates that carry them in time.
 
-The one place of the formula. In one row of g members each sends its contribution to the reducers of all spans but its
-own, and its own spans' entries to all others: (1 - 1/g) of a contribution and as much of an entry. In a grid of R rows
-a reducer also sends its share of a row's means, and an owner its entries to the reducers of the other rows. A bootstrap
-that is needed is one of the row: it reduces and follows, and contributes nothing.
+The formula is defined only here. In one row of g members, each member sends its contribution to the reducers of all
+spans that it does not reduce itself, and sends the entries of the spans that it reduces to all others: (1 - 1/g) of a
+contribution and the same share of an entry. In a grid of R rows, a reducer also sends its share of the row's means, and
+an owner sends its entries to the reducers of the other rows. A bootstrap peer that is needed is a member of the row: it
+reduces and follows, but contributes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ USABLE_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Bytes of a vector in each form in which it travels: of a parameter, a fragment, a model; all here is linear."""
+    """Bytes of a vector in each form that is sent. It may be a parameter, a fragment or a model; all is linear."""
 
     contribution: float
     row_mean: float
@@ -32,12 +33,12 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Bytes that one member moves when that vector is exchanged once; the mean over spans and rosters.
+    """Bytes that one member sends and receives when a vector is exchanged once; the mean over spans and rosters.
 
     Attributes:
         contributed: sent to the reducers of its row.
-        handed_out: sent as a reducer and owner: means of its row, entries.
-        gathered: received as such: contributions, means of other rows.
+        handed_out: sent as a reducer and owner: means of its row, and entries.
+        gathered: received as a reducer and owner: contributions, and means of other rows.
         followed: entries received.
     """
 
@@ -48,12 +49,12 @@ class Flow:
 
     @property
     def sent(self) -> float:
-        """All that goes out."""
+        """Bytes sent in total."""
         return self.contributed + self.handed_out
 
     @property
     def received(self) -> float:
-        """All that comes in."""
+        """Bytes received in total."""
         return self.gathered + self.followed
 
 
@@ -67,21 +68,23 @@ def exchange_flow(
     has_bootstrap: bool = False,
     share: float = 1.0,
 ) -> Flow:
-    """Return what a member moves.
+    """Return the bytes that a member sends and receives.
 
     Args:
-        members: of the run that train, this one included.
-        group_size: of the manifest.
-        reachable: members that can be dialled, this one included if it can; they and the bootstrap reduce.
-        is_reachable: whether this one can.
-        has_bootstrap: whether there is one that is listed while it is needed; see `is_bootstrap_needed`. All members
-            are taken to count, as they do after a few cycles.
-        share: of averaging, over the mean of those who average; see `Grid.share_of`.
+        members: number of members that train, this one included.
+        group_size: from the manifest.
+        reachable: number of members that can be dialled, this one included if it can. They and the bootstrap peer
+            reduce.
+        is_reachable: whether this member can be dialled.
+        has_bootstrap: whether there is a bootstrap peer that is listed while it is needed; see `is_bootstrap_needed`.
+            All members are assumed to count, as they do after a few cycles.
+        share: this member's share of averaging, relative to the mean share of the members that average; see
+            `Grid.share_of`.
     """
     if not is_reachable:
         return Flow(contributed=encoded.contribution, handed_out=0.0, gathered=0.0, followed=encoded.entry)
     is_needed = members < FEWEST_COUNTING or reachable < ENOUGH_REDUCERS
-    num_bootstraps = int(has_bootstrap and is_needed)  # with one there is a single row, for so few reduce
+    num_bootstraps = int(has_bootstrap and is_needed)  # few reduce then, so there is a single row
     listed, reducing = members + num_bootstraps, reachable + num_bootstraps
     rows = num_rows(listed, reducing, group_size)
     width, averaged = listed / rows, min(share * rows / reducing, 1.0)
@@ -95,12 +98,12 @@ def exchange_flow(
 
 
 def share_carried(flow: Flow, round_seconds: float, *, upload: float | None, download: float | None) -> int:
-    """Return which share of averaging a line carries, as rosters say it: 4 is what all have where all have the same.
+    """Return the share of averaging that a line can carry, in the units of a roster, where 4 is an equal share.
 
-    Contributions must arrive in the first half of a round; the entries that follow go out in the second.
+    Contributions must arrive in the first half of a round; the entries that follow are sent in the second.
 
     Args:
-        flow: what the member moves in a round with such a share.
+        flow: bytes that the member moves in a round with an equal share.
         upload, download: bytes per second for vectors; None: more than is needed.
     """
     rates = (
@@ -112,27 +115,28 @@ def share_carried(flow: Flow, round_seconds: float, *, upload: float | None, dow
 
 
 def upload_needed(flow: Flow, round_seconds: float) -> float:
-    """Return the rate in bytes per second with which a member takes part in a round with all of its spans.
+    """Return the upload rate, in bytes per second, at which a member can contribute all of its spans to a round.
 
-    Its contribution must be through when half of the round is over, and all that it sends when the round is.
+    Its contribution must be sent by the middle of the round, and everything else by the end.
     """
     return max(flow.contributed / CONTRIBUTE_SHARE, flow.sent) / (USABLE_SHARE * round_seconds)
 
 
 def download_needed(flow: Flow, round_seconds: float) -> float:
-    """Return the rate in bytes per second with which a member reads in time all that others send it in a round."""
+    """Return the download rate, in bytes per second, at which a member receives all vectors of a round in time."""
     return max(flow.gathered / CONTRIBUTE_SHARE, flow.received) / (USABLE_SHARE * round_seconds)
 
 
 def entries_needed(flow: Flow, round_seconds: float) -> float:
-    """Return the rate in bytes per second below which a peer falls ever further behind the entries."""
+    """Return the download rate, in bytes per second, below which a peer cannot keep up with the entries."""
     return flow.followed / (USABLE_SHARE * round_seconds)
 
 
 def contribution_budget(bytes_per_second: float, round_seconds: float, *, handed_out: float) -> float:
-    """Return how many bytes of contributions a capped line carries in a round in time; what reducing needs comes first.
+    """Return how many bytes of contributions a capped line can carry in time in a round, after what reducing needs.
 
-    Not saved up from round to round: a cap that is kept in every minute lets nobody send two rounds' worth in one.
+    Unused budget is not carried over to the next round: a cap that holds in every minute does not allow two rounds'
+    worth in one.
     """
     carried = USABLE_SHARE * bytes_per_second * round_seconds
     return max(min(CONTRIBUTE_SHARE * carried, carried - handed_out), 0.0)

@@ -1,4 +1,4 @@
-"""The rounds at one peer: contributes when one begins, averages for its row, finishes what it owns, closes."""
+"""One peer's part in each round: contribute, average for its row, finish the spans that it owns, close the round."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from p2p_diloco.protocol.wire.roster import Roster
 
 Piece = Opening | SpanVector | RowMean
 MOST_EARLY_SENDERS = 64
-"""Maximum number of senders, not on the roster in force, whose openings of the next round are kept."""
+"""Maximum number of senders outside the roster in force whose openings for the next round are kept."""
 ENTRY_HEADER_BYTES = 300
-"""Digests, signature, weights and so on: not nothing beside an entry of a small model."""
+"""Bytes of an entry besides its vector (digests, signature, weights …). They matter in small models."""
 
 
 class Ration:
-    """Chooses the spans that fit a capped upload, those first that waited longest. A state machine without I/O.
+    """Chooses the spans that fit under an upload cap, longest-waiting spans first. A state machine without I/O.
 
-    Spans are independent logs, so a peer need not send all of a contribution or nothing. What it reduces itself costs
-    nothing; what it must hand out as a reducer comes before its own contribution; it follows all entries.
+    Spans are independent logs, so a peer can send part of a contribution. Spans that it reduces itself cost nothing.
+    What it must send as a reducer comes before its own contribution. It follows all entries in any case.
 
     Attributes:
-        bytes_per_second: the cap; None: none.
-        backlog_bytes: what is still to go out of what was sent before; kept by the shell.
+        bytes_per_second: the upload cap; None: no cap.
+        backlog_bytes: bytes of earlier messages that are still queued; kept up to date by the shell.
     """
 
     def __init__(self, *, rules: RunRules, me: PeerId) -> None:
@@ -60,9 +60,9 @@ class Ration:
         self._turns: Counter[SpanId] = Counter()
 
     def choose(self, collection: Collection, left_out: frozenset[SpanId] = frozenset()) -> frozenset[SpanId] | None:
-        """Return the spans to contribute to the round of `collection`, perhaps none; None: all.
+        """Return the spans to contribute to the round of `collection`, possibly none; None: all.
 
-        Peers under caps begin at different spans, so that no span lacks all of them at once.
+        Capped peers begin at different spans, so that no span lacks all of their contributions at once.
         """
         rules, grid = self.rules, collection.grid
         num_spans = rules.num_spans[collection.fragment]
@@ -87,7 +87,7 @@ class Ration:
         return frozenset(chosen)
 
     def _handed_out(self, collection: Collection) -> float:
-        """Return how many bytes this peer sends in the round for what it reduces."""
+        """Return how many bytes this peer sends in the round as a reducer and owner."""
         rules, grid = self.rules, collection.grid
         row = len(collection.members) - 1
         total = 0
@@ -101,9 +101,9 @@ class Ration:
 
 
 class Exchange:
-    """Plays this peer's part in the round in progress. A state machine without I/O.
+    """Takes part in the round in progress. A state machine without I/O.
 
-    Contributions for the next round that come early, because clocks differ by a little, wait until it begins here.
+    Clocks differ slightly, so contributions to the next round may arrive early. They wait until it begins here.
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook) -> None:
@@ -117,20 +117,20 @@ class Exchange:
         self.finish: Finish | None = None
         self.ration = Ration(rules=rules, me=membership.me.peer)
         self._is_awaited = False
-        """The island was asked for its contribution to the round in progress, and has not answered."""
+        """Whether the island was asked for its contribution to the round in progress and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
         self._named: dict[SpanId, Digest] = {}
         self._has_named = False
         self._begun: int | None = None
-        """The round in which this peer was started, by the clock that it shares with the others."""
+        """The round in which this peer was started, in swarm time."""
         self.is_over = False
-        """The run's last round is over: no collection is begun, so nothing is void that nobody waited for."""
+        """Whether the run's last round is over. No round begins then, so no span counts as skipped."""
 
     def begin(self, round_index: int, contributes: bool, left_out: frozenset[SpanId] = frozenset()) -> list[Action]:
-        """Begin a round under the roster that governs it; ask the island for its contribution when it takes part.
+        """Begin a round under the roster that governs it. Ask the island for its contribution if it takes part.
 
         Args:
-            left_out: spans to which it has nothing to say, because it fetches what came before.
+            left_out: spans to which it does not contribute, because it is still fetching earlier entries.
         """
         self._gathered.clear()
         self.collection = self.finish = None
@@ -138,7 +138,7 @@ class Exchange:
         self._left_out = left_out
         self._named = {}
         if not self._has_named:
-            # It may have named parents in this round before it was started; its clock may be set back before it does.
+            # Before a restart, it may have named parents in this round. Its clock may be set back before it names any.
             self.membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
             self._begun = self.membership.named_round
         governing = self.membership.book.governing(round_index)
@@ -173,7 +173,7 @@ class Exchange:
         self._has_named = True
 
     def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
-        """Begin to collect under `roster`."""
+        """Begin a collection under `roster`."""
         book, me = self.membership.book, self.membership.me.peer
         fragment = self.rules.clock.fragment(round_index)
         num_spans = self.rules.num_spans[fragment]
@@ -194,9 +194,9 @@ class Exchange:
         return collection
 
     def contribute(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        """Send the island's contribution to the reducers of its row, unless the time for it is over.
+        """Send the island's contribution to the reducers of its row, unless it is too late.
 
-        All openings go first: by them this peer counts as there, whatever becomes of its vectors.
+        All openings are sent first: they make this peer count as present, whatever happens to its vectors.
         """
         collection = self.collection
         deadline = self.rules.clock.contribute_by(contribution.round)
@@ -205,14 +205,14 @@ class Exchange:
         return self._announce_and_send(collection, contribution, now)
 
     def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
-        """Open without contributions, if the island reached no step border in time: this peer is present."""
+        """Send openings without a contribution, for example if the island reached no step border in time."""
         nothing = FragmentContribution(
             round=collection.round, fragment=collection.fragment, tokens=0, steps=0, spans=()
         )
         return self._announce_and_send(collection, nothing, now)
 
     def _keep_silent(self, collection: Collection) -> list[Action]:
-        """Name no parent, and say so to the reducers: they need not wait for this peer."""
+        """Send openings that name no parent, so that reducers do not wait for this peer."""
         fragment, now = collection.fragment, self.rules.clock.begin(collection.round)
         self._left_out = frozenset(SpanId(fragment, index) for index in range(self.rules.num_spans[fragment]))
         text = (
@@ -235,7 +235,7 @@ class Exchange:
         self._named.update(pair for held in held_back.values() for pair in held.items())
         for reducer in self._reducers(collection):
             spans, held = shares.get(reducer, []), held_back.get(reducer, {})
-            # Who gets nothing of what it expects would wait for it until the deadline: an empty opening says so.
+            # Without an opening, a reducer would wait for this peer until the deadline. An empty one prevents that.
             if spans or held or self._left_out or self.ration.bytes_per_second is not None:
                 opening, vectors = contribution_messages(
                     contribution, spans, collection.roster_digest, me.incarnation, held
@@ -253,10 +253,10 @@ class Exchange:
     def _held_back(
         self, collection: Collection, contribution: FragmentContribution
     ) -> dict[PeerId, dict[SpanId, Digest]]:
-        """Return, by reducer, the spans of which nothing is sent, and where they stand: for those too we are there.
+        """Return, by reducer, the tips of the spans that are not sent: this peer counts as present for those too.
 
-        A span whose log has reached the round is not among them: there is nothing to agree on any more. Nor is one that
-        is left out: where it should stand is being asked.
+        Spans whose log has already reached the round are not included: there is nothing left to agree on. Nor are spans
+        that are left out: their right tip is being fetched.
         """
         held: dict[PeerId, dict[SpanId, Digest]] = {}
         unsaid = {encoded.span for encoded in contribution.spans} | self._left_out
@@ -268,19 +268,19 @@ class Exchange:
         return held
 
     def has_named(self, span: SpanId, parent: Digest, before: int) -> bool:
-        """Return whether this peer has named `parent` in the round in progress, which is later than `before`."""
+        """Return whether this peer has named `parent` in the round in progress, if that is later than `before`."""
         collection = self.collection
         return collection is not None and before < collection.round and self._named.get(span) == parent
 
     def _reducers(self, collection: Collection) -> list[PeerId]:
-        """Return who reduces for the row of this peer, each once."""
+        """Return the reducers of this peer's row, each once."""
         return list(dict.fromkeys(column[collection.row] for column in collection.grid.columns))
 
     def take(self, sender: PeerId, message: Piece, now: float) -> list[Action]:
-        """Collect a piece of a contribution or a row's mean; what does not fit is dropped and its sender told."""
+        """Collect a piece of a contribution or the mean of a row. One that does not fit is dropped, with a refusal."""
         collection = self.collection
         current = self.rules.clock.round_at(now)
-        # The clock may have reached a round that has not begun here yet: a busy machine ticks late.
+        # The clock may be in a round that has not begun here yet, because a busy machine ticks late.
         if message.round in (current, current + 1) and (collection is None or collection.round < message.round):
             self._keep_early(sender, message)
             return []
@@ -293,10 +293,10 @@ class Exchange:
         return self._take_row_mean(sender, message, now)
 
     def _keep_early(self, sender: PeerId, message: Piece) -> None:
-        """Keep a message of the next round, as long as nobody can fill the memory with such."""
+        """Keep a message for the next round, within limits, so that no sender can fill the memory."""
         senders = self._early.setdefault(message.round, {})
         if not self._is_member(sender):
-            # Newcomers of a roster that has not come yet: their vectors are too much to keep for whoever says so.
+            # It may be a newcomer on a roster that has not arrived yet. Its vectors would take too much memory.
             strangers = sum(not self._is_member(peer) for peer in senders)
             if not isinstance(message, Opening) or (sender not in senders and strangers >= MOST_EARLY_SENDERS):
                 return
@@ -339,7 +339,7 @@ class Exchange:
 
     def _take_row_mean(self, sender: PeerId, mean: RowMean, now: float) -> list[Action]:
         finish = self.finish
-        assert finish is not None, "it is there whenever a collection is"
+        assert finish is not None, "it is set together with the collection"
         reason = refuse_row_mean(mean, sender, finish, self._expected_bytes(mean))
         if reason is not None:
             return [self._refusal(sender, mean.round, reason, False, now)]
@@ -347,7 +347,7 @@ class Exchange:
         return self._finish_span(finish, mean.span, now, at_deadline=False)
 
     def tick(self, now: float) -> list[Action]:
-        """Average at the deadlines what has not been averaged before."""
+        """At the deadlines, average the spans that have not been averaged yet."""
         collection, finish = self.collection, self.finish
         if collection is None or finish is None:
             return []
@@ -388,9 +388,9 @@ class Exchange:
     def _settle(
         self, settled: set[SpanId], found: Gathered | str, span: SpanId, now: float, *, at_deadline: bool
     ) -> list[Action]:
-        """Order the mean, or say that the span is void; before the deadline what is lacking may still come."""
+        """Order the mean, or report that the span is skipped. Before the deadline, missing parts may still arrive."""
         if isinstance(found, str) and not at_deadline:
-            return []  # the entry that this peer lacks may still come
+            return []  # the parent that this peer lacks may still arrive
         settled.add(span)
         if isinstance(found, str):
             assert self.collection is not None
@@ -412,7 +412,7 @@ class Exchange:
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview
     ) -> Entry | RowMean | str:
-        """Return what the worker's mean becomes, the mean of a row or the signed entry, or why it is void.
+        """Turn the worker's mean into the mean of a row or the signed entry, or return why the span is skipped.
 
         Args:
             sound: senders whose part is in the mean.
@@ -442,7 +442,7 @@ class Exchange:
     def _row_mean(
         self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes | memoryview
     ) -> RowMean:
-        """Return the mean of this row; one without a vector says who was there, where no contribution counts."""
+        """Return the mean of this row. If no contribution counts, it has no vector, and only names who was present."""
         inclusion = gathered.inclusion_of(sound)
         if not sum(inclusion.weights) > 0:
             inclusion, payload = inclusion.left_out(), b""
@@ -461,9 +461,9 @@ class Exchange:
         )
 
     def close(self) -> list[Action]:
-        """End the round: what is unsettled is void.
+        """End the round. Spans that are not settled are skipped.
 
-        Whose vectors did not come is said too: it is there all the same, so no roster ever drops it for that.
+        Also report members whose vectors did not arrive. They count as present, so no roster ever drops them for that.
         """
         collection, me = self.collection, self.membership.me.peer
         if collection is None:

@@ -1,7 +1,7 @@
-"""The owner's part of a round in a grid: takes the means of all rows, averages them, and signs the entry.
+"""The owner's part of a round in a grid: collect the means of all rows, average them, and sign the entry.
 
-Each span is on its own, as everywhere. An owner waits for rows as a reducer waits for members: until all that can
-still come have come, or the deadline.
+Each span is handled on its own. An owner waits for rows as a reducer waits for members: until all that can still arrive
+have arrived, or until the deadline.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from p2p_diloco.protocol.wire.inclusion import Inclusion, too_few
 from p2p_diloco.protocol.wire.messages import RowMean
 
 ROW_MEAN_SLACK = 1.05
-"""A mean is no longer than the longest of its parts, but its rounding to 8 bits may lengthen it a little."""
+"""Factor by which a row's mean may exceed the norm limit. A mean is no longer than its longest part, but rounding it to
+8 bits may lengthen it slightly."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Finish:
-    """The means that an owner holds for one round.
+    """The row means that an owner holds for one round.
 
     Attributes:
-        owned: spans that this peer finishes; none in a run of one row, whose reducers finish what they reduce.
-        means: by span and row.
+        owned: spans that this peer finishes. Empty in a run of one row, where reducers finish what they reduce.
+        means: row means by span and row.
     """
 
     collection: Collection
@@ -37,7 +38,7 @@ class Finish:
     settled: set[SpanId] = field(default_factory=set)
 
     def add(self, mean: RowMean) -> None:
-        """Keep the first mean of a row, which `refuse_row_mean` has passed."""
+        """Keep the first mean of a row. Call `refuse_row_mean` before."""
         inclusion = Inclusion(
             present=places_in(mean.present),
             places=places_in(mean.included),
@@ -49,14 +50,14 @@ class Finish:
             self.means.setdefault((mean.span, mean.row), (mean, inclusion))
 
     def is_complete(self, span: SpanId) -> bool:
-        """Return whether the means of all rows are here."""
+        """Return whether the means of all rows have arrived."""
         return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
 
     def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:
-        """Return what makes the span's entry, or why it is void this round.
+        """Return the parts of the span's entry, or why the span is skipped this round.
 
-        The parent is the one that more than half of the electorate name, all rows together; the owner must stand there.
-        A row from which no contribution came says who was there, and is no part of the mean.
+        The parent is the one that more than half of the electorate named, over all rows; it must be the owner's own
+        tip. A row without contributions only names who was present, and is not part of the mean.
         """
         collection = self.collection
         rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
@@ -100,7 +101,7 @@ class Finish:
 
 
 def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection) -> dict[int, Inclusion]:
-    """Give rows of newcomers only no weight, unless there are no others: a row cannot know that by itself."""
+    """Set the weights of rows with only newcomers to 0, unless all rows are such. No row can know that by itself."""
 
     def is_new(inclusion: Inclusion) -> bool:
         members = collection.roster.members
@@ -117,7 +118,7 @@ def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection
 
 
 def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
-    """Hold rows to the weights that an entry may have, which their reducers have used unless they lie or are behind."""
+    """Limit the weights of rows to what an entry may have. Honest reducers that are up to date already keep to that."""
     limit = as_float32(weight_limit(head.median_weight, weight_clip))
     return {
         row: replace(each, weights=balanced([min(weight, limit) for weight in each.weights]))
@@ -126,7 +127,7 @@ def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_c
 
 
 def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:
-    """Return why a row's mean does not count, or None when it does."""
+    """Return why a row's mean does not count; None if it does."""
     collection = finish.collection
     grid = collection.grid
     if mean.roster != collection.roster_digest:

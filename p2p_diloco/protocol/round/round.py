@@ -1,7 +1,7 @@
 """One round at one peer: what it contributes, what it collects as a reducer, and when it stops waiting.
 
-Each span is on its own. A reducer averages a span as soon as every member that can still come has come, or at the
-deadline; whatever a set of peers does, the round is over when the next one begins.
+Each span is handled on its own. A reducer averages a span as soon as all contributions that can still arrive have
+arrived, or at the deadline. Whatever other peers do, a round is over when the next one begins.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from p2p_diloco.protocol.wire.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.wire.roster import Roster
 
 UNKNOWN_NORM_RATIO = 16.0
-"""Norm of a contribution, in medians of those that came, where the reducer knows no radius: honest ones differ less."""
+"""Largest norm of a contribution, as a multiple of the median norm, where the reducer does not know the radius. Honest
+contributions differ less."""
 NOTHING_HELD_BACK: Mapping[SpanId, Digest] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSpan:
-    """One span of this peer's contribution, ready to go: the parent it builds on and its norm before clipping."""
+    """One encoded span of this peer's contribution: the parent that it builds on, and its norm before clipping."""
 
     span: SpanId
     parent: Digest
@@ -46,7 +47,7 @@ class EncodedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentContribution:
-    """An island's contribution to a round; spans whose log is ahead of the round are left out."""
+    """An island's contribution to a round. Spans whose log is ahead of the round are left out."""
 
     round: int
     fragment: int
@@ -65,13 +66,14 @@ class ReductionRules:
 
 @dataclass(slots=True, kw_only=True)
 class Collection:
-    """A reducer's collection for one round. Roster and grid are those in force when the round began here.
+    """What a reducer collects for one round. Roster and grid are those in force when the round began here.
 
     Attributes:
-        row: the row of this peer, and `members` those in it, by their place on the roster.
+        row: the row of this peer.
+        members: members of that row, by their place on the roster.
         reduced: spans that this peer averages for its row.
-        newcomers: members whose contributions weigh nothing yet.
-        overdue: by member, how many spans were settled without the vector that it had announced.
+        newcomers: members whose contributions have no weight yet.
+        overdue: number of spans, by member, that were settled without the vector that the member had announced.
     """
 
     round: int
@@ -91,7 +93,7 @@ class Collection:
 
     @property
     def is_one_row(self) -> bool:
-        """Return whether reducers finish what they reduce."""
+        """Return whether the grid has one row, so that reducers finish what they reduce."""
         return len(self.grid.rows) == 1
 
 
@@ -101,7 +103,7 @@ def row_members(roster: Roster, grid: Grid, row: int) -> dict[int, Member]:
 
 
 def split_by_reducer(contribution: FragmentContribution, grid: Grid, row: int) -> dict[PeerId, list[EncodedSpan]]:
-    """Deal the spans of a contribution to the reducers of its row."""
+    """Return the spans of a contribution by the reducer of its row that averages them."""
     shares: dict[PeerId, list[EncodedSpan]] = {}
     for encoded in contribution.spans:
         shares.setdefault(grid.reducer(encoded.span, row), []).append(encoded)
@@ -115,10 +117,10 @@ def contribution_messages(
     incarnation: int,
     held_back: Mapping[SpanId, Digest] = NOTHING_HELD_BACK,
 ) -> tuple[Opening, tuple[SpanVector, ...]]:
-    """Return what goes to one reducer: the opening, then each span.
+    """Return the messages to one reducer: the opening, and a vector for each span.
 
     Args:
-        held_back: the parents of its other spans, of which nothing is sent.
+        held_back: parents of the reducer's other spans, for which no vector is sent.
     """
     offers = (
         *(SpanOffer(index=s.span.index, parent=s.parent, sends=True, norm=as_float32(s.norm)) for s in spans),
@@ -138,7 +140,7 @@ def contribution_messages(
 
 
 def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> str | None:
-    """Return why an opening does not count, or None when it does."""
+    """Return why an opening does not count; None if it does."""
     member = collection.roster.member(sender)
     if opening.roster != collection.roster_digest:
         return f"names another roster than {collection.roster.k}, which is in force here"
@@ -162,12 +164,12 @@ def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> 
 
 
 def has_trained(opening: Opening | None) -> bool:
-    """Return whether a member has come, and not empty-handed because its island reached no step border."""
+    """Return whether a member has sent an opening and its island has made steps."""
     return opening is not None and opening.steps > 0
 
 
 def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]) -> bool:
-    """Return whether the contribution of some member of the row to `span` may still come."""
+    """Return whether a contribution to `span` from a member of the row may still arrive."""
     for member in collection.members.values():
         peer = member.peer
         if peer in gone or peer in collection.refused or (peer, span) in collection.payloads:
@@ -179,15 +181,15 @@ def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]
 
 
 def is_sending(opening: Opening, span: SpanId) -> bool:
-    """Return whether an opening says that a vector of `span` follows."""
+    """Return whether an opening announces a vector of `span`."""
     return any(offer.index == span.index and offer.sends for offer in opening.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The parts to average, the parent that they build on, and who is in each part, by its sender.
+    """The parts to average, the parent that they build on, and the members in each part, by its sender.
 
-    `inclusions` also holds who named the parent without a part.
+    `inclusions` also holds members that named the parent but sent no part.
     """
 
     parent: Digest
@@ -195,9 +197,12 @@ class Gathered:
     inclusions: dict[PeerId, Inclusion]
 
     def inclusion_of(self, sound: frozenset[PeerId]) -> Inclusion:
-        """Return who is in the mean of the parts that the codec found sound; all who named the parent were there.
+        """Return the members in the mean of the sound parts. All that named the parent count as present.
 
-        The weights of a row are balanced among those in it, as whoever takes the mean does; an owner has balanced rows.
+        The weights are balanced within a row, as they are for the mean itself. The owner's rows are balanced already.
+
+        Args:
+            sound: senders whose parts the codec found sound.
         """
         joined = join_inclusions(
             inclusion if peer in sound else inclusion.left_out() for peer, inclusion in self.inclusions.items()
@@ -208,13 +213,15 @@ class Gathered:
 def gather_contributions(
     collection: Collection, span: SpanId, head: SpanHead | None, rules: ReductionRules
 ) -> Gathered | str:
-    """Return what makes the mean of this row, or why there is none this round.
+    """Return the parts of this row's mean, or why there is none this round.
 
-    The parent is chosen by who named it, whether their contributions came or not; the mean is of those that came. In a
-    run of one row more than half of the electorate must name it, and the reducer must stand there itself. In a grid the
-    owner asks for the majority: a row goes by the parent that most of its voters name, so that nobody else can void it,
-    and one from which no contribution came has a mean without parts, which says who was there: a silent row must not
-    keep the others from a majority.
+    All members that named a parent count in its choice, whether their contributions arrived or not. The mean is of the
+    contributions that arrived.
+
+    In a run of one row, more than half of the electorate must name the parent, and it must be the reducer's own tip. In
+    a grid, the owner checks the majority. A row uses the parent that most of its voters name, so that no other member
+    can make it skip the span. A row without contributions has a mean without parts that names who was present, because
+    a silent row must not keep the others from a majority.
     """
     offers = _offers(collection, span)
     parent = _named_parent([(place, offer.parent) for place, _, offer in offers.values()], collection, head)
@@ -247,7 +254,7 @@ def gather_contributions(
 
 
 def _named_parent(named: Sequence[tuple[int, Digest]], collection: Collection, head: SpanHead | None) -> Digest | str:
-    """Return the parent that most voters name, then most members, or why none of them can get a child from here."""
+    """Return the parent that most voters, then most members, named; or why it cannot get a child from this reducer."""
     roster, places = collection.roster, dict[Digest, list[int]]()
     for place, parent in named:
         places.setdefault(parent, []).append(place)
@@ -267,16 +274,16 @@ def _named_parent(named: Sequence[tuple[int, Digest]], collection: Collection, h
 
 
 def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) -> Inclusion:
-    """Return what an entry says of one contribution."""
+    """Return how an entry describes one contribution."""
     return Inclusion(present=(place,), places=(place,), weights=(weight,), norms=(offer.norm,), tokens=opening.tokens)
 
 
 def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms: Sequence[float]) -> float:
-    """Return the longest contribution that is taken: a multiple of the parent's radius, where the parent is held.
+    """Return the largest norm of a contribution that is accepted: a multiple of the parent's radius, if it is known.
 
-    A reducer of a row may not. It takes a multiple of the median of what three or more contributions say of themselves:
-    one liar among them can neither take part with a vector that drowns theirs, nor keep them out. The owner knows the
-    radius, and refuses the means of rows that are too long.
+    A reducer of a row may not hold the parent. It then uses a multiple of the median of the claimed norms, if there are
+    three or more: one liar among them can neither drown the others with a long vector nor keep them out. The owner
+    knows the radius and refuses means of rows that are too long.
     """
     if head is not None and head.digest == parent:
         return radius_limit * head.radius
@@ -285,12 +292,12 @@ def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms
 
 
 def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
-    """Return the seed of an entry's stochastic rounding, so that anyone can redo it."""
+    """Return the seed of an entry's stochastic rounding, so that anyone can reproduce it."""
     return sha256(b"entry-rounding", run, struct.pack("<qHI", round_index, *span))
 
 
 def _offers(collection: Collection, span: SpanId) -> dict[PeerId, tuple[int, Opening, SpanOffer]]:
-    """Return place, opening and offer of all who named a parent of `span`, in roster order."""
+    """Return place, opening and offer of each member that named a parent of `span`, in roster order."""
     offers = {}
     for place, member in collection.members.items():
         opening = collection.openings.get(member.peer)
@@ -306,10 +313,10 @@ def _weights(
     head: SpanHead | None,
     rules: ReductionRules,
 ) -> dict[PeerId, float]:
-    """Quantity times quality of this cycle, clipped; 0 for newcomers, unless nobody else's contribution came.
+    """Return weights: quantity times quality of this cycle, clipped. Newcomers get 0, unless no others contributed.
 
-    Where this peer lacks the parent (`head` is None) all weigh the same: it knows no median that would keep one of them
-    from claiming any number of tokens.
+    If this peer lacks the parent (`head` is None), all weights are equal: it knows no median that would limit how many
+    tokens one of them can claim.
     """
     all_new = newcomers.issuperset(offers)
     most = WEIGHT_BOUNDS[1] if head is None else weight_limit(head.median_weight, rules.weight_clip)
@@ -324,7 +331,7 @@ def _weights(
 
 
 def newcomers_of(roster: Roster, parent: Roster | None, cycle: int) -> frozenset[PeerId]:
-    """Return the members whose (peer, incarnation) the parent's roster lacks, in the first cycle of a roster."""
+    """Return the members whose (peer, incarnation) is not on the parent roster; none after a roster's first cycle."""
     if cycle > roster.cycle + 1:
         return frozenset()
     before: Sequence[Member] = parent.members if parent is not None else ()

@@ -1,6 +1,6 @@
-"""Chooses the links of this peer, and the ways of rosters and entries in a grid.
+"""Choose the links of a peer, and the paths of rosters and entries in a grid.
 
-In a run of one row everybody talks with everybody and nothing here changes anything.
+In a run of one row, all peers are linked with each other and nothing here has any effect.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from p2p_diloco.protocol.wire.roster import Roster
 
 DIALLED_AHEAD_CYCLES = 2
 FEW_LINKS = 2
-"""With fewer links than these a peer needs one to anybody: those that it should have lead nowhere."""
+"""Number of links below which a peer is cut off: it then accepts a link to any peer."""
 
 
 class Routes:
     """One peer's place in the grid in force. A state machine without I/O.
 
     Args:
-        linked: peers to which messages can be sent now; shared with the engine, which keeps it.
+        linked: peers to which messages can be sent now; shared with the engine, which updates it.
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership, linked: Collection[PeerId]) -> None:
@@ -37,14 +37,13 @@ class Routes:
         self._linked = linked
 
     def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
-        """Return whom this peer needs a link to, for the rounds of now and the grid that comes next; None: to all.
+        """Return the peers that this peer needs links to, for current rounds and the next grid; None: all peers.
 
-        A peer without a place in a grid, and without a row that waits for it, may link with any; so may a stuck one.
-        Two branches that both have grids would never meet, were links kept with members only: each row meets its share
-        of all strangers.
+        A stuck peer, or one in a run without a grid, may link with any peer. Each row links to its share of the peers
+        that are not members: with links to members only, two branches that both have grids would never meet.
 
         Args:
-            announced: peers of the run that are said to be there, members or not.
+            announced: peers of the run that have been announced, members or not.
         """
         book = self._membership.book
         grid, roster = book.grid(), book.in_force
@@ -56,29 +55,29 @@ class Routes:
             grids.append(governing[1])
         cycle = self._rules.clock.cycle(round_index) if round_index is not None else roster.cycle
         drawing = (cycle + DIALLED_AHEAD_CYCLES) // REFRESH_CYCLES
-        if drawing > roster.cycle // REFRESH_CYCLES:  # dialled ahead: a new grid costs connections
+        if drawing > roster.cycle // REFRESH_CYCLES:  # dial early: a new grid needs new connections
             drawn = replace(roster, members=grid_order(roster.members, roster.run, drawing))
             grids.append(fold_roster(drawn, self._rules.group_size))
-        row = grid.row_of.get(self._me)  # who is no member leaves it to those who are
+        row = grid.row_of.get(self._me)  # None for a peer that is not a member: members make these links
         strangers = (peer for peer in announced if peer not in grid.row_of and grid.row_for(peer) == row)
         wanted = frozenset(strangers).union(*(each.neighbours(self._me) for each in grids))
         return (wanted | self._to_vote_with(roster)) - {self._me}
 
     def _to_vote_with(self, roster: Roster) -> frozenset[PeerId]:
-        """Return whom this peer needs a link to for ballots: voters to leaders, and leaders to voters."""
+        """Return the peers that this peer needs links to for ballots: voters to leaders, and leaders to voters."""
         may_lead = roster.leaders | {self._membership.book.founder}
         voters = roster.voters if self._me in may_lead else frozenset()
         return voters | may_lead if self._me in roster.voters else voters
 
     def is_cut_off(self) -> bool:
-        """Return whether the links that this peer should have are of no use: too few, or no roster is certified."""
+        """Return whether this peer has too few links, or is stuck."""
         return len(self._linked) < FEW_LINKS or self._is_stuck()
 
     def _is_stuck(self) -> bool:
-        """Return whether no roster comes about for long.
+        """Return whether the run has been without entries for half as long as a stall takes.
 
-        When most of a roster has died, its living members may have no link to each other, and none may be on the way
-        from one to the other.
+        If most members of a roster are gone, the remaining ones may have no links to each other, and no other member
+        that connects them.
         """
         void_cycles = self._membership.void_cycles
         return void_cycles > 0 and 2 * void_cycles >= self._rules.stalled_cycles
@@ -86,11 +85,11 @@ class Routes:
     def hand_on_rosters(
         self, grid: Grid | None, sender: PeerId, actions: Collection[Action], now: float, deadline: float
     ) -> list[Action]:
-        """Pass rosters that came down the column on to the own row and to listeners.
+        """Forward rosters that arrived along the column to this peer's row and to listeners.
 
         Args:
-            grid: in force before they came.
-            actions: what came of them; those that were new here are passed on.
+            grid: the grid in force before they arrived.
+            actions: actions that they caused; rosters that were new here are forwarded.
         """
         learnt = tuple(action.certified for action in actions if isinstance(action, KeepRoster))
         if not learnt or grid is None or len(grid.rows) == 1 or sender not in column_mates(grid, self._me):
@@ -101,9 +100,10 @@ class Routes:
         return [Send(to=peer, message=reply, deadline=deadline) for peer in to]
 
     def hand_down(self, entry: Entry, now: float) -> list[Action]:
-        """Pass an entry on: its owner to the reducers of the other rows, every reducer to its row and its listeners.
+        """Forward an entry. The owner sends it to the reducers of all rows, and each reducer to its row.
 
-        Ready listeners too: they are on the next roster, and would begin it a cycle behind.
+        Reducers also send it to the ready listeners of their row. Those are on the next roster, and would otherwise
+        begin it a cycle late.
         """
         _, grid = self._membership.book.folded(entry.roster, entry.round)
         clock = self._rules.clock

@@ -1,4 +1,4 @@
-"""One round after the other at one peer: closes what is over, begins what is next, counts the cycles that were void."""
+"""The sequence of rounds at one peer: close the last round, begin the next, count cycles without entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2p_diloco.protocol.rules import RunRules
 
 
 class Turns:
-    """Which round this peer is in and how the last ones went. A state machine without I/O."""
+    """Tracks the round that this peer is in and the outcome of recent rounds. A state machine without I/O."""
 
     def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook, exchange: Exchange) -> None:
         self._rules = rules
@@ -25,11 +25,11 @@ class Turns:
         self._awake_since_cycle: int | None = None
 
     def tick(self, now: float) -> int | None:
-        """Return the round that has begun since the last tick, or None; void cycles are counted on the way."""
+        """Return the round that has begun since the last tick; None if none has. Detect sleep and clock changes."""
         has_jumped = self._last_tick is not None and abs(now - self._last_tick) > self._rules.clock.round_seconds
         self._last_tick = now
         current = self._rules.clock.round_at(now)
-        if has_jumped:  # it slept, or the clock was set
+        if has_jumped:  # the machine slept, or its clock was set
             self._awake_since_cycle = self._rules.clock.cycle(current) + 1
         return current if current != self.round else None
 
@@ -44,7 +44,7 @@ class Turns:
         return actions + self._exchange.begin(current, contributes, left_out)
 
     def entry_absorbed(self, round_index: int, num_included: int) -> None:
-        """Count an entry that was absorbed: the swarm goes on."""
+        """Count an absorbed entry, which shows that the run is not stalled."""
         self._membership.void_cycles = 0
         self._membership.entry_absorbed(round_index)
         self._entries_in_cycle += 1
@@ -52,7 +52,7 @@ class Turns:
             self._included_in_round += num_included
 
     def waited(self) -> None:
-        """Note that this peer makes no entries in this round of its own accord: its cycle is no void one."""
+        """Note that this peer makes no entries in this round by choice, so its cycle does not count as one without."""
         self._entries_in_cycle += 1
 
     def _close(self, closing: int, now: float) -> list[Action]:
@@ -73,10 +73,10 @@ class Turns:
         return [*actions, closed]
 
     def _count_void_cycle(self, current: int, now: float) -> None:
-        """Count a cycle without entries, if this peer has a part in the run and sat through all of it awake.
+        """Count a cycle without entries, if this peer takes part in the run and was awake for the whole cycle.
 
-        A cycle in which another roster governed says nothing of this one, which may have its first round before it; nor
-        does one in which the voters are here and none of them has made a step.
+        Two kinds of cycles do not count: those that began before the roster in force governed, because it may not have
+        had a round yet, and those in which the voters are here but none of them has made a step.
         """
         cycle = self._rules.clock.cycle(current)
         if self.round is None:
@@ -91,6 +91,6 @@ class Turns:
             self._entries_in_cycle = 0
 
     def _has_part(self) -> bool:
-        """Return whether this peer is a member, or follows the logs of those who are."""
+        """Return whether this peer is a member, or is ready and follows the members' logs."""
         roster, peer = self._membership.book.in_force, self._membership.me.peer
         return roster is not None and (self._membership.ready or roster.member(peer) is not None)
